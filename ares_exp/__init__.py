@@ -1,0 +1,59 @@
+"""LLM code agents as reproducible RL experiments: `python -m ares_exp`, or the names below in a script.
+
+Importing this package costs next to nothing; each name is imported from the module that owns it when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ares_exp.agents.shell_agent import ShellAgentFactory as ShellAgentFactory
+    from ares_exp.containers.docker import DockerContainerFactory as DockerContainerFactory
+    from ares_exp.containers.local import LocalContainerFactory as LocalContainerFactory
+    from ares_exp.environments.code_environment import CodeEnvironment as CodeEnvironment
+    from ares_exp.environments.environment import Environment as Environment
+    from ares_exp.environments.episode_limits import EpisodeLimits as EpisodeLimits
+    from ares_exp.environments.time_step import TimeStep as TimeStep
+    from ares_exp.llms.request import LLMRequest as LLMRequest
+    from ares_exp.llms.response import LLMResponse as LLMResponse
+    from ares_exp.rollout import run_episode as run_episode
+    from ares_exp.tasks.harbor import load_task as load_task
+    from ares_exp.trajectories.collecting_environment import (
+        TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
+    )
+    from ares_exp.trajectories.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
+    from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
+    from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
+
+_OWNERS = {
+    "CodeEnvironment": "ares_exp.environments.code_environment",
+    "DockerContainerFactory": "ares_exp.containers.docker",
+    "Environment": "ares_exp.environments.environment",
+    "EpisodeLimits": "ares_exp.environments.episode_limits",
+    "EpisodeTrajectory": "ares_exp.trajectories.records",
+    "JsonTrajectoryCollector": "ares_exp.trajectories.json_collector",
+    "LLMRequest": "ares_exp.llms.request",
+    "LLMResponse": "ares_exp.llms.response",
+    "LocalContainerFactory": "ares_exp.containers.local",
+    "ShellAgentFactory": "ares_exp.agents.shell_agent",
+    "TimeStep": "ares_exp.environments.time_step",
+    "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
+    "load_task": "ares_exp.tasks.harbor",
+    "run_episode": "ares_exp.rollout",
+    "wrap_as_gym": "ares_exp.wrappers.wrap",
+}
+
+__all__ = sorted(_OWNERS)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OWNERS:
+        raise AttributeError(f"module 'ares_exp' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(import_module(_OWNERS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,8 @@
+"""`python -m ares_exp`."""
+
+import sys
+
+from ares_exp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

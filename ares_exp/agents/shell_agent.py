@@ -1,0 +1,151 @@
+"""The shell agent: one fenced bash block per reply is one command.
+
+A deliberately small scaffold. Its prompts are the files in `templates/`; copy the folder, edit it and set
+`agent.templates_dir` to it to change what the agent says.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, validate_call
+
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.containers.container import ExecResult
+from ares_exp.errors import ConfigError
+from ares_exp.llms.request import LLMClient, LLMRequest, Message
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+TEMPLATES = Path(__file__).parent / "templates"
+BASH_BLOCK = re.compile(r"^```(?:bash|sh|shell)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+class ShellAgentFactory:
+    """Makes shell agents that share one set of compiled templates."""
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        command_timeout_sec: Annotated[float, Field(gt=0)] = 120.0,
+        max_output_chars: Annotated[int, Field(ge=100)] = 10_000,
+        templates_dir: Path | None = None,
+    ) -> None:
+        """Validates the options; touches nothing.
+
+        Args:
+            command_timeout_sec: Bound on one command in seconds.
+            max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
+            templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`; files that it
+                lacks are taken from the package.
+        """
+        self.command_timeout_sec = command_timeout_sec
+        self.max_output_chars = max_output_chars
+        self.templates_dir = templates_dir
+
+    def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ShellAgent:
+        """A fresh agent."""
+        return ShellAgent(
+            container=container,
+            llm_client=llm_client,
+            templates=self.templates,
+            command_timeout_sec=self.command_timeout_sec,
+            max_output_chars=self.max_output_chars,
+        )
+
+    @cached_property
+    def templates(self) -> ShellTemplates:
+        """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
+        if self.templates_dir is not None and not self.templates_dir.is_dir():
+            raise ConfigError(f"Expected `agent.templates_dir` to be a folder of templates, got {self.templates_dir}.")
+        return ShellTemplates([path for path in (self.templates_dir, TEMPLATES) if path is not None])
+
+
+class ShellTemplates:
+    """The agent's four prompts, compiled once: compiling costs a hundred times what rendering does."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        """Loads from the first folder that has a template.
+
+        Raises:
+            ConfigError: A template does not compile.
+        """
+        import jinja2
+
+        loader = jinja2.FileSystemLoader(folders)
+        environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
+        self.system = _compile(environment, "system.j2")
+        self.instance = _compile(environment, "instance.j2")
+        self.observation = _compile(environment, "observation.j2")
+        self.format_error = _compile(environment, "format_error.j2")
+
+
+def _compile(environment: Environment, name: str) -> Template:
+    import jinja2
+
+    try:
+        return environment.get_template(name)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"The agent's template {error.filename or name}, line {error.lineno}: {error.message}"
+        ) from None
+
+
+class ShellAgent:
+    """Asks the LLM for one command at a time, runs it, shows it the output, until it submits."""
+
+    def __init__(
+        self,
+        *,
+        container: AgentContainer,
+        llm_client: LLMClient,
+        templates: ShellTemplates,
+        command_timeout_sec: float,
+        max_output_chars: int,
+    ) -> None:
+        """See `ShellAgentFactory` for the options."""
+        self._container = container
+        self._llm = llm_client
+        self._templates = templates
+        self._command_timeout_sec = command_timeout_sec
+        self._max_output_chars = max_output_chars
+
+    async def run(self, task: str) -> None:
+        """Works on `task` until a command's output begins with the submit line."""
+        system = self._templates.system.render()
+        messages = [Message(role="user", content=self._templates.instance.render(task=task))]
+        while True:
+            reply = (await self._llm(LLMRequest(messages, system_prompt=system))).text
+            observation = await self._act(reply)
+            if observation is None:
+                return
+            messages.append(Message(role="assistant", content=reply))
+            messages.append(Message(role="user", content=observation))
+
+    async def _act(self, reply: str) -> str | None:
+        """Runs the command in `reply`; returns what the LLM is told of it, `None` when it submitted."""
+        blocks = BASH_BLOCK.findall(reply)
+        if len(blocks) != 1:
+            return self._templates.format_error.render(blocks=len(blocks))
+        result = await self._container.exec(blocks[0], timeout_sec=self._command_timeout_sec)
+        if result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
+            return None
+        return self._observe(result)
+
+    def _observe(self, result: ExecResult) -> str:
+        output, half = result.output, self._max_output_chars // 2
+        cut = len(output) > self._max_output_chars
+        return self._templates.observation.render(
+            timed_out=result.timed_out,
+            timeout_sec=f"{self._command_timeout_sec:g}",
+            exit_code=result.exit_code,
+            head=output[:half] if cut else output,
+            tail=output[-half:] if cut else "",
+            elided_chars=len(output) - 2 * half + result.elided_bytes if cut else result.elided_bytes,
+        )

@@ -1,0 +1,80 @@
+"""`--help`: what can be chosen and set, read from the config tree and the schema without composing anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ares_exp.conf_dir import conf_dir
+from ares_exp.config import GROUPS, keys
+
+HEADER = """\
+ares_exp: LLM code agents as reproducible RL experiments.
+
+Usage: python -m ares_exp [group=option ...] [key=value ...] [-m] [--cfg job] [--config-dir DIR]
+
+Examples:
+  python -m ares_exp                                            the bundled tasks, played by their own solutions
+  python -m ares_exp container=docker env.path=path/to/tasks    your Harbor tasks on a Docker engine
+  python -m ares_exp policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
+  python -m ares_exp env.tasks='fix-*' attempts=8 concurrency=16
+  python -m ares_exp -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  python -m ares_exp policy=replay policy.trajectory=outputs/default/2026-01-31_12-00-00
+"""
+
+FOOTER = """\
+Flags:
+  -m, --multirun    sweep: every combination of comma-separated values is a run
+  --cfg job         print the composed config (with -p GROUP one part of it) and leave
+  --config-dir DIR  your own options: DIR/policy/mine.yaml is policy=mine
+  --hydra-help      Hydra's own flags
+
+Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the config or the preflight is at fault;
+130 interrupted.
+"""
+
+
+def render_help(argv: Sequence[str]) -> str:
+    """The help text; options of a `--config-dir` in `argv` are listed too."""
+    folders = [conf_dir(), *_config_dirs(argv)]
+    lines = [HEADER, "Groups (group=option; the arguments of an option: --cfg job -p GROUP):"]
+    for group in (*GROUPS, "experiment"):
+        lines += _render_group(group, folders)
+    lines += ["", "Keys (key=value):"]
+    for item in keys():
+        lines.append(f"  {f'{item.name}={_shown(item.default)}':<40} {item.metadata['prose']}")
+    return "\n".join([*lines, "", FOOTER])
+
+
+def _shown(value: Any) -> str:
+    """A default as it is written in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _render_group(group: str, folders: Sequence[Path]) -> list[str]:
+    files = {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
+    rows = [f"    {name:<24} {_first_comment(path)}" for name, path in files.items()]
+    return [f"  {group}", *rows]
+
+
+def _first_comment(path: Path) -> str:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# ") and not line.startswith("# @package"):
+            return line[2:]
+    return ""
+
+
+def _config_dirs(argv: Sequence[str]) -> list[Path]:
+    found = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    found += [after for flag, after in pairwise(argv) if flag in ("--config-dir", "-cd")]
+    return [Path(folder) for folder in found]
+
+
+def print_help(argv: Sequence[str]) -> None:
+    """Writes the help text to stdout."""
+    sys.stdout.write(render_help(argv))

@@ -1,0 +1,132 @@
+"""The root config: each top-level key's type, default, range and prose, once.
+
+The groups (`env`, `policy`, …) are plain `_target_` nodes: the constructors behind them validate their own arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker")
+
+
+def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:
+    """A key with its default, its prose, and the least value that it may have (or the one it must exceed)."""
+    return field(default=default, metadata={"prose": prose, "least": least, "above": above})
+
+
+@dataclass
+class ExperimentConfig:
+    """Everything that can be set at the top level. `null` means no limit unless it says otherwise."""
+
+    env: Any = field(default="???")
+    agent: Any = field(default="???")
+    container: Any = field(default="???")
+    policy: Any = field(default="???")
+    wrapper: Any = field(default="???")
+    collector: Any = field(default="???")
+    tracker: Any = field(default="???")
+    name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
+    attempts: int = _key(1, "episodes per task", least=1)
+    concurrency: int = _key(4, "episodes at the same time", least=1)
+    seed: int = _key(0, "seed of everything that is drawn", least=0)
+    step_limit: int | None = _key(250, "LLM responses per episode", least=1)
+    token_limit: int | None = _key(None, "prompt and generated tokens per episode", least=1)
+    cost_limit: float | None = _key(None, "US dollars per episode", above=0)
+    verify_on_truncation: bool = _key(True, "whether an episode that a limit cut short is still verified")
+    policy_timeout_sec: float | None = _key(
+        1800.0, "seconds that the policy may take for one answer, retries included", above=0
+    )
+    timeout_multiplier: float = _key(1.0, "multiplies every time limit of the tasks", above=0)
+    agent_timeout_sec: float | None = _key(
+        None, "agent limit in seconds, in place of the tasks' own (null: theirs)", above=0
+    )
+    agent_timeout_max_sec: float | None = _key(None, "cap on the tasks' agent limits", above=0)
+    agent_timeout_multiplier: float | None = _key(None, "in place of timeout_multiplier for the agent", above=0)
+    verifier_timeout_sec: float | None = _key(
+        None, "verifier limit in seconds, in place of the tasks' own (null: theirs)", above=0
+    )
+    verifier_timeout_max_sec: float | None = _key(None, "cap on the tasks' verifier limits", above=0)
+    verifier_timeout_multiplier: float | None = _key(None, "in place of timeout_multiplier for the verifier", above=0)
+    environment_build_timeout_multiplier: float | None = _key(
+        None, "in place of timeout_multiplier for container starts", above=0
+    )
+
+
+def keys() -> list[Field[Any]]:
+    """The top-level keys that are no groups, in order."""
+    return [item for item in fields(ExperimentConfig) if item.name not in GROUPS]
+
+
+def validate(config: Mapping[str, Any]) -> None:
+    """Checks the ranges of the top-level keys; their types and names were checked when the config was composed.
+
+    Raises:
+        ConfigError: With the key, the expected range, the actual value and the remedy.
+    """
+    known = [item.name for item in fields(ExperimentConfig)]
+    for name in config:
+        if name not in known:
+            raise ConfigError(f"There is no key `{name}`.{close_matches(name, known)} `--help` lists what there is.")
+    for item in keys():
+        value, least, above = config[item.name], item.metadata.get("least"), item.metadata.get("above")
+        if value is None or isinstance(value, str | bool):
+            continue
+        if (least is not None and not value >= least) or (above is not None and not value > above):
+            expected = f"at least {least:g}" if least is not None else f"more than {above:g}"
+            optional = f", or drop the limit with `{item.name}=null`" if item.default is None else ""
+            raise ConfigError(f"Expected `{item.name}` to be {expected}, got {value!r}. Set `{item.name}=…`{optional}.")
+    name = config["name"]
+    if not name or Path(name).name != name or name in (".", ".."):
+        raise ConfigError(f"Expected `name` to be a folder name without slashes, got {name!r}.")
+
+
+def instantiate_group(config: DictConfig, group: str) -> Any:
+    """Makes the component that a group's node describes; `None` for `group=none`.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or has a wrong value.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    node = config[group]
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        raise ConfigError(_explain(group, error.__cause__ or error)) from error
+    except MissingMandatoryValue as error:
+        key = str(error.full_key or group)
+        raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"`{group}`: {str(error).splitlines()[0]}") from None
+
+
+def _explain(group: str, cause: BaseException) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    if not isinstance(cause, ValidationError):
+        return f"`{group}` cannot be made: {cause}"
+    problems = [
+        f"`{'.'.join([group, *map(str, item['loc'])])}`: {item['msg']} (got {item['input']!r:.80})"
+        for item in cause.errors(include_url=False)
+    ]
+    return "; ".join(problems) + f". Set `{group}.…=…` accordingly; `--cfg job` shows what is in force."
+
+
+def close_matches(word: str, known: list[str]) -> str:
+    """` Did you mean `x`?`, or nothing."""
+    matches = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""

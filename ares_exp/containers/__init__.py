@@ -1,0 +1,1 @@
+"""Containers: the boxes that code agents work in."""

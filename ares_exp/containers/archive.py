@@ -1,0 +1,170 @@
+"""Tar archives in and out of containers: packed with care, unpacked with suspicion. Blocking."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from ares_exp.errors import TransferError
+
+MAX_BYTES = 1024**3
+MAX_MEMBERS = 100_000
+_SPOOL_BYTES = 8 * 1024 * 1024
+
+_logger = logging.getLogger(__name__)
+
+
+def pack(source: Path, file_name: str) -> IO[bytes]:
+    """A tar of a host file, named `file_name`, or of a host directory's contents, named relative to it.
+
+    Modes and symlinks are kept (a `source` that is itself a link is followed); owner and group are root.
+
+    Args:
+        source: A file or directory of the host.
+        file_name: Name of the only member when `source` is a file; not used for a directory.
+
+    Returns:
+        The archive, rewound: in memory when small, else in an unnamed temporary file. The caller closes it.
+
+    Raises:
+        TransferError: `source` is missing or cannot be read.
+    """
+    spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 (the caller closes it)
+    try:
+        root = source.resolve(strict=True)
+        with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            if root.is_dir():
+                for child in sorted(root.iterdir()):
+                    archive.add(child, child.name, filter=_owned_by_root)
+            else:
+                archive.add(root, file_name, filter=_owned_by_root)
+        spool.seek(0)
+    except OSError as error:
+        spool.close()
+        raise TransferError(f"Cannot read {source} for an upload: {error.strerror or error}.") from error
+    except BaseException:
+        spool.close()
+        raise
+    return spool
+
+
+def unpack_directory(
+    stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES, max_members: int = MAX_MEMBERS
+) -> None:
+    """Unpacks an untrusted tar stream into the host directory `target`, which is made when missing.
+
+    Links that could leave `target` and special files are left out with a warning. Symlinks are made last, so that no
+    member is ever written through one.
+
+    Args:
+        stream: Needs `read(n)` only.
+        target: Host directory.
+        max_bytes: Bound on the unpacked size.
+        max_members: Bound on the number of members.
+
+    Raises:
+        TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is broken.
+    """
+    symlinks: list[tarfile.TarInfo] = []
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in _bounded(archive, target, max_bytes, max_members):
+                if member.issym():
+                    symlinks.append(member)
+                elif member.isreg() or member.isdir() or member.islnk():
+                    _extract(archive, member, target)
+                else:
+                    _logger.warning("Left out of the download to %s: special file %r.", target, member.name)
+        for member in symlinks:
+            _make_symlink(member, target)
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise TransferError(f"Cannot unpack a download into {target}: {error}.") from error
+
+
+def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Writes the one regular file of an untrusted tar stream to the host path `target`; its parents are made.
+
+    Args:
+        stream: Needs `read(n)` only.
+        target: Host path; replaced in one step when the file is complete.
+        max_bytes: Bound on the file's size.
+
+    Raises:
+        TransferError: The archive holds something else, is too large, or is broken.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            tarfile.open(fileobj=stream, mode="r|") as archive,
+            tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as scratch,
+        ):
+            member = archive.next()
+            if member is None or not member.isreg():
+                raise TransferError(f"Cannot download to {target}: the source is not a regular file.")
+            if member.size > max_bytes:
+                raise TransferError(f"Cannot download to {target}: {member.size} bytes, expected at most {max_bytes}.")
+            member.name = "file"
+            _extract(archive, member, Path(scratch))
+            (Path(scratch) / "file").replace(target)
+    except (OSError, tarfile.TarError) as error:
+        raise TransferError(f"Cannot write a download to {target}: {error}.") from error
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def _bounded(archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int) -> Iterator[tarfile.TarInfo]:
+    """The members, checked one by one against the bounds and for names that lead out."""
+    total = count = 0
+    while (member := archive.next()) is not None:
+        archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
+        total, count = total + member.size, count + 1
+        if total > max_bytes:
+            raise TransferError(f"The download to {target} holds more than {max_bytes} bytes.")
+        if count > max_members:
+            raise TransferError(f"The download to {target} holds more than {max_members} files.")
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise TransferError(f"The download to {target} holds a name that leads out of it: {member.name!r}.")
+        if path.parts:
+            yield member
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    path = target / member.name
+    if path.is_symlink() or (path.exists() and not (path.is_dir() and member.isdir())):
+        _remove(path)
+    archive.extract(member, target, filter="data")
+
+
+def _make_symlink(member: tarfile.TarInfo, target: Path) -> None:
+    """Makes a link that cannot leave `target`: relative, and going up only at its beginning and not beyond the top.
+
+    The directory that it lies in is a real one, not a link, so counting `..` against its depth is exact; what follows
+    can only pass through links that obey the same rule.
+    """
+    name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
+    ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    in_real_directory = path.parent.resolve() == target.resolve() / name.parent
+    if parts and parts[0] != "/" and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
+        _remove(path)
+        path.symlink_to(member.linkname)
+    else:
+        _logger.warning("Left out of the download to %s: link %r to %r.", target, member.name, member.linkname)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

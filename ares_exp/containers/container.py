@@ -1,0 +1,177 @@
+"""The `Container` protocol: the box a code agent works in, whatever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self, runtime_checkable
+
+User = str | int
+"""An OS user: a name, a uid, or `"uid:gid"`."""
+
+NetworkMode = Literal["public", "no-network"]
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What one command did.
+
+    Attributes:
+        output: stdout and stderr merged in the order in which they were written, decoded as UTF-8 (invalid bytes
+            become U+FFFD). Head and tail only when `elided_bytes` is not 0.
+        exit_code: Exit status, 128 + n for death by signal n; `None` when the time limit ended the command.
+        duration_sec: Wall seconds, measured by the caller's clock.
+        timed_out: Whether the time limit ended it. Everything that it had started is dead then.
+        elided_bytes: Bytes dropped from the middle of the output.
+    """
+
+    output: str
+    exit_code: int | None
+    duration_sec: float
+    timed_out: bool = False
+    elided_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """What a task asks of its container, independent of the backend.
+
+    Attributes:
+        name: Short name for humans and labels; need not be unique.
+        docker_image: A prebuilt image, or `None`.
+        context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
+        workdir: Default directory of commands, overriding the image's; not created.
+        env: Environment variables of the container, its first process included.
+        network: `"public"` or `"no-network"`.
+        cpus, memory_mb, storage_mb, gpus: Limits; `None` is unlimited.
+        start_timeout_sec: Bound on build + create + start, seconds.
+    """
+
+    name: str
+    docker_image: str | None = None
+    context_dir: Path | None = None
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    network: NetworkMode = "public"
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int | None = None
+    start_timeout_sec: float = 600.0
+
+
+@runtime_checkable
+class Container(Protocol):
+    """A running box. Made by a `ContainerFactory`, started once, stopped as often as one likes."""
+
+    async def start(self) -> None:
+        """Builds or pulls what is needed, then creates and starts the box.
+
+        Bounded by `ContainerSpec.start_timeout_sec`. On error and on cancellation nothing is left behind.
+
+        Raises:
+            ContainerStartError: It could not be built, created or started.
+            EnvironmentStartTimeoutError: It took too long.
+        """
+        ...
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User | None = None,
+        timeout_sec: float | None = None,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> ExecResult:
+        """Runs `command` in a fresh `bash -lc` (`sh -lc` where the image has no bash), stdin closed.
+
+        Commands may run at the same time. A non-zero exit code is a result, not an error. A background process that
+        the command leaves behind lives on; its later output is dropped.
+
+        Args:
+            command: Shell source text, any length.
+            cwd: Working directory; default `ContainerSpec.workdir`, else the image's.
+            env: Variables on top of the container's.
+            user: Who runs it; default the image's user.
+            timeout_sec: After this many seconds the whole process tree is killed inside the box and what was printed
+                so far is returned with `timed_out=True`. `None`: no limit. Cancelling the caller kills as well.
+            max_output_bytes: Bound on kept output: half from the head, half from the tail.
+
+        Raises:
+            ContainerDiedError: The box ended or no longer answers.
+            ValueError: `command`, `cwd` or `env` holds a NUL, or a variable's name is not an identifier.
+        """
+        ...
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """Copies a host file to the path `target`, or a host directory's contents into the directory `target`.
+
+        Missing parents are made; files in the way are overwritten, others stay; modes and symlinks are kept; the owner
+        is root.
+
+        Raises:
+            TransferError: With the path and the reason.
+        """
+        ...
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """Copies a file of the box to the host path `target`, or a directory's contents into the directory `target`.
+
+        What comes out is untrusted: no traversal, no links that leave `target`, no devices, bounded size and count.
+
+        Raises:
+            TransferError: With the path and the reason; a missing `source` included.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Kills and removes the box. Idempotent, never raises for a box that is gone already."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Starts the box."""
+        ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stops the box."""
+        ...
+
+
+@runtime_checkable
+class ContainerFactory(Protocol):
+    """Makes containers of one backend. Constructing it validates its options and touches nothing."""
+
+    name: str
+    """Short name of the backend (`"local"`, `"docker"`), for records and messages."""
+
+    def __call__(self, spec: ContainerSpec) -> Container:
+        """A container for `spec`, not started yet."""
+        ...
+
+    async def preflight(self) -> None:
+        """Checks that the backend can run anything at all.
+
+        Raises:
+            PreflightError: With the remedy.
+        """
+        ...
+
+    def check(self, spec: ContainerSpec) -> list[str]:
+        """What this backend cannot do for `spec`, found out without starting anything.
+
+        Returns:
+            Warnings: limits that will not be enforced. They are shown once and recorded with the run.
+
+        Raises:
+            UnsupportedTaskError: A feature without which the task would mean something else.
+            TaskError: The container definition is malformed (no Dockerfile, say).
+        """
+        ...

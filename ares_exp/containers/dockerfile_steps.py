@@ -1,0 +1,132 @@
+"""Applies a Dockerfile's steps in a running box."""
+
+from __future__ import annotations
+
+import glob
+import posixpath
+import shlex
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ares_exp.containers.container import ExecResult
+from ares_exp.containers.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, Step
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+
+_LAST_LINES = 20
+
+
+class RunInBox(Protocol):
+    """Runs one command in the box with exactly these variables."""
+
+    async def __call__(
+        self, command: str, *, env: Mapping[str, str] = ..., cwd: str = ..., user: str = ...
+    ) -> ExecResult:
+        """As `Container.exec`; by default as root, in `/`, with the box's PATH alone."""
+        ...
+
+
+UploadToBox = Callable[[Path, str], Awaitable[None]]
+"""Copies a host file to a path, or a directory's contents into a directory, as `Container.upload`."""
+
+
+def check_sources(dockerfile: Dockerfile, context: Path) -> None:
+    """Finds what every COPY needs.
+
+    Raises:
+        TaskError: A source is missing, or leads out of the context.
+    """
+    for step in dockerfile.steps:
+        if isinstance(step, CopyStep):
+            find_sources(step, context)
+
+
+def find_sources(step: CopyStep, context: Path) -> list[Path]:
+    """The files and directories of the context that a COPY names, links resolved, in order.
+
+    Raises:
+        TaskError: One is missing, or leads out of the context.
+    """
+    root = context.resolve()
+    found: list[Path] = []
+    for source in step.sources:
+        pattern = source.lstrip("/") or "."
+        paths = sorted(root.glob(pattern)) if glob.has_magic(pattern) else [root / pattern]
+        resolved = [path.resolve() for path in paths if path.exists()]
+        if not resolved:
+            raise TaskError(f"{context}/Dockerfile, line {step.line}: nothing in {context} matches {source!r}.")
+        if any(not path.is_relative_to(root) for path in resolved):
+            raise UnsupportedTaskError(
+                f"{context}/Dockerfile, line {step.line}: {source!r} leads out of the build context {context}."
+            )
+        found += resolved
+    if len(found) > 1 and not step.target.endswith("/"):
+        raise TaskError(
+            f"{context}/Dockerfile, line {step.line}: several sources need a target that ends with '/', "
+            f"got {step.target!r}."
+        )
+    return found
+
+
+def stage_context(context: Path, directory: Path) -> Path:
+    """The context without what its `.dockerignore` leaves out: a copy in `directory`, or the context itself."""
+    ignore = context / ".dockerignore"
+    if not ignore.is_file():
+        return context
+    from docker.utils.build import exclude_paths
+
+    patterns = [line.strip() for line in ignore.read_text().splitlines()]
+    for name in sorted(exclude_paths(str(context), [line for line in patterns if line and not line.startswith("#")])):
+        source, target = context / name, directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir() and not source.is_symlink():
+            target.mkdir(exist_ok=True)
+        else:
+            shutil.copy2(source, target, follow_symlinks=False)
+    return directory
+
+
+async def apply_step(step: Step, context: Path, run: RunInBox, upload: UploadToBox) -> None:
+    """Does what one instruction says.
+
+    Raises:
+        ContainerStartError: With the line and the last lines of what the command printed.
+        ContainerError: The box failed.
+    """
+    if isinstance(step, RunStep):
+        command = f"exec {shlex.join(step.argv)}"
+        result = await run(command, env=step.env, cwd=step.workdir, user=step.user)
+        _expect_success(result, step, f"RUN {step.argv[-1]}")
+    elif isinstance(step, MakeDirectoryStep):
+        _expect_success(await run(f"mkdir -p -- {shlex.quote(step.path)}"), step, f"creating {step.path}")
+    else:
+        await _copy(step, context, run, upload)
+
+
+async def _copy(step: CopyStep, context: Path, run: RunInBox, upload: UploadToBox) -> None:
+    copied: list[str] = []
+    is_directory = step.target.endswith("/")
+    for source in find_sources(step, context):
+        if source.is_dir():
+            await upload(source, step.target)
+            copied += [posixpath.join(step.target, child.name) for child in source.iterdir()]
+            continue
+        if not is_directory:
+            is_directory = (await run(f"test -d {shlex.quote(step.target)}")).exit_code == 0
+        target = posixpath.join(step.target, source.name) if is_directory else step.target
+        await upload(source, target)
+        copied.append(target)
+    for program, setting in (("chmod", step.chmod), ("chown", step.chown)):
+        if setting and copied:
+            result = await run(f"{program} -R {shlex.quote(setting)} -- {shlex.join(copied)}")
+            _expect_success(result, step, f"COPY --{program}={setting}")
+
+
+def _expect_success(result: ExecResult, step: Step, what: str) -> None:
+    if result.exit_code == 0:
+        return
+    output = "\n".join(result.output.splitlines()[-_LAST_LINES:])
+    raise ContainerStartError(
+        f"Dockerfile, line {step.line}: {what}: exit code {result.exit_code}. Last lines:\n{output}"
+    )

@@ -1,0 +1,202 @@
+"""What a local box sees of the host's files.
+
+An allow-list, not a deny-list: `/usr`, `/etc`, the package database and the Python installation that runs us. All else
+(homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) does not exist inside, or is an empty directory.
+Every visible directory is the lower layer of an overlay whose upper layer is a tmpfs of the box: writes work, cost no
+disk and vanish with the box.
+
+Between the two lies a small layer of ours, written for each box. It hides what only its owner may read in `/etc` (root
+inside is root outside: permissions do not help), drops the host's human users, and adds `python3` where the host's
+PATH has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ares_exp.containers.bubblewrap import HOSTNAME
+
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_SYSTEM = ("usr", "etc", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PACKAGES = ("var/lib/dpkg", "var/lib/apt", "var/lib/rpm", "var/lib/pacman", "var/lib/alternatives")
+_SHARED = ("/tmp", "/var/tmp", "/run/lock")
+_EMPTY = (
+    *("/run", "/home", "/opt", "/srv", "/mnt", "/media", "/var/lib", "/var/spool", "/var/log/apt"),
+    "/var/cache/apt/archives/partial",
+)
+_OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
+"""Directories of `/usr` that our layer names: they belong to the box's root, also in an ordinary user's box."""
+
+_FIRST_HUMAN_ID = 1000
+_NOBODY_IDS = (65533, 65534)
+
+
+def mounts(layer: Path) -> list[str]:
+    """Arguments of `bwrap` that build the box's root directory.
+
+    Args:
+        layer: Directory that `write_layer` has filled.
+    """
+    points = _mount_points()
+    words = [word for path in _EMPTY for word in ("--dir", path)]
+    words += [word for path in _SHARED for word in ("--perms", "1777", "--dir", path)]
+    words += [
+        "--perms",
+        "0711",
+        "--dir",
+        "/root",
+        "--symlink",
+        "/run",
+        "/var/run",
+        "--symlink",
+        "/run/lock",
+        "/var/lock",
+    ]
+    for name in (*_SYSTEM, *_PACKAGES):
+        words += _entry(Path("/", name), layer / name, points)
+    for path in _interpreter_directories():
+        parents = [str(parent) for parent in reversed(path.parents[:-1])]
+        words += [word for parent in parents for word in ("--perms", "0755", "--dir", parent)]
+        words += ["--ro-bind", str(path), str(path)]
+    return words
+
+
+def _mount_points() -> list[Path]:
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    return [Path(line.split()[4].decode("unicode_escape")) for line in lines]
+
+
+def _entry(path: Path, layer: Path, points: list[Path]) -> list[str]:
+    """Shows one entry of the host: our layer's version of it, if there is one."""
+    source = layer if os.path.lexists(layer) and not layer.is_dir() else path
+    if source.is_symlink():
+        return ["--symlink", str(source.readlink()), str(path)]
+    if source.is_dir():
+        return _directory(path, layer, points)
+    return ["--ro-bind", str(source), str(path)] if source.is_file() else []
+
+
+def _directory(path: Path, layer: Path, points: list[Path]) -> list[str]:
+    """An overlay, or entry by entry when something is mounted below: an overlay does not look into other mounts."""
+    if not any(path in point.parents for point in points):
+        sources = [path, layer] if layer.is_dir() else [path]
+        return [*(word for source in sources for word in ("--overlay-src", str(source))), "--tmp-overlay", str(path)]
+    names = {child.name for child in path.iterdir()} | (
+        {child.name for child in layer.iterdir()} if layer.is_dir() else set()
+    )
+    return ["--dir", str(path), *(word for name in sorted(names) for word in _entry(path / name, layer / name, points))]
+
+
+def _interpreter_directories() -> list[Path]:
+    """The Python installation that runs us, where the visible directories do not hold it already."""
+    prefix = Path(sys.base_prefix)
+    visible = tuple(Path("/", name) for name in _SYSTEM)
+    return [
+        path for path in dict.fromkeys((prefix, prefix.resolve())) if not any(path.is_relative_to(v) for v in visible)
+    ]
+
+
+def write_layer(layer: Path, *, share_network: bool) -> None:
+    """Fills `layer` with what the box has to see otherwise than the host.
+
+    Args:
+        layer: A fresh directory, readable by us alone.
+        share_network: Whether the box needs the host's name servers.
+    """
+    for name in _OURS:
+        if not Path("/usr", name).is_symlink():
+            _mirror(Path("/usr", name), layer / "usr" / name)
+    for path in _hidden_in_etc():
+        _hide(path, layer)
+    _mirror(Path("/etc"), layer / "etc")
+    for name, text in _etc_files(share_network=share_network):
+        _write(layer / "etc" / name, text)
+    _add_python(layer / "usr/local/bin")
+
+
+@functools.cache
+def _hidden_in_etc() -> tuple[Path, ...]:
+    """Looked up once: the walk takes longer than all the rest of starting a box."""
+    return tuple(_hidden(Path("/etc")))
+
+
+def _hidden(directory: Path) -> Iterator[Path]:
+    """What not everybody may read, and the host's login scripts."""
+    for entry in os.scandir(directory):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
+            continue
+        is_open = mode & stat.S_IROTH and (not stat.S_ISDIR(mode) or mode & stat.S_IXOTH)
+        if not is_open or directory == Path("/etc/profile.d"):
+            yield Path(entry.path)
+        elif stat.S_ISDIR(mode):
+            yield from _hidden(Path(entry.path))
+
+
+def _hide(path: Path, layer: Path) -> None:
+    """Puts a whiteout (a 0/0 character device, which anybody may make) over the host's entry."""
+    target = layer / path.relative_to("/")
+    for parent in reversed(path.relative_to("/").parents[:-1]):
+        _mirror(Path("/", parent), layer / parent)
+    os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))
+
+
+def _mirror(path: Path, target: Path) -> None:
+    """Makes the directory `target` with the mode of the host's `path`: a merged directory shows the top one's."""
+    if target.is_dir():
+        return
+    target.mkdir(parents=True)
+    target.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU if path.is_dir() else 0o755)
+
+
+def _write(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    path.chmod(0o640 if path.name.endswith("shadow") else 0o644)
+
+
+def _etc_files(*, share_network: bool) -> Iterator[tuple[str, str]]:
+    users = list(_system_accounts(Path("/etc/passwd")))
+    groups = list(_system_accounts(Path("/etc/group")))
+    names = {user[0] for user in users}
+    yield "passwd", _lines([*u[:5], "/root", *u[6:]] if u[0] == "root" else u for u in users)
+    yield "group", _lines([*g[:3], ",".join(n for n in g[3].split(",") if n in names)] for g in groups)
+    yield "shadow", _lines([user[0], "*", "19000", "0", "99999", "7", "", "", ""] for user in users)
+    yield "gshadow", _lines([group[0], "*", "", ""] for group in groups)
+    yield "hostname", f"{HOSTNAME}\n"
+    yield "hosts", f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost ip6-loopback\n"
+    servers = Path("/etc/resolv.conf")
+    yield "resolv.conf", servers.read_text() if share_network and servers.exists() else ""
+
+
+def _system_accounts(path: Path) -> Iterator[list[str]]:
+    """The fields of each account that is no human's; people's names are their own."""
+    for line in path.read_text(errors="replace").splitlines():
+        fields = line.split(":")
+        if (
+            len(fields) > 3
+            and fields[2].isdigit()
+            and (int(fields[2]) < _FIRST_HUMAN_ID or int(fields[2]) in _NOBODY_IDS)
+        ):
+            yield fields
+
+
+def _lines(rows: Iterable[list[str]]) -> str:
+    return "".join(":".join(row) + "\n" for row in rows)
+
+
+def _add_python(directory: Path) -> None:
+    """Links `python3` and `python` to the interpreter that runs us, where the host's PATH has no `python3`."""
+    if shutil.which("python3", path=SEARCH_PATH) is not None:
+        return
+    installed = Path(sys.base_prefix, "bin")
+    for name in ("python3", "python"):
+        if (installed / name).exists():
+            (directory / name).symlink_to(installed / name)

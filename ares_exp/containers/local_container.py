@@ -1,0 +1,254 @@
+"""One local box as a `Container`.
+
+What the box sees is in `host_root`, what it may do in `bubblewrap` and `seccomp`, what runs is in `box`; here they come
+together, with the task's Dockerfile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ares_exp.containers.box import ROOT_NAMES, Box
+from ares_exp.containers.box_directory import BoxDirectory
+from ares_exp.containers.box_transfer import receive, send
+from ares_exp.containers.bubblewrap import box_arguments, find_bwrap, is_privileged
+from ares_exp.containers.container import MAX_OUTPUT_BYTES, ContainerSpec, ExecResult, User
+from ares_exp.containers.dockerfile import Dockerfile, read_dockerfile
+from ares_exp.containers.dockerfile_steps import apply_step, stage_context
+from ares_exp.containers.fifo_stream import FifoStream
+from ares_exp.containers.host_root import SEARCH_PATH, mounts, write_layer
+from ares_exp.containers.shell_channel import ShellChannels
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerStartError,
+    EnvironmentStartTimeoutError,
+    TaskError,
+    TransferError,
+    UnsupportedTaskError,
+)
+
+TRANSFER_TIMEOUT_SEC = 600.0
+"""Bound on one upload or download."""
+
+_BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
+_REMEDY = "Use container=docker for this task."
+_ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
+_T = TypeVar("_T")
+
+
+class LocalContainer:
+    """One local box; a `Container`."""
+
+    def __init__(self, spec: ContainerSpec, *, share_network: bool) -> None:
+        """Keeps what is needed to start.
+
+        Args:
+            spec: What the task asks for.
+            share_network: Whether the box has the host's network instead of none.
+        """
+        self._spec = spec
+        self._share_network = share_network
+        self._privileged = is_privileged()
+        self._directory: BoxDirectory | None = None
+        self._box: Box | None = None
+        self._user: User = "root"
+        self._workdir = "/"
+        self._channels: ShellChannels | None = None
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Starts the box and applies the task's Dockerfile in it.
+
+        Raises:
+            ContainerStartError: bubblewrap or an instruction failed.
+            EnvironmentStartTimeoutError: It took longer than the spec allows.
+            TaskError: As `LocalContainerFactory.check`.
+        """
+        if self._directory is not None or self._stopped:
+            raise ContainerStartError("A container is started once; this one has been started or stopped before.")
+        timer = asyncio.timeout(self._spec.start_timeout_sec)
+        try:
+            async with timer:
+                await self._start()
+        except BaseException as error:
+            await self.stop()
+            if timer.expired() and isinstance(error, TimeoutError):
+                raise EnvironmentStartTimeoutError(
+                    f"The local box of {self._spec.name} did not start within {self._spec.start_timeout_sec:g} s."
+                ) from error
+            raise
+
+    async def _start(self) -> None:
+        bwrap = await _in_thread(find_bwrap)
+        dockerfile = read_task_dockerfile(self._spec)
+        if dockerfile is not None:
+            self._user, self._workdir = dockerfile.user, dockerfile.workdir
+        self._workdir = self._spec.workdir or self._workdir
+        env = {"HOME": "/root", **(dockerfile.env if dockerfile else _BASE_ENV), **self._spec.env}
+        try:
+            self._directory = directory = BoxDirectory()
+            arguments = await _in_thread(lambda: self._prepare(directory.path, env))
+            self._box = await Box.launch(bwrap, arguments, directory.path)
+            if dockerfile is not None and self._spec.context_dir is not None:
+                await self._build(dockerfile, self._spec.context_dir, directory.path / "context")
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise ContainerStartError(f"The local box of {self._spec.name} did not start: {error}.") from error
+        self._channels = ShellChannels(self._open_shell, workdir=self._workdir)
+
+    def _prepare(self, directory: Path, env: Mapping[str, str]) -> list[str]:
+        layer, channels = directory / "layer", directory / "channels"
+        layer.mkdir()
+        channels.mkdir()
+        write_layer(layer, share_network=self._share_network)
+        return box_arguments(
+            mounts(layer),
+            env=env,
+            channels=channels,
+            share_network=self._share_network,
+            privileged=self._privileged,
+        )
+
+    async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path) -> None:
+        context = await _in_thread(lambda: stage_context(context, stage))
+        channels = ShellChannels(lambda user: self._open_shell(user, clean_env=True), login_shell=False)
+
+        async def run(
+            command: str, *, env: Mapping[str, str] = _BASE_ENV, cwd: str = "/", user: str = "root"
+        ) -> ExecResult:
+            return await channels.exec(command, env=env, cwd=cwd, user=user)
+
+        try:
+            for step in dockerfile.steps:
+                await apply_step(step, context, run, self.upload)
+        finally:
+            await channels.close()
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User | None = None,
+        timeout_sec: float | None = None,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> ExecResult:
+        """As `Container.exec`.
+
+        Raises:
+            ContainerDiedError: The box ended or no longer answers.
+            ContainerError: There is no such user in the box (an ordinary user's box has root alone).
+            ValueError: As `Container.exec`.
+        """
+        if self._channels is None:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        return await self._channels.exec(
+            command, cwd=cwd, env=env, user=user, timeout_sec=timeout_sec, max_output_bytes=max_output_bytes
+        )
+
+    async def _open_shell(self, user: User | None, *, clean_env: bool = False) -> FifoStream:
+        user = self._user if user is None else user
+        if self._box is None or self._stopped:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        if not self._privileged and str(user) not in ROOT_NAMES:
+            raise ContainerError(f"Expected root as the user of a command, got {user!r}. {_ONLY_ROOT}")
+        return await self._box.open_shell(user, clean_env=clean_env)
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.upload`.
+
+        Raises:
+            TransferError: With the path and the reason.
+            ContainerDiedError: The box is gone.
+        """
+        path = self._absolute(target)
+        await self._transfer(lambda stream: send(stream, Path(source), path), f"upload of {source} to {path}")
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.download`.
+
+        Raises:
+            TransferError: With the path and the reason; a missing `source` included.
+            ContainerDiedError: The box is gone.
+        """
+        path = self._absolute(source)
+        await self._transfer(lambda stream: receive(stream, path, Path(target)), f"download of {path} to {target}")
+
+    async def _transfer(self, copy: Callable[[FifoStream], Awaitable[None]], what: str) -> None:
+        stream = await self._open_shell("root", clean_env=True)
+        try:
+            async with asyncio.timeout(TRANSFER_TIMEOUT_SEC):
+                await copy(stream)
+        except OSError as error:
+            raise TransferError(f"The {what} broke off: {error or f'over {TRANSFER_TIMEOUT_SEC:.0f} s'}.") from error
+        finally:
+            stream.close()
+
+    def _absolute(self, path: str | Path) -> str:
+        return posixpath.join("/", self._workdir, str(path))
+
+    async def stop(self) -> None:
+        """Kills the box and deletes its directory. Idempotent."""
+        self._stopped = True
+        try:
+            if self._channels is not None:
+                await self._channels.close()
+        finally:
+            try:
+                if self._box is not None:
+                    await self._box.kill()
+            finally:
+                if self._directory is not None:
+                    self._directory.remove()
+
+    async def __aenter__(self) -> Self:
+        """Starts the box."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stops the box."""
+        await self.stop()
+
+
+def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
+    """What the task's Dockerfile asks for; `None` for a spec that asks for nothing but a box.
+
+    Raises:
+        UnsupportedTaskError: It needs an engine.
+        TaskError: The Dockerfile is missing or malformed.
+    """
+    context = spec.context_dir
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if context is not None and (context / name).exists():
+            raise UnsupportedTaskError(f"{context / name}: container=local runs no compose files. {_REMEDY}")
+    if context is not None and (context / "Dockerfile").is_file():
+        dockerfile = read_dockerfile(context / "Dockerfile", _BASE_ENV)
+        if dockerfile.user not in ROOT_NAMES and not is_privileged():
+            raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {_ONLY_ROOT}")
+        return dockerfile
+    if spec.docker_image is not None:
+        raise UnsupportedTaskError(f"{spec.name}: container=local runs no images ({spec.docker_image}). {_REMEDY}")
+    if context is not None:
+        raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
+    return None
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    """Runs `function` in a thread; on cancellation it is waited for, so that nothing appears behind a clean-up."""
+    task = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

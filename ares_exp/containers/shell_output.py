@@ -1,0 +1,127 @@
+"""What comes out of a channel's shell: marks are told from output, and of the output only head and tail are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+_MARK = b"\x1e"
+
+
+class MarkParser:
+    """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame a command.
+
+    A mark may be cut anywhere by the transport. Only new bytes and a carry shorter than a mark are searched: looking
+    through all that came so far would cost the square of the output.
+    """
+
+    def __init__(self, key: str) -> None:
+        """Args: key: Random hex of this command, unknown to it."""
+        self._prefix = _MARK + key.encode() + b" "
+        self._carry = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
+        """Yields (output, mark that follows it) pairs; the mark is `None` when none has come yet."""
+        data, self._carry = self._carry + data, b""
+        while (start := data.find(self._prefix)) >= 0:
+            word = start + len(self._prefix)
+            end = data.find(_MARK, word)
+            if end < 0:
+                self._carry = data[start:]
+                yield data[:start], None
+                return
+            yield data[:start], data[word:end].decode("utf-8", "replace")
+            data = data[end + 1 :]
+        cut = data.rfind(_MARK, max(0, len(data) - len(self._prefix) + 1))
+        if cut >= 0 and self._prefix.startswith(data[cut:]):
+            data, self._carry = data[:cut], data[cut:]
+        yield data, None
+
+
+class BoundedOutput:
+    """The first and the last `limit / 2` bytes of a stream of any length, in memory of the order of `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        """Args: limit: Bytes to keep, at least 0."""
+        self._head_limit = (limit + 1) // 2
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+
+    @property
+    def elided_bytes(self) -> int:
+        """Bytes that fell out between head and tail."""
+        return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
+
+    def add(self, data: bytes) -> None:
+        """Appends `data`."""
+        self._total += len(data)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_limit + 65536:  # now and then, so that the copying stays linear
+            self._trim()
+
+    def text(self) -> str:
+        """Head and tail, decoded as UTF-8; invalid bytes become U+FFFD."""
+        self._trim()
+        if not self.elided_bytes:
+            return (self._head + self._tail).decode("utf-8", "replace")
+        return self._head.decode("utf-8", "replace") + self._tail.decode("utf-8", "replace")
+
+    def _trim(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
+
+
+class ScriptRun:
+    """One script in a channel's shell: what has been seen of it so far.
+
+    Attributes:
+        output: Receives what the script printed between its marks.
+        pump: The task that reads the channel; done when the channel is free again, or lost.
+        answered: Done when the exit code is known, or will never be.
+        begun: The shell has begun the script.
+        word: What the shell reported: the exit code in decimal. Empty when it has not.
+        ended: Nobody in the box holds the script's output any more.
+    """
+
+    pump: asyncio.Task[None]
+
+    def __init__(self, key: str, output: BoundedOutput) -> None:
+        """Args: key: That of the script's marks. output: Where its output goes."""
+        self.output = output
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begun = False
+        self.word = ""
+        self.ended = False
+        self._parser = MarkParser(key)
+
+    @property
+    def lost(self) -> bool:
+        """Whether no exit code was reported although the script began (asked once `answered` is done)."""
+        return self.begun and not self.word
+
+    def exit_code(self) -> int:
+        """What the shell reported; 137 when the command killed the shell that was to report."""
+        return int(self.word) if self.word else 137
+
+    def feed(self, data: bytes) -> None:
+        """Takes in what the shell printed."""
+        for output, mark in self._parser.feed(data):
+            if self.begun and not self.word:
+                self.output.add(output)
+            if mark == "start":
+                self.begun = True
+            elif mark == "end":
+                self.ended = True
+            elif mark is not None:
+                self.word = mark
+                self.answer()
+
+    def answer(self) -> None:
+        """Wakes whoever waits on `answered`."""
+        if not self.answered.done():
+            self.answered.set_result(None)

@@ -1,0 +1,1 @@
+"""Environments: task + container + code agent behind reset, step and close."""

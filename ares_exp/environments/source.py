@@ -1,0 +1,70 @@
+"""The `EnvironmentSource` protocol: what an option of the `env` group is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.containers.container import ContainerFactory
+from ares_exp.environments.environment import Environment
+from ares_exp.environments.episode_limits import EpisodeLimits
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeParts:
+    """What an environment of one episode is made from.
+
+    Attributes:
+        container_factory: Makes its container.
+        code_agent_factory: Makes its code agent.
+        limits: When it is truncated.
+        seed: Seed of the episode.
+        provide_solution: Whether the task's solution goes into the container (the oracle).
+        output_dir: Where the verifier's files are kept, or `None`.
+    """
+
+    container_factory: ContainerFactory
+    code_agent_factory: CodeAgentFactory
+    limits: EpisodeLimits
+    seed: int
+    provide_solution: bool = False
+    output_dir: Path | None = None
+
+
+Report = Callable[[str], None]
+"""Takes a sentence that warns the user of something that does not stop the run."""
+
+
+class EnvironmentSource(Protocol):
+    """A task set, and the environments that play its tasks."""
+
+    @property
+    def path(self) -> Path | None:
+        """Where the task set lies, for its provenance; `None` when it has no place."""
+        ...
+
+    def load(self, report: Report) -> Sequence[str]:
+        """Reads the task set and applies the selection.
+
+        Returns:
+            Names of the selected tasks, in order.
+
+        Raises:
+            UserError: Nothing there, malformed, or nothing selected.
+        """
+        ...
+
+    def check(self, container_factory: ContainerFactory, *, provide_solution: bool, report: Report) -> None:
+        """Refuses, before anything starts, what cannot be played on that backend.
+
+        Raises:
+            UserError: One message that names every task and reason.
+        """
+        ...
+
+    def make(self, task_name: str, parts: EpisodeParts) -> Environment:
+        """The environment of one episode of `task_name`."""
+        ...

@@ -1,0 +1,140 @@
+"""Every error that ares_exp raises on purpose. The class says whose fault it was.
+
+```
+AresExpError
+├── UserError                     the command line, the config or the preflight is at fault (exit code 2)
+│   ├── ConfigError                 a key, a value or a combination of values is wrong
+│   ├── TaskError (ValueError)      a task directory is malformed
+│   │   └── UnsupportedTaskError      well-formed, but uses a feature that is not built or not possible here
+│   └── PreflightError              something the run needs is not there: a daemon, a key, an endpoint
+├── EpisodeError                  one episode has no reward; siblings go on
+│   ├── AgentError                  the code agent raised
+│   │   ├── NoRequestError            it ended without one LLM request
+│   │   └── AgentSetupTimeoutError
+│   ├── PolicyError                 the policy could not answer a request
+│   │   └── ReplayDivergenceError     the request differs from the recorded one
+│   ├── ContainerError              the box, not the command in it, failed
+│   │   ├── EnvironmentStartTimeoutError (TimeoutError)
+│   │   ├── ContainerStartError
+│   │   ├── ContainerDiedError
+│   │   └── TransferError
+│   └── VerifierError               the verifier gave no usable reward
+│       ├── AddTestsDirError
+│       ├── DownloadVerifierDirError
+│       ├── RewardFileNotFoundError
+│       ├── RewardFileEmptyError
+│       ├── VerifierOutputParseError
+│       └── VerifierTimeoutError (TimeoutError)
+├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
+└── TrajectoryFormatError (ValueError) a trajectory file cannot be read
+```
+
+Names that Harbor has too (`RewardFileNotFoundError`, …) are spelt as there, so that reports stay portable.
+Messages say what was expected, what was found and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class AresExpError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class UserError(AresExpError):
+    """The command line, the config or the preflight is at fault; nothing has been started."""
+
+
+class ConfigError(UserError):
+    """A key, a value or a combination of values in the config is wrong."""
+
+
+class TaskError(UserError, ValueError):
+    """A task directory is malformed."""
+
+
+class UnsupportedTaskError(TaskError):
+    """A task is well-formed but uses a feature that is not built yet or not possible on this backend."""
+
+
+class PreflightError(UserError):
+    """Something that the run needs is not there: a daemon, a key, an endpoint, a path."""
+
+
+class EpisodeError(AresExpError):
+    """One episode ended without a reward; the others go on."""
+
+
+class AgentError(EpisodeError):
+    """The code agent raised."""
+
+
+class NoRequestError(AgentError):
+    """The code agent ended without a single LLM request."""
+
+
+class AgentSetupTimeoutError(AgentError, TimeoutError):
+    """The code agent sent no first request within its time limit."""
+
+
+class PolicyError(EpisodeError):
+    """The policy could not answer a request."""
+
+
+class ReplayDivergenceError(PolicyError):
+    """A replayed episode received a request that differs from the recorded one."""
+
+
+class ContainerError(EpisodeError):
+    """The container, not the command in it, failed."""
+
+
+class ContainerStartError(ContainerError):
+    """The container could not be built, created or started."""
+
+
+class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
+    """The container did not start within its time limit."""
+
+
+class ContainerDiedError(ContainerError):
+    """The container ended, or no longer answers, while it was needed."""
+
+
+class TransferError(ContainerError):
+    """Files could not be copied into or out of the container."""
+
+
+class VerifierError(EpisodeError):
+    """The verifier gave no usable reward."""
+
+
+class AddTestsDirError(VerifierError):
+    """The task's tests could not be copied into the container."""
+
+
+class DownloadVerifierDirError(VerifierError):
+    """The verifier's output could not be copied out of the container."""
+
+
+class RewardFileNotFoundError(VerifierError):
+    """The verifier wrote neither reward.json nor reward.txt."""
+
+
+class RewardFileEmptyError(VerifierError):
+    """The reward file has no bytes."""
+
+
+class VerifierOutputParseError(VerifierError):
+    """The reward file holds something that is no reward."""
+
+
+class VerifierTimeoutError(VerifierError, TimeoutError):
+    """The verifier did not finish within its time limit."""
+
+
+class EpisodeStateError(AresExpError, RuntimeError):
+    """A method was called at a point of the episode where it makes no sense."""
+
+
+class TrajectoryFormatError(AresExpError, ValueError):
+    """A trajectory file cannot be read; the message names the path and the place."""

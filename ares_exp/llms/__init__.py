@@ -1,0 +1,1 @@
+"""LLM requests and responses, and their wire formats."""

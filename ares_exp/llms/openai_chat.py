@@ -1,0 +1,246 @@
+"""Converters to and from the chat-completions wire format, as OpenAI documents it and other engines speak it.
+
+Format: https://platform.openai.com/docs/api-reference/chat. Bodies are JSON-ready dicts. Nothing is lost silently:
+what one side cannot carry is a `WireFormatError` that names it, or, with `strict=False`, left out with a `UserWarning`
+(or a call of `report` with the text of the warning, for a caller that has a place for it).
+A field that is not known here and empty (`null`, `[]`, `{}`, `""`) counts as absent.
+
+| here | on the wire |
+|---|---|
+| `system_prompt` | a first message of role system with plain text; any other system message stays a message |
+| `max_output_tokens` | `max_completion_tokens`, or the older `max_tokens` (`max_tokens_field`); both are read |
+| `stop_sequences` | `stop` |
+| `top_k` | not OpenAI's: refused when writing, read when an agent sends it |
+| the model asked | not part of an `LLMRequest`: an argument when writing, `body["model"]` when reading |
+| a refusal | text, with `finish_reason="refusal"`: it is what the model said, so the agent gets to see it |
+| `prompt_token_ids`, `completion_token_ids` | vLLM's `prompt_token_ids` and `choices[0].token_ids` |
+| `logprobs` | `choices[0].logprobs.content[].logprob`; token texts are not kept |
+| `cost` | `usage.cost`, OpenRouter's extension |
+| `latency_sec` | `latency_sec`, an extension of ours |
+
+Of an answer, what only describes the call is left out on purpose: `id`, `object`, `created`, `system_fingerprint`,
+`service_tier`, and the break-down inside `usage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.wire import (
+    Report,
+    WireFormatError,
+    check_keys,
+    list_of,
+    on_loss,
+    optional,
+    plain,
+    required,
+    shorten,
+    typed,
+)
+
+MaxTokensField = Literal["max_completion_tokens", "max_tokens"]
+
+_NUMBER = (int, float)
+_SAME_NAME: dict[str, tuple[type, ...]] = {
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "tools": (list, tuple),
+    "tool_choice": (str, Mapping),
+    "metadata": (Mapping,),
+    "service_tier": (str,),
+}
+_REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
+_ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", "latency_sec"}
+_ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
+_CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
+_MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls"}
+_TOKEN: dict[str, Any] = {"token": "", "bytes": None, "top_logprobs": []}
+
+
+def request_to_body(
+    request: LLMRequest,
+    *,
+    model: str,
+    max_tokens_field: MaxTokensField = "max_completion_tokens",
+    strict: bool = True,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """The chat-completions request body for `request`, sent to `model`.
+
+    Raises:
+        WireFormatError: `request` has a field that the wire format cannot carry, and `strict`.
+    """
+    lose = on_loss(strict, report)
+    system = [] if request.system_prompt is None else [{"role": "system", "content": request.system_prompt}]
+    body: dict[str, Any] = {"model": model, "messages": system + plain(request.messages)}
+    body |= {key: plain(getattr(request, key)) for key in _SAME_NAME if getattr(request, key) is not None}
+    if request.max_output_tokens is not None:
+        body[max_tokens_field] = request.max_output_tokens
+    if request.stop_sequences is not None:
+        body["stop"] = list(request.stop_sequences)
+    if request.stream:
+        body["stream"] = True
+    if request.top_k is not None:
+        lose("`top_k`, which the chat-completions form does not have (an engine may: put it in `extra_body`)")
+    if "metadata" in body:
+        body["metadata"] = _string_values(body["metadata"], lose)
+    return body
+
+
+def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
+    """The request that a chat-completions body asks. Its `model` is not part of it: the caller has `body["model"]`.
+
+    Raises:
+        WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot carry and `strict`.
+    """
+    messages = [typed(message, "messages[]", Mapping) for message in required(body, "messages", list, tuple)]
+    for message in messages:
+        required(message, "role", str)
+    system, messages = _split_system(messages)
+    known = _REQUEST_KEYS | ({"n"} if body.get("n") == 1 else set())
+    check_keys(body, known, "request", on_loss(strict, report))
+    return LLMRequest(
+        messages=messages,
+        system_prompt=system,
+        max_output_tokens=_max_tokens(body),
+        stop_sequences=[body["stop"]] if isinstance(body.get("stop"), str) else list_of(body, "stop", str),
+        stream=bool(optional(body, "stream", bool)),
+        top_k=optional(body, "top_k", int),
+        **{key: optional(body, key, *types) for key, types in _SAME_NAME.items()},
+    )
+
+
+def response_to_body(
+    response: LLMResponse,
+    *,
+    response_id: str = "chatcmpl-0",
+    created: int = 0,
+    strict: bool = True,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """The chat-completions answer for `response`; `response_id` and `created` (epoch seconds) go into the envelope.
+
+    Raises:
+        WireFormatError: The pieces are not one text followed by tool calls, which is all the form has, and `strict`.
+    """
+    finish = "stop" if response.finish_reason == "refusal" else response.finish_reason
+    choice = {"index": 0, "message": _message_to_wire(response, on_loss(strict, report)), "finish_reason": finish}
+    if response.logprobs is not None:
+        choice["logprobs"] = {"content": [_TOKEN | {"logprob": value} for value in response.logprobs]}
+    if response.completion_token_ids is not None:
+        choice["token_ids"] = list(response.completion_token_ids)
+    body = {"id": response_id, "object": "chat.completion", "created": created, "model": response.model or ""}
+    body |= {"choices": [choice], "usage": _usage_to_wire(response)}
+    if response.prompt_token_ids is not None:
+        body["prompt_token_ids"] = list(response.prompt_token_ids)
+    if response.latency_sec is not None:
+        body["latency_sec"] = response.latency_sec
+    return body
+
+
+def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
+    """The answer in a parsed chat-completions body.
+
+    Raises:
+        WireFormatError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and `strict`.
+    """
+    lose = on_loss(strict, report)
+    choices = required(typed(body, "the answer", Mapping), "choices", list)
+    if not choices:
+        raise WireFormatError(f"Expected at least one choice in the answer, got none: {shorten(body)}")
+    if len(choices) > 1:
+        lose(f"all but the first of {len(choices)} choices")
+    choice = typed(choices[0], "choices[0]", Mapping)
+    message = required(choice, "message", Mapping)
+    check_keys(body, _ANSWER_KEYS | _ENVELOPE_KEYS, "answer", lose)
+    check_keys(choice, _CHOICE_KEYS, "answer's choice", lose)
+    check_keys(message, _MESSAGE_KEYS, "answer's message", lose)
+    refusal = optional(message, "refusal", str)
+    texts = _texts(message) + ([TextData(refusal)] if refusal else [])
+    usage = optional(body, "usage", Mapping) or {}
+    return LLMResponse(
+        data=[*texts, *(_call_from_wire(call) for call in optional(message, "tool_calls", list) or ())],
+        cost=float(optional(usage, "cost", *_NUMBER) or 0.0),
+        usage=Usage(optional(usage, "prompt_tokens", int) or 0, optional(usage, "completion_tokens", int) or 0),
+        prompt_token_ids=list_of(body, "prompt_token_ids", int),
+        completion_token_ids=list_of(choice, "token_ids", int),
+        logprobs=_logprobs(choice, lose),
+        finish_reason="refusal" if refusal else optional(choice, "finish_reason", str),
+        model=optional(body, "model", str) or None,
+        latency_sec=optional(body, "latency_sec", *_NUMBER),
+    )
+
+
+def _message_to_wire(response: LLMResponse, lose: Report) -> dict[str, Any]:
+    texts = [piece.content for piece in response.data if isinstance(piece, TextData)]
+    calls = [_call_to_wire(piece) for piece in response.data if isinstance(piece, ToolCallData)]
+    if len(texts) > 1 or (texts and not isinstance(response.data[0], TextData)):
+        lose("the order and borders of several pieces (the form has one text, then tool calls)")
+    text = "".join(texts) if texts else None
+    refused = response.finish_reason == "refusal"
+    message: dict[str, Any] = {"role": "assistant", "content": None if refused else text}
+    return message | ({"refusal": text} if refused else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _texts(message: Mapping[str, Any]) -> list[TextData | ToolCallData]:
+    content = optional(message, "content", str, list)
+    if isinstance(content, str):
+        return [TextData(content)]
+    parts = [typed(part, "message.content[]", Mapping) for part in content or ()]
+    for part in parts:
+        if part.get("type") != "text":
+            raise WireFormatError(f"Expected text parts in the answer's `content`, got {shorten(part)}")
+    return [TextData(required(part, "text", str)) for part in parts]
+
+
+def _logprobs(choice: Mapping[str, Any], lose: Report) -> list[float] | None:
+    logprobs = optional(choice, "logprobs", Mapping) or {}
+    entries: list[Any] | None = list_of(logprobs, "content", Mapping)
+    if entries is None:
+        return None
+    if any(entry.get("top_logprobs") for entry in entries):
+        lose("`top_logprobs`, the alternatives to each token")
+    return [float(required(entry, "logprob", *_NUMBER)) for entry in entries]
+
+
+def _call_to_wire(call: ToolCallData) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_from_wire(call: Any) -> ToolCallData:
+    function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
+    return ToolCallData(
+        required(call, "id", str), required(function, "name", str), required(function, "arguments", str)
+    )
+
+
+def _usage_to_wire(response: LLMResponse) -> dict[str, Any]:
+    usage = response.usage
+    counts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.generated_tokens}
+    return counts | {"total_tokens": usage.total_tokens} | ({"cost": response.cost} if response.cost else {})
+
+
+def _split_system(messages: list[Mapping[str, Any]]) -> tuple[str | None, list[Mapping[str, Any]]]:
+    first = messages[0] if messages else {}
+    if set(first) == {"role", "content"} and first["role"] == "system" and isinstance(first["content"], str):
+        return first["content"], messages[1:]
+    return None, messages
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    new: int | None = optional(body, "max_completion_tokens", int)
+    old: int | None = optional(body, "max_tokens", int)
+    if new is not None and old is not None and new != old:
+        raise WireFormatError(f"Expected one bound on output tokens, got max_completion_tokens={new}, max_tokens={old}")
+    return old if new is None else new
+
+
+def _string_values(metadata: Mapping[str, Any], lose: Report) -> dict[str, str]:
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            lose(f"`metadata.{key}`, a {type(value).__name__}: metadata on the wire is text only")
+    return {key: value for key, value in metadata.items() if isinstance(value, str)}

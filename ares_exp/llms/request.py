@@ -1,0 +1,101 @@
+"""LLM requests: what a code agent asks, and what a policy observes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, Protocol
+
+from ares_exp.llms.response import LLMResponse
+
+
+class Message(dict[str, Any]):
+    """One chat message that cannot change: `{"role": …, "content": …}` and whatever else the wire format has.
+
+    A dict, so that it serialises and compares as one. Agents keep appending to and editing their own message lists;
+    an observation must stay what it was when it was made.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a message of an LLMRequest cannot change: build a new dict from it")
+
+    __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Message], tuple[dict[str, Any]]]:
+        """Pickles as a plain dict: the default protocol would call `__setitem__`."""
+        return Message, (dict(self),)
+
+
+class FrozenList(tuple[Any, ...]):
+    """A tuple whose items are known to be frozen, so that freezing it again costs nothing."""
+
+    __slots__ = ()
+
+
+def freeze(value: Any) -> Any:
+    """A deep copy of JSON-like `value` that cannot change: dicts become `Message`, lists become tuples."""
+    kind = type(value)
+    if kind is str or kind is Message or kind is FrozenList or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return Message({str(key): freeze(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return FrozenList([item if type(item) is Message else freeze(item) for item in value])
+    if isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"Expected JSON-like data in an LLM request, got {kind.__name__}: {value!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class LLMRequest:
+    """One request to an LLM, independent of any provider's wire format. Immutable, all the way down.
+
+    Attributes:
+        messages: The conversation, oldest first: user, assistant and tool messages. System text is `system_prompt`.
+        max_output_tokens: Bound on generated tokens, or `None` for the engine's own.
+        temperature: Sampling temperature, or `None` for the engine's own; likewise `top_p`, `top_k`.
+        stream: Whether the agent asked for a streamed answer.
+        tools: Tool definitions offered to the model, in the chat-completions form.
+        tool_choice: `"auto"`, `"none"`, `"required"` or a mapping that names one tool.
+        metadata: Free data of the agent's, never interpreted.
+        service_tier: Provider-specific tier name.
+        stop_sequences: Strings that end generation.
+        system_prompt: The system text, or `None`.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    service_tier: str | None = None
+    stop_sequences: Sequence[str] | None = None
+    system_prompt: str | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        """Freezes what is mutable. Messages that are frozen already cost nothing."""
+        for name in ("messages", "tools", "tool_choice", "metadata", "stop_sequences"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, freeze(value))
+
+
+class LLMClient(Protocol):
+    """Whatever answers LLM requests. A policy is an `LLMClient`."""
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request.
+
+        Raises:
+            PolicyError: No answer could be had.
+        """
+        ...
+
+
+REQUEST_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LLMRequest) if f.name != "messages"}

@@ -1,0 +1,95 @@
+"""LLM responses: what a policy answers, i.e. the action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TextData:
+    """A piece of generated text."""
+
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallData:
+    """A call of a tool that the model asks for. `arguments` is the JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one call, as the engine reported them (0 where it did not)."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and generated tokens together."""
+        return self.prompt_tokens + self.generated_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LLMResponse:
+    """One answer of an LLM.
+
+    Attributes:
+        data: The generated pieces, in order.
+        cost: US dollars for this call; 0.0 when no price is known.
+        usage: Token counts.
+        prompt_token_ids, completion_token_ids: Token ids, when the engine gave them.
+        logprobs: Log-probability of each generated token, when the engine gave them.
+        finish_reason: Why generation ended (`"stop"`, `"length"`, …), when the engine said so.
+        model: Name of the model that answered, when known.
+        latency_sec: Seconds from sending the request to having the whole answer, retries included.
+    """
+
+    data: Sequence[TextData | ToolCallData]
+    cost: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+    prompt_token_ids: Sequence[int] | None = None
+    completion_token_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    latency_sec: float | None = None
+
+    @property
+    def text(self) -> str:
+        """All text pieces joined."""
+        return "".join(piece.content for piece in self.data if isinstance(piece, TextData))
+
+    @classmethod
+    def from_text(cls, text: str, **more: Any) -> LLMResponse:
+        """A response that is one piece of text."""
+        return cls([TextData(text)], **more)
+
+
+OPTIONAL_RESPONSE_FIELDS = tuple(item.name for item in fields(LLMResponse) if item.default is None)
+
+
+def piece_to_dict(piece: TextData | ToolCallData) -> dict[str, str]:
+    """A JSON-ready dict of a piece."""
+    if isinstance(piece, TextData):
+        return {"content": piece.content}
+    return {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
+
+
+def piece_from_dict(piece: Mapping[str, Any]) -> TextData | ToolCallData:
+    """Reads back a piece as `piece_to_dict` wrote it.
+
+    Raises:
+        ValueError: `piece` is neither text nor a tool call.
+    """
+    if set(piece) == {"content"}:
+        return TextData(piece["content"])
+    if set(piece) == {"id", "name", "arguments"}:
+        return ToolCallData(piece["id"], piece["name"], piece["arguments"])
+    raise ValueError(f"Expected a text piece or a tool call, got keys {sorted(piece)}")

@@ -1,0 +1,1 @@
+"""Policies: what answers a code agent's LLM requests."""

@@ -1,0 +1,228 @@
+"""The chat-completions policy: any OpenAI-compatible endpoint, with retries, bounds, token usage and cost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+from ares_exp.llms.openai_chat import MaxTokensField, request_to_body, response_from_body
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.wire import WireFormatError
+from ares_exp.policies.endpoint import Endpoint
+from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.retry import Backoff, EndpointError
+
+logger = logging.getLogger(__name__)
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
+class ModelPrice:
+    """What a model costs, in US dollars per million tokens."""
+
+    input_per_million_usd: Annotated[float, Field(ge=0)]
+    output_per_million_usd: Annotated[float, Field(ge=0)]
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    _ = parts.port  # Raises ValueError for one that is out of range.
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("expected a URL such as https://api.openai.com/v1, up to and with the version")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected no user or password in the URL: keys come from the environment (api_key_env)")
+    return url
+
+
+def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
+    if own := sorted({"messages", "model", "n", "stream", "stream_options"}.intersection(extra_body)):
+        raise ValueError(f"cannot set {', '.join(own)}: one whole answer of policy.model to the agent's messages")
+    return extra_body
+
+
+class ChatCompletionsPolicy(SharedPolicy):
+    """Answers requests by `POST {base_url}/chat/completions`.
+
+    A sampling parameter of this policy's wins over the agent's; what the policy leaves `None` is the agent's, and what
+    both leave `None` is the engine's default. `extra_body` wins over all. Answers are asked for whole, also when the
+    agent's request says `stream`. A field of an answer that an `LLMResponse` cannot carry is a warning whatever
+    `strict` says: the answer is paid for.
+    """
+
+    @pydantic.validate_call
+    def __init__(
+        self,
+        *,
+        model: Annotated[str, Field(min_length=1)],
+        base_url: Annotated[str, AfterValidator(_check_url)] = "https://api.openai.com/v1",
+        api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = "OPENAI_API_KEY",
+        temperature: Annotated[float, Field(ge=0)] | None = None,
+        top_p: Annotated[float, Field(gt=0, le=1)] | None = None,
+        max_output_tokens: Annotated[int, Field(gt=0)] | None = None,
+        stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None,
+        seed: int | Literal["episode"] | None = None,
+        timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0,
+        max_retries: Annotated[int, Field(ge=0)] = 5,
+        retry_base_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0,
+        max_retry_wait_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0,
+        max_concurrency: Annotated[int, Field(gt=0)] = 64,
+        max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20,
+        preflight_timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0,
+        prices: Mapping[str, ModelPrice] | None = None,
+        extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)] | None = None,
+        max_tokens_field: MaxTokensField = "max_completion_tokens",
+        strict: bool = True,
+    ) -> None:
+        """Keeps the settings; opens nothing, and reads no key before the first request.
+
+        Args:
+            model: Name of the model, as the endpoint calls it.
+            base_url: URL of the endpoint, up to and with the version.
+            api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
+            temperature: Sampling temperature; `None` keeps the agent's, here and in the next three.
+            top_p: Nucleus sampling.
+            max_output_tokens: Bound on generated tokens.
+            stop_sequences: Strings that end generation.
+            seed: Sampling seed of every request; `"episode"` for the episode's own; `None` sends none.
+            timeout_sec: Bound on one try in seconds, the whole answer included.
+            max_retries: Further tries after 408, 409, 429, 5xx, a failed connection or a timeout.
+            retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
+            max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
+            max_concurrency: Bound on requests under way at once, those that wait for a retry included.
+            max_answer_bytes: Bound on the size of an answer.
+            preflight_timeout_sec: Bound on the check before the run, in seconds.
+            prices: Prices by model name. Without one the cost is what the endpoint reports in `usage.cost`, else 0.0.
+            extra_body: Further fields of the request body, as the endpoint calls them.
+            max_tokens_field: What the endpoint calls the bound on generated tokens.
+            strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
+        """
+        self._model = model
+        self._sampling = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_output_tokens": max_output_tokens,
+            "stop_sequences": stop_sequences,
+        }
+        self._seed = seed
+        self._timeout_sec = timeout_sec
+        self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
+        self._preflight_timeout_sec = preflight_timeout_sec
+        self._prices = dict(prices or {})
+        self._extra_body = dict(extra_body or {})
+        self._max_tokens_field: MaxTokensField = max_tokens_field
+        self._strict = strict
+        self._warned: set[str] = set()
+        self._endpoint = Endpoint(
+            base_url=base_url,
+            api_key_env=api_key_env,
+            max_concurrency=max_concurrency,
+            max_answer_bytes=max_answer_bytes,
+        )
+
+    def __repr__(self) -> str:
+        return f"ChatCompletionsPolicy(model={self._model!r}, base_url={self._endpoint.base_url!r})"
+
+    async def preflight(self) -> None:
+        """Checks that the client is installed, the key is set, and the endpoint answers and takes the key.
+
+        Raises:
+            PreflightError: With the remedy.
+        """
+        await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """The policy itself, or with `seed="episode"` one that sends that episode's seed (its low 31 bits)."""
+        return _Seeded(self, episode.seed % 2**31) if self._seed == "episode" else self
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request.
+
+        Raises:
+            EndpointError: The endpoint gave no answer; `status` says which way.
+            WireFormatError: The request cannot be sent, or the answer is malformed.
+        """
+        return await self.answer(request, seed=self._seed if isinstance(self._seed, int) else None)
+
+    async def answer(self, request: LLMRequest, *, seed: int | None) -> LLMResponse:
+        """Answers one request, sampled with `seed`. Raises what calling the policy does."""
+        body = self._body(request, seed)
+        async with self._endpoint.slots:
+            began = time.perf_counter()
+            answer = await self._post(body)
+            latency_sec = time.perf_counter() - began
+        try:
+            response = response_from_body(answer, strict=False, report=self._warn_once)
+        except WireFormatError as error:
+            message = self._endpoint.scrub(str(error))
+        else:
+            return replace(response, cost=self._cost(response), latency_sec=latency_sec)
+        raise WireFormatError(message)
+
+    async def close(self) -> None:
+        """Closes the connections. Idempotent."""
+        await self._endpoint.close()
+
+    def _body(self, request: LLMRequest, seed: int | None) -> dict[str, Any]:
+        ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
+        if "top_k" in self._extra_body:
+            ours["top_k"] = None
+        request = replace(request, stream=False, **ours)
+        body = request_to_body(
+            request,
+            model=self._model,
+            max_tokens_field=self._max_tokens_field,
+            strict=self._strict,
+            report=self._warn_once,
+        )
+        return body | ({} if seed is None else {"seed": seed}) | self._extra_body
+
+    async def _post(self, body: Mapping[str, Any]) -> Any:
+        for tries in itertools.count(1):
+            try:
+                return await self._endpoint.post(body, timeout_sec=self._timeout_sec)
+            except EndpointError as error:
+                wait_sec = self._backoff.wait_sec(tries, error)
+                logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
+            await asyncio.sleep(wait_sec)
+        raise AssertionError("unreachable: the backoff ends the loop")
+
+    def _cost(self, response: LLMResponse) -> float:
+        price = self._prices.get(response.model or "") or self._prices.get(self._model)
+        if price is None:
+            if not response.cost:
+                self._warn_once(
+                    f"No price is known for model {response.model or self._model!r}: its cost counts as 0.0. "
+                    "Set policy.prices (0 for a free model) to know it."
+                )
+            return response.cost
+        if not response.usage.total_tokens:
+            self._warn_once(f"{self._endpoint.base_url} reports no token usage: costs count as 0.0.")
+        usage = response.usage
+        dollars = usage.prompt_tokens * price.input_per_million_usd
+        dollars += usage.generated_tokens * price.output_per_million_usd
+        return dollars / 1e6
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seeded:
+    """The policy, bound to one episode's seed."""
+
+    policy: ChatCompletionsPolicy
+    seed: int
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self.policy.answer(request, seed=self.seed)

@@ -1,0 +1,42 @@
+"""The oracle: plays the task's own solution, through the agent, as an LLM would."""
+
+from __future__ import annotations
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import SharedPolicy
+
+ORACLE_MODEL = "oracle"
+"""The model name in the oracle's responses: what tells its recordings from an LLM's."""
+
+SOLVE = """I run the task's own solution.
+
+```bash
+/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
+echo "$code" > /logs/agent/exit-code.txt
+cat /logs/agent/oracle.txt
+exit "$code"
+```
+"""
+
+SUBMIT = """The solution has run.
+
+```bash
+echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
+```
+"""
+
+
+class OraclePolicy(SharedPolicy):
+    """Answers the first request of an episode with the solution script, the next with the submit command.
+
+    The environment puts the solution into the container (`needs_solution`), so a task that its oracle does not solve is
+    a broken task, or a broken part of this package: every part of the path is exercised.
+    """
+
+    needs_solution = True
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Solves first, then submits; what was said so far is in the request."""
+        said = any(message["role"] == "assistant" for message in request.messages)
+        return LLMResponse.from_text(SUBMIT if said else SOLVE, model=ORACLE_MODEL, finish_reason="stop")

@@ -1,0 +1,74 @@
+"""The `Policy` protocol: an `LLMClient` that the runner opens, binds to episodes, and closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """Which episode is played.
+
+    Attributes:
+        task_name: Name of the task.
+        attempt: Number of this playing of the task, from 0.
+        seed: Seed of this episode, derived from the run's seed, the task's name and the attempt.
+    """
+
+    task_name: str
+    attempt: int = 0
+    seed: int = 0
+
+
+class Policy(LLMClient, Protocol):
+    """Answers the requests of many episodes, concurrently. A plain `LLMClient` can be used in its place.
+
+    Attributes:
+        needs_solution: Whether the environment must put the task's solution into the container (the oracle).
+    """
+
+    needs_solution: bool
+
+    async def preflight(self) -> None:
+        """Checks, before anything starts, that requests can be answered.
+
+        Raises:
+            PreflightError: With the remedy.
+        """
+        ...
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """What answers the requests of one episode; `self` for a policy that keeps no state.
+
+        Raises:
+            PolicyError: This policy has nothing for that episode.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Releases connections. Idempotent."""
+        ...
+
+
+class SharedPolicy:
+    """The parts of `Policy` that a policy without state per episode need not write again."""
+
+    needs_solution = False
+
+    async def preflight(self) -> None:
+        """Nothing to check."""
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """The policy itself."""
+        return self
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,99 @@
+"""When to try an endpoint again, and after how long."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+
+from ares_exp.errors import PolicyError
+
+
+class EndpointError(PolicyError):
+    """An endpoint gave no answer.
+
+    Attributes:
+        status: HTTP status, or `None` when there was none: no connection, or no answer in time.
+        code: The server's own name for the error (`"context_length_exceeded"`, …), when it gave one.
+        retryable: Whether the same request may succeed later.
+        retry_after_sec: Seconds that the server asked to wait, when it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        retryable: bool = False,
+        retry_after_sec: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retryable = retryable
+        self.retry_after_sec = retry_after_sec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Exponential backoff with jitter that honours Retry-After.
+
+    Attributes:
+        max_retries: Tries after the first one.
+        base_sec: Wait before the first retry, doubled for each further one; each wait is shortened by up to half.
+        max_wait_sec: Longest wait; a server that asks for more is not tried again.
+        rng: Source of the jitter. Timing only: no result depends on it.
+    """
+
+    max_retries: int
+    base_sec: float
+    max_wait_sec: float
+    rng: random.Random = field(default_factory=random.Random, repr=False)
+
+    def wait_sec(self, tries: int, error: EndpointError) -> float:
+        """Seconds to wait after the `tries`-th try (from 1) failed with `error`.
+
+        Raises:
+            EndpointError: There is to be no further try.
+        """
+        if not error.retryable:
+            raise error
+        if tries > self.max_retries:
+            raise _final(error, f"Gave up after {tries} tries (policy.max_retries={self.max_retries}).")
+        if error.retry_after_sec is None:
+            longest = min(self.max_wait_sec, self.base_sec * 2.0 ** min(tries - 1, 60))
+            return longest * self.rng.uniform(0.5, 1.0)
+        if error.retry_after_sec > self.max_wait_sec:
+            raise _final(
+                error,
+                f"The server asks to wait {error.retry_after_sec:.0f} s, "
+                f"more than policy.max_retry_wait_sec={self.max_wait_sec:g}.",
+            )
+        # Never earlier than asked; the jitter keeps those who were refused together from coming back together.
+        return min(self.max_wait_sec, error.retry_after_sec + self.base_sec * self.rng.uniform(0.0, 0.5))
+
+
+def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
+    """Seconds that `Retry-After` asks to wait (a number or an HTTP date), or `None` when it says nothing usable.
+
+    Args:
+        headers: Response headers, by lower-case name.
+        now: Epoch seconds.
+    """
+    text = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - (time.time() if now is None else now)
+        except (ValueError, OverflowError):
+            return None
+    return None if math.isnan(seconds) else max(0.0, seconds)
+
+
+def _final(error: EndpointError, why: str) -> EndpointError:
+    return EndpointError(f"{error} {why}", status=error.status, code=error.code, retry_after_sec=error.retry_after_sec)

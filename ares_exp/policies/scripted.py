@@ -1,0 +1,81 @@
+"""The scripted policy: fixed replies, given in order. Plays whole episodes without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from pydantic import validate_call
+
+from ares_exp.errors import PolicyError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+
+SCRIPTED_MODEL = "scripted"
+
+
+class ScriptedPolicy(SharedPolicy):
+    """Gives each episode its replies from the first one on; concurrent episodes do not share a place."""
+
+    @validate_call
+    def __init__(self, *, replies: list[str] | dict[str, list[str]], repeat_last: bool = False) -> None:
+        """Keeps the replies.
+
+        Args:
+            replies: The replies of every episode, or replies by task name. Names may be globs; an exact name wins, then
+                the first glob that matches, and `"*"` is for all other tasks.
+            repeat_last: Whether the last reply is given again and again once all are used up; if not, that is an error.
+        """
+        self._replies = replies
+        self._repeat_last = repeat_last
+        self._without_episode: LLMClient | None = None
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """The replies for that episode's task, from the first one on.
+
+        Raises:
+            PolicyError: There is no entry for that task.
+        """
+        return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """The next reply of the script for all tasks. For those who use the policy outside of a run."""
+        self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
+        return await self._without_episode(request)
+
+    def _replies_for(self, task_name: str) -> Sequence[str]:
+        if not isinstance(self._replies, Mapping):
+            return self._replies
+        globs = sorted(self._replies, key=lambda pattern: pattern == "*")
+        for pattern in (task_name, *(glob for glob in globs if fnmatchcase(task_name, glob))):
+            if pattern in self._replies:
+                return self._replies[pattern]
+        entries = ", ".join(self._replies) or "none"
+        raise PolicyError(
+            f"Expected replies for task {task_name!r} in policy.replies, which has: {entries}. "
+            "Add an entry for it, or one for '*'."
+        )
+
+
+class _Script:
+    """One episode's replies and its place in them."""
+
+    def __init__(self, task_name: str, replies: Sequence[str], repeat_last: bool) -> None:
+        self._task_name = task_name
+        self._replies = replies
+        self._repeat_last = repeat_last
+        self._position = 0
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """The next reply."""
+        position, count = self._position, len(self._replies)
+        if position >= count and not (self._repeat_last and count):
+            raise PolicyError(
+                f"The script for task {self._task_name!r} has {count} replies, and the agent asks for one more "
+                f"(request {position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
+            )
+        self._position += 1
+        return LLMResponse.from_text(
+            self._replies[min(position, count - 1)], model=SCRIPTED_MODEL, finish_reason="stop"
+        )

@@ -1,0 +1,85 @@
+"""The run directory: the name of every output file, once, and the two ways in which files are written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import ConfigError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all, and survives a power cut once this returns."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def append_line(path: Path, data: Mapping[str, Any]) -> None:
+    """Appends one JSON line with a single write, durably: a reader may find a torn last line only after a crash."""
+    line = json.dumps(data, ensure_ascii=False) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunDir:
+    """Where one run writes."""
+
+    def __init__(self, path: Path) -> None:
+        """Names the files; touches nothing."""
+        self.path = path
+        self.config = path / "config.yaml"
+        self.provenance = path / "provenance.json"
+        self.episodes = path / "episodes.jsonl"
+        self.summary = path / "summary.json"
+        self.trajectories = path / "trajectories"
+        self.verifier = path / "verifier"
+        self.log = path / "run.log"
+
+    def claim(self) -> None:
+        """Makes the directory and the (empty) episodes file.
+
+        Raises:
+            ConfigError: Another run has written here already, or nothing can be written here.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.episodes.touch(exist_ok=False)
+        except FileExistsError:
+            raise ConfigError(
+                f"Expected a run directory of this run's own, but {self.path} holds another run. "
+                "Choose a fresh one with `hydra.run.dir=…`, or start again a second later."
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
+
+    def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
+        """Writes indented JSON, atomically."""
+        write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    def append_episode(self, data: Mapping[str, Any]) -> None:
+        """Appends a line to `episodes.jsonl`."""
+        append_line(self.episodes, data)

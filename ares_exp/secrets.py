@@ -1,0 +1,92 @@
+"""Keeps secrets off the disk and out of the logs: which names hold one, and how values are masked.
+
+A value is masked when its key says that it is a secret, when it contains the value of an environment variable that
+says so, or when it is the user part of a URL. What names the place of a secret (`api_key_env`), counts tokens
+(`max_output_tokens`) or is a plain reference (`${OPENAI_API_KEY}`) is no secret and stays.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MASK = "***"
+
+# fmt: off
+_SECRET_WORDS = frozenset({"auth", "authorization", "bearer", "cookie", "cookies", "passwd", "pwd"})
+_SECRET_PARTS = ("apikey", "credential", "passphrase", "password", "secret")
+# A lone `key` or `token` is a secret unless the word before it says which other kind it is.
+_OTHER_KEYS = frozenset({
+    "cache", "dict", "foreign", "group", "index", "json", "metric", "primary", "public", "reward", "sort", "step",
+    "task",
+})
+_OTHER_TOKENS = frozenset({"bos", "cls", "end", "eos", "mask", "pad", "per", "sep", "special", "start", "stop", "unk"})
+# `api_key_env`, `credentials_file`: the place of a secret.
+_PLACES = frozenset({"dir", "env", "file", "name", "path", "sock", "url"})
+# fmt: on
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_REFERENCE = re.compile(r"\$\{\w+\}|\$\w+")
+_INLINE_KEY = re.compile(r"([\w-]+)['\"]?\s*[:=]")
+
+
+def is_sensitive(key: str) -> bool:
+    """Whether a value under `key` is to be taken for a secret."""
+    words = [word.lower() for word in _WORD.findall(key)]
+    if not words or words[-1] in _PLACES:
+        return False
+    if not _SECRET_WORDS.isdisjoint(words) or any(part in key.lower() for part in _SECRET_PARTS):
+        return True
+    before = words[-2] if len(words) > 1 else ""
+    return (words[-1] in {"key", "keys"} and before not in _OTHER_KEYS) or (
+        words[-1] == "token" and before not in _OTHER_TOKENS
+    )
+
+
+def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a nested, JSON-ready config without secrets.
+
+    Only strings are masked: numbers, booleans and `None` under a sensitive key are kept.
+    """
+    known = _known_secrets()
+    return {str(key): _scrub(value, is_sensitive(str(key)), known) for key, value in config.items()}
+
+
+def scrub_argv(argv: Iterable[str]) -> list[str]:
+    """Command-line arguments with the values of sensitive `key=value` overrides masked."""
+    known = _known_secrets()
+    return [_scrub_argument(argument, known) for argument in argv]
+
+
+def _scrub(value: Any, sensitive: bool, known: tuple[str, ...]) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _scrub(item, sensitive or is_sensitive(str(key)), known) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_scrub(item, sensitive, known) for item in value]
+    if not isinstance(value, str):
+        return value
+    if sensitive and value and not _REFERENCE.fullmatch(value):
+        return MASK
+    return _scrub_text(value, known)
+
+
+def _scrub_text(text: str, known: tuple[str, ...]) -> str:
+    for secret in known:
+        text = text.replace(secret, MASK)
+    return _URL_USER.sub(MASK, text)
+
+
+def _scrub_argument(argument: str, known: tuple[str, ...]) -> str:
+    key, equals, value = argument.partition("=")
+    if equals and (is_sensitive(key) or any(is_sensitive(inner) for inner in _INLINE_KEY.findall(value))):
+        return f"{key}={MASK}"
+    return _scrub_text(argument, known)
+
+
+def _known_secrets() -> tuple[str, ...]:
+    """Values of sensitive environment variables, the longest first; short ones would mask ordinary words."""
+    values = {value for name, value in os.environ.items() if is_sensitive(name) and len(value) >= 8}
+    return tuple(sorted(values, key=len, reverse=True))

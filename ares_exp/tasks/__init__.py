@@ -1,0 +1,1 @@
+"""Tasks: what is to be solved, and how a solution is scored."""

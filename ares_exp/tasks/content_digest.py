@@ -1,0 +1,46 @@
+"""The content digest of a Harbor task, as Harbor computes it: equal digests, equal tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
+_FOLDERS = ("environment", "tests", "solution", "steps")
+_DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
+
+
+def content_digest(root: Path) -> str:
+    """`sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
+
+    File modes and empty directories do not count, nor does what the task's `.gitignore` names (without one: bytecode
+    caches, editor backups, `.DS_Store`). Reads every file.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    total = hashlib.sha256()
+    for relative in sorted(_relevant(root)):
+        with (root / relative).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{relative}\0{content}\n".encode(errors="surrogateescape"))
+    return f"sha256:{total.hexdigest()}"
+
+
+def _relevant(root: Path) -> Iterator[str]:
+    import pathspec
+
+    gitignore = root / ".gitignore"
+    lines = gitignore.read_text(encoding="utf-8").splitlines() if gitignore.is_file() else _DEFAULT_IGNORES
+    ignored = pathspec.GitIgnoreSpec.from_lines(lines)
+    return (relative for relative in _present(root) if not ignored.match_file(relative))
+
+
+def _present(root: Path) -> Iterator[str]:
+    yield from (name for name in _FILES if (root / name).is_file())
+    for folder in _FOLDERS:
+        for directory, _, names in os.walk(root / folder):
+            paths = (Path(directory, name) for name in names)
+            yield from (path.relative_to(root).as_posix() for path in paths if path.is_file())

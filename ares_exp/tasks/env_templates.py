@@ -1,0 +1,68 @@
+"""Templates in the `env` tables of task.toml: `${NAME}` and `${NAME:-default}`, filled from the host's environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from ares_exp.errors import TaskError
+from ares_exp.secrets import is_sensitive
+
+_TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MIN_SECRET_LENGTH = 8
+
+
+def resolve(value: str, host: Mapping[str, str]) -> str:
+    """The value itself, or what it stands for when the whole of it is one template.
+
+    A variable that is set counts even when it is empty, unlike in a shell.
+
+    Raises:
+        KeyError: The variable is not set and there is no default; the argument is its name.
+    """
+    match = _TEMPLATE.fullmatch(value)
+    if match is None:
+        return value
+    name, default = match.groups()
+    if name in host:
+        return host[name]
+    if default is None:
+        raise KeyError(name)
+    return str(default)
+
+
+def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Resolves a whole `env` table; `where` names it in messages, such as `task.toml: [verifier.env]`.
+
+    Raises:
+        TaskError: A host variable is missing, or a name or value cannot be a variable's.
+    """
+    resolved = {}
+    for key, value in table.items():
+        if not _NAME.fullmatch(key) or "\0" in value:
+            raise TaskError(f"{where} {key!r}: expected a variable name (letters, digits, _) and a value without NUL.")
+        try:
+            resolved[key] = resolve(value, host)
+        except KeyError as error:
+            name = error.args[0]
+            raise TaskError(
+                f"{where} {key}: expected the host variable {name!r} to be set, it is not. "
+                f"Set it before the run, or give the template a default: ${{{name}:-…}}."
+            ) from None
+    return resolved
+
+
+def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Host values that the tables refer to by a name that looks sensitive, longest first.
+
+    Values shorter than 8 characters are left out: they also occur by chance.
+    """
+    secrets = set()
+    for table in tables:
+        for key, value in table.items():
+            match = _TEMPLATE.fullmatch(value)
+            if match and (is_sensitive(key) or is_sensitive(match[1])):
+                secrets.add(host.get(match[1], ""))
+    return tuple(sorted((value for value in secrets if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True))

@@ -1,0 +1,132 @@
+"""`[environment]` of task.toml: image, resources, network, and what runs beside the agent."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ares_exp.tasks.mcp_server import McpServer
+from ares_exp.tasks.network_policy import AllowedHost, NetworkMode, NetworkPolicy, check_hosts_fit
+from ares_exp.tasks.toml_table import EnvVars, Seconds, TomlTable
+
+_UNITS_IN_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+
+
+def parse_size_mb(text: str) -> int:
+    """Megabytes of a legacy size string such as `"1.5G"`, truncated.
+
+    Raises:
+        ValueError: Not a number followed by one of G, M, K.
+    """
+    size = text.strip().upper()
+    try:
+        megabytes = float(size[:-1]) * _UNITS_IN_MB[size[-1:]]
+    except (KeyError, ValueError):
+        megabytes = math.nan
+    if not math.isfinite(megabytes):
+        raise ValueError(f'expected a number followed by G, M or K (such as "2G"), got {text!r}')
+    return int(megabytes)
+
+
+def _named_size_mb(key: str, size: str) -> int:
+    try:
+        return parse_size_mb(size)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def translate_legacy_sizes(table: object) -> object:
+    """Rewrites `memory = "2G"` to `memory_mb = 2048`, and `storage` likewise. A size that is no string is dropped.
+
+    Raises:
+        ValueError: The string is no size, or contradicts the new key.
+    """
+    if not isinstance(table, Mapping):
+        return table
+    new: dict[str, Any] = dict(table)
+    for old_key, key in (("memory", "memory_mb"), ("storage", "storage_mb")):
+        size = new.pop(old_key, None)
+        if isinstance(size, str):
+            megabytes = _named_size_mb(old_key, size)
+            if new.setdefault(key, megabytes) != megabytes:
+                raise ValueError(f"{old_key} = {size!r} contradicts {key} = {new[key]!r}. Keep {key} alone")
+    return new
+
+
+def _whole_as_int(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number of cpus, got {number}")
+    return int(number) if number == int(number) else number
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _topology(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)+", text):
+        raise ValueError(f'expected two or more positive integers joined by x (such as "2x4"), got {text!r}')
+    return text
+
+
+class Tpu(TomlTable):
+    """`tpu`: an accelerator and how its chips are wired."""
+
+    type: Annotated[str, Field(min_length=1)]
+    topology: Annotated[str, AfterValidator(_topology)]
+
+    @property
+    def chips(self) -> int:
+        """Number of chips: the product of the topology."""
+        return math.prod(int(side) for side in self.topology.split("x"))
+
+
+class HealthCheck(TomlTable):
+    """`healthcheck`: a command that must succeed before the agent may start."""
+
+    command: str
+    interval_sec: Seconds = 5.0
+    timeout_sec: Seconds = 30.0
+    start_period_sec: Seconds = 0.0
+    start_interval_sec: Seconds = 5.0
+    retries: int = 3
+
+
+class EnvironmentSection(TomlTable):
+    """`[environment]`; `[verifier.environment]` has the same keys."""
+
+    docker_image: str | None = None
+    os: Annotated[Literal["linux", "windows"], BeforeValidator(_lower)] = "linux"
+    build_timeout_sec: Seconds = 600.0
+    cpus: Annotated[float, AfterValidator(_whole_as_int)] | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int | None = None
+    gpu_types: tuple[str, ...] | None = None
+    tpu: Tpu | None = None
+    workdir: str | None = None
+    env: EnvVars = Field(default_factory=dict)
+    mcp_servers: tuple[McpServer, ...] = ()
+    skills_dir: str | None = None
+    healthcheck: HealthCheck | None = None
+    network_mode: NetworkMode = "public"
+    allowed_hosts: tuple[AllowedHost, ...] | None = None
+    allow_internet: bool | None = None
+
+    _legacy_sizes = model_validator(mode="before")(translate_legacy_sizes)
+
+    @model_validator(mode="after")
+    def _hosts_fit_the_mode(self) -> Self:
+        check_hosts_fit(self.network.mode, self.allowed_hosts)
+        return self
+
+    @property
+    def network(self) -> NetworkPolicy:
+        """The policy in force, the legacy `allow_internet` taken into account."""
+        legacy_off = self.allow_internet is False and not {"network_mode", "allowed_hosts"} & self.model_fields_set
+        mode: NetworkMode = "no-network" if legacy_off else self.network_mode
+        return NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))

@@ -1,0 +1,40 @@
+"""The instruction text that an agent is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ares_exp.errors import TaskError
+
+
+def strip_canary(text: str) -> str:
+    """Drops leading canary lines, then leading blank lines.
+
+    A canary line is a one-line HTML comment or a line starting with `#` that contains the word "canary": a marker
+    against training on the file, not meant for the agent.
+    """
+    lines = text.split("\n")
+    while lines and _is_canary(lines[0].strip()):
+        lines.pop(0)
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    return "\n".join(lines)
+
+
+def _is_canary(line: str) -> bool:
+    is_comment = line.startswith("<!--") and line.endswith("-->")
+    return "canary" in line.lower() and (is_comment or line.startswith("#"))
+
+
+def read_instruction(path: Path) -> str:
+    """The instruction in `path` as the agent sees it; may be empty.
+
+    Raises:
+        TaskError: The file is missing or no UTF-8 text.
+    """
+    try:
+        return strip_canary(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TaskError(f"{path}: expected the text that the agent is given, found no file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: expected readable UTF-8 text, got: {error}.") from None

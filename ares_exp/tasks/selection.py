@@ -1,0 +1,114 @@
+"""Selection: which tasks of a set are played (`env.tasks`, `env.exclude`, `env.limit`)."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
+
+from ares_exp.errors import ConfigError
+from ares_exp.tasks.positions import is_position, parse_position
+
+log = logging.getLogger(__name__)
+
+SHOWN_NAMES = 20
+
+
+class Named(Protocol):
+    """Anything that has a name."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+
+T = TypeVar("T", bound=Named)
+Entries = str | int | Sequence[str | int] | None
+
+
+def select(
+    tasks: Sequence[T],
+    *,
+    tasks_selector: Entries = None,
+    exclude: str | Sequence[str] | None = None,
+    limit: int | None = None,
+    preset: str = "harbor",
+) -> list[T]:
+    """Picks tasks: the union of the entries in the order of the set, less `exclude`, cut to `limit`.
+
+    Args:
+        tasks: The whole set.
+        tasks_selector: Entries, or one: a name or shell-style glob (case counts), an index `5`, a slice `0:10`, a shard
+            `@2/8`. A task whose name looks like a position is meant by its name. `None` or none at all: every task.
+        exclude: Globs of names to leave out.
+        limit: At most so many, the first ones.
+        preset: Name of the environment, for messages.
+
+    Raises:
+        ConfigError: Bad syntax, an index out of range, nothing matched, nothing left; the message lists what there is.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"Expected `env.limit` to be at least 1, got {limit}. Use env.limit=null for no limit.")
+    if not tasks:
+        raise ConfigError(f"Expected env={preset} to have tasks, it has none. Set env.path to a folder of tasks.")
+    entries = _as_strings(tasks_selector)
+    picked = _union(tasks, entries, preset) if entries else list(tasks)
+    globs = _as_strings(exclude)
+    left = [task for task in picked if not any(fnmatchcase(task.name, glob) for glob in globs)]
+    if not left:
+        raise ConfigError(
+            f"Expected env={preset} to have a task left, but `env.exclude` {_quoted(globs)} leaves none of "
+            f"{len(picked)}. {_available(tasks, preset)}"
+        )
+    return left[:limit]
+
+
+def _as_strings(entries: Entries) -> list[str]:
+    """A list of entries, however few were written."""
+    if entries is None:
+        return []
+    return [str(entries)] if isinstance(entries, str | int) else [str(entry) for entry in entries]
+
+
+def _union(tasks: Sequence[T], entries: Sequence[str], preset: str) -> list[T]:
+    matches = {entry: _matching(tasks, entry, preset) for entry in entries}
+    chosen = set().union(*matches.values())
+    unmatched = [entry for entry, found in matches.items() if not found]
+    if not chosen:
+        raise ConfigError(
+            f"Expected `env.tasks` to match a task, got {_quoted(unmatched)}.{_closest(tasks, unmatched)} "
+            f"{_available(tasks, preset)}"
+        )
+    for entry in unmatched:
+        log.warning("env.tasks: %r matches no task of env=%s.%s", entry, preset, _closest(tasks, [entry]))
+    return [task for task in tasks if task.name in chosen]
+
+
+def _matching(tasks: Sequence[T], entry: str, preset: str) -> set[str]:
+    """Names of the tasks that one entry means."""
+    names = [task.name for task in tasks]
+    if entry in names:
+        return {entry}
+    if not is_position(entry):
+        return {name for name in names if fnmatchcase(name, entry)}
+    try:
+        return set(parse_position(entry)(names))
+    except (ValueError, LookupError) as error:
+        raise ConfigError(f"`env.tasks` {entry!r}: {error}. {_available(tasks, preset)}") from None
+
+
+def _closest(tasks: Sequence[T], entries: Sequence[str]) -> str:
+    names = [task.name for task in tasks]
+    close = [name for entry in entries for name in difflib.get_close_matches(entry, names, n=3)]
+    return f" Did you mean {_quoted(close)}?" if close else ""
+
+
+def _available(tasks: Sequence[T], preset: str) -> str:
+    shown = ", ".join(f"{index} {task.name}" for index, task in enumerate(tasks[:SHOWN_NAMES]))
+    more = f", and {len(tasks) - SHOWN_NAMES} more" if len(tasks) > SHOWN_NAMES else ""
+    return f"env={preset} has {len(tasks)} tasks: {shown}{more}."
+
+
+def _quoted(texts: Sequence[str]) -> str:
+    return ", ".join(repr(text) for text in texts)

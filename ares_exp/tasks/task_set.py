@@ -1,0 +1,87 @@
+"""Task sets: a folder of Harbor tasks, or one task on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ares_exp.errors import TaskError
+from ares_exp.tasks.harbor import TASK_TOML, HarborTask, load_task
+
+SAMPLES = Path(__file__).parent / "samples"
+"""The bundled sample tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTask:
+    """A directory of a task set that is no valid task, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """What a path holds: tasks in order of their directories' names, and what was skipped."""
+
+    path: Path
+    tasks: tuple[HarborTask, ...]
+    skipped: tuple[SkippedTask, ...] = ()
+
+
+def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], list[SkippedTask]]:
+    """Loads every task among the direct children of `folder`, sorted by name.
+
+    Returns:
+        The tasks; and the directories that hold no valid task, with the reason. Plain files are passed over, and so
+        are hidden directories without a task.toml.
+
+    Raises:
+        OSError: `folder` cannot be read.
+    """
+    tasks: dict[str, HarborTask] = {}
+    skipped: list[SkippedTask] = []
+    for child in sorted(Path(folder).iterdir(), key=lambda path: path.name):
+        if not child.is_dir() or (child.name.startswith(".") and not (child / TASK_TOML).exists()):
+            continue
+        try:
+            task = _load_child(child, reward_key, known=tasks)
+        except (TaskError, OSError) as error:
+            skipped.append(SkippedTask(child.name, str(error)))
+        else:
+            tasks[task.name] = task
+    return list(tasks.values()), skipped
+
+
+def _load_child(child: Path, reward_key: str | None, *, known: dict[str, HarborTask]) -> HarborTask:
+    """Loads one task of a set; here a container definition is asked for too, and a name of its own."""
+    task = load_task(child, reward_key=reward_key)
+    if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
+        raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")
+    if task.name in known:
+        raise TaskError(f"{child}: its name {task.name!r} is taken by {known[task.name].path}. Rename the directory.")
+    return task
+
+
+def load_task_set(path: str | Path, *, reward_key: str | None = None) -> TaskSet:
+    """Loads `path`: one task if it holds a task.toml, else a folder of tasks.
+
+    Args:
+        path: A directory; `~` is understood.
+        reward_key: Which key of `reward.json` is the reward, if neither `reward` nor the only one.
+
+    Raises:
+        TaskError: There is no such directory, the one task is invalid, or none of the folder's tasks is valid.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise TaskError(
+            f"{root}: expected a task or a folder of tasks, found no such directory. Set env.path=<directory>."
+        )
+    if (root / TASK_TOML).exists():
+        return TaskSet(root.resolve(), (load_task(root, reward_key=reward_key),))
+    tasks, skipped = scan_tasks(root, reward_key=reward_key)
+    if not tasks:
+        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped[:5]) or "it has no sub-directories"
+        raise TaskError(f"{root}: expected directories with a task.toml, found no valid task ({reasons}).")
+    return TaskSet(root.resolve(), tuple(tasks), tuple(skipped))

@@ -1,0 +1,71 @@
+"""`TimeLimits`: the run's word on how long each phase of an episode may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from ares_exp.errors import ConfigError
+from ares_exp.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Turns a task's time limits into those in force: `min(override or the task's, max) * multiplier`.
+
+    Attributes:
+        timeout_multiplier: Stretches every limit that has no multiplier of its own.
+        agent_timeout_sec: Replaces the task's agent limit; `None` and 0 do not.
+        agent_timeout_max_sec: Caps the agent limit, before it is multiplied; `None` and 0 do not.
+        agent_timeout_multiplier: Stretches the agent limit in place of `timeout_multiplier`.
+        verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same for the verifier.
+        environment_build_timeout_multiplier: The same for building and starting the container.
+
+    Raises:
+        ConfigError: A limit is negative, or a multiplier not positive.
+    """
+
+    timeout_multiplier: float = 1.0
+    agent_timeout_sec: float | None = None
+    agent_timeout_max_sec: float | None = None
+    agent_timeout_multiplier: float | None = None
+    verifier_timeout_sec: float | None = None
+    verifier_timeout_max_sec: float | None = None
+    verifier_timeout_multiplier: float | None = None
+    environment_build_timeout_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name))
+
+    def agent(self, task: Task) -> float | None:
+        """Seconds that the whole agent phase may take; `None` is unlimited."""
+        return self._limit(
+            self.agent_timeout_sec or task.agent_timeout_sec, self.agent_timeout_max_sec, self.agent_timeout_multiplier
+        )
+
+    def verifier(self, task: Task) -> float | None:
+        """Seconds that verification may take; `None` is unlimited (the task says `inf`)."""
+        return self._limit(
+            self.verifier_timeout_sec or task.verifier_timeout_sec,
+            self.verifier_timeout_max_sec,
+            self.verifier_timeout_multiplier,
+        )
+
+    def start(self, task: Task) -> float:
+        """Seconds that building, creating and starting the container may take; may be `inf`."""
+        limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
+        return math.inf if limit is None else limit
+
+    def _limit(self, own: float | None, cap: float | None, multiplier: float | None) -> float | None:
+        seconds = min(math.inf if own is None else own, cap or math.inf)
+        seconds *= self.timeout_multiplier if multiplier is None else multiplier
+        return None if seconds == math.inf else seconds
+
+
+def _check(key: str, value: float | None) -> None:
+    is_multiplier = key.endswith("multiplier")
+    if value is None or (0 < value < math.inf) or (not is_multiplier and value in (0, math.inf)):
+        return
+    expected = "a positive number" if is_multiplier else "a number of seconds, 0 or more"
+    raise ConfigError(f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null for none.")

@@ -1,0 +1,142 @@
+"""Verification: runs a task's tests in the agent's container and brings the reward home."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ares_exp.containers.container import Container, ExecResult, User
+from ares_exp.errors import (
+    AddTestsDirError,
+    DownloadVerifierDirError,
+    RewardFileNotFoundError,
+    TransferError,
+    VerifierError,
+)
+from ares_exp.secrets import MASK
+from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
+from ares_exp.tasks.task import Verdict
+
+TESTS_DIR = "/tests"
+VERIFIER_DIR = "/logs/verifier"
+TEST_OUTPUT = "test-stdout.txt"
+MAX_REDACTED_BYTES = 64 * 1024 * 1024
+_SHOWN_OUTPUT_BYTES = 2000
+
+
+async def run_tests(container: Container, tests: Path, *, env: Mapping[str, str], user: User | None) -> ExecResult:
+    """Uploads the directory `tests` and runs its `test.sh`. The exit code means nothing: the reward file counts.
+
+    Raises:
+        AddTestsDirError: The tests could not be copied into the container.
+        VerifierError: Old reward files could not be removed, or the script not be made executable.
+        ContainerError: The container failed.
+    """
+    # An agent may have left a reward, or a directory in its place.
+    await _as_root(container, f"rm -rf {VERIFIER_DIR}/{REWARD_TXT} {VERIFIER_DIR}/{REWARD_JSON}")
+    try:
+        await container.upload(tests, TESTS_DIR)
+    except TransferError as error:
+        raise AddTestsDirError(f"The tests in {tests} could not be copied to {TESTS_DIR}: {error}") from error
+    await _as_root(container, f"chmod +x {TESTS_DIR}/test.sh")
+    return await container.exec(f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1", env=env, user=user)
+
+
+async def _as_root(container: Container, command: str) -> None:
+    result = await container.exec(command, cwd="/", user="root")
+    if result.exit_code != 0:
+        raise VerifierError(
+            f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"
+        )
+
+
+async def fetch_verdict(
+    container: Container, folder: Path, *, reward_key: str | None, secrets: Sequence[str], run: ExecResult
+) -> Verdict:
+    """Downloads the verifier's output into `folder`, blanks `secrets` in it, and reads the reward.
+
+    Raises:
+        DownloadVerifierDirError: The output could not be copied out of the container.
+        RewardFileNotFoundError: The tests wrote no reward; the message shows the end of what they printed.
+        VerifierError: They wrote something that is no reward.
+    """
+    await asyncio.to_thread(_forget_rewards, folder)
+    try:
+        await container.download(VERIFIER_DIR, folder)
+    except TransferError as error:
+        raise DownloadVerifierDirError(f"{VERIFIER_DIR} could not be copied out of the container: {error}") from error
+    await asyncio.to_thread(_redact, folder, secrets)
+    try:
+        return await asyncio.to_thread(read_verdict, folder, reward_key=reward_key)
+    except RewardFileNotFoundError as error:
+        printed = await asyncio.to_thread(_end_of_output, folder)
+        raise RewardFileNotFoundError(f"{error} test.sh ended with exit code {run.exit_code}; {printed}") from None
+
+
+def _forget_rewards(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (REWARD_JSON, REWARD_TXT):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _redact(folder: Path, secrets: Sequence[str]) -> None:
+    """Blanks secrets in every plain file; a file too large to search is removed rather than kept unsearched."""
+    for path in folder.rglob("*") if secrets else ():
+        if path.is_symlink() or not path.is_file():
+            continue
+        if path.stat().st_size > MAX_REDACTED_BYTES:
+            path.unlink()
+            continue
+        found = data = path.read_bytes()
+        for secret in secrets:
+            data = data.replace(secret.encode(errors="surrogateescape"), MASK.encode())
+        if data != found:
+            path.write_bytes(data)
+
+
+def _end_of_output(folder: Path) -> str:
+    path = folder / TEST_OUTPUT
+    if path.is_symlink() or not path.is_file():
+        return "it left no output."
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _SHOWN_OUTPUT_BYTES))
+        text = file.read().decode("utf-8", errors="replace").strip()
+    return f"the end of its output:\n{text}" if text else "it printed nothing."
+
+
+async def verify(
+    container: Container,
+    *,
+    tests: Path,
+    env: Mapping[str, str],
+    user: User | None,
+    output_dir: Path | None,
+    reward_key: str | None,
+    secrets: Sequence[str] = (),
+) -> Verdict:
+    """Runs the tests and reads the reward. Has no time limit of its own: the caller bounds it.
+
+    Args:
+        container: The agent's container.
+        tests: The task's `tests/` directory on the host.
+        env: Variables of the test script.
+        user: Who runs the script; `None` is the image's user.
+        output_dir: Where to leave the verifier's files on the host; `None`: nowhere.
+        reward_key: Which key of `reward.json` is the reward, if not the obvious one.
+        secrets: Values to blank in the files that are kept.
+
+    Raises:
+        VerifierError: There is no usable reward; the class says why.
+        ContainerError: The container failed.
+    """
+    run = await run_tests(container, tests, env=env, user=user)
+    if output_dir is not None:
+        return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="ares-exp-verifier-"))
+    try:
+        return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Trackers: where a run's metrics go."""

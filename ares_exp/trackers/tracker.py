@@ -1,0 +1,59 @@
+"""The `Tracker` protocol: where a run's metrics go. A tracker is never on the critical path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ares_exp.results import EpisodeResult, RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker is told about the run.
+
+    Attributes:
+        run_dir: The run directory; everything that a tracker writes stays below it.
+        name: Name for people.
+        run_id: Unique; a resumed run keeps it.
+        config: The resolved config, JSON-ready, without secrets.
+        provenance: What `collect_provenance` found.
+        group: The sweep or series that the run belongs to, if any.
+        job_type: Kind of run within its group, if any.
+        tags: Labels.
+    """
+
+    run_dir: Path
+    name: str
+    run_id: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
+    job_type: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class Tracker(Protocol):
+    """Receives what happens in a run: `start`, any number of `log_episode`, `finish`.
+
+    No method raises: what goes wrong is logged once and counted in `failures`.
+    """
+
+    @property
+    def failures(self) -> int:
+        """How many times the tracker failed so far."""
+        ...
+
+    def start(self, run: RunInfo) -> None:
+        """Begins. Returns at once: slow work goes on behind."""
+        ...
+
+    def log_episode(self, result: EpisodeResult) -> None:
+        """Records a finished episode. Returns at once."""
+        ...
+
+    def finish(self, summary: RunSummary) -> None:
+        """Records the totals and releases everything. May block, within its own bound: call it in a thread."""
+        ...

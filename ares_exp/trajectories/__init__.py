@@ -1,0 +1,1 @@
+"""Trajectories: recording, storing and loading what happened."""

@@ -1,0 +1,1 @@
+"""Gymnasium faces of an environment."""

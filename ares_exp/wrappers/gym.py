@@ -1,0 +1,120 @@
+"""`GymWrapper`: an asynchronous environment as an ordinary `gymnasium.Env`.
+
+It runs the coroutines of `AsyncGymWrapper` on an event loop thread of its own. Vector environments work too:
+`SyncVectorEnv`, and `AsyncVectorEnv(shared_memory=False)`, as shared memory cannot hold chat requests. Give those a
+factory that builds the environment: a running one cannot move to another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+import gymnasium
+
+from ares_exp.environments.environment import Environment
+from ares_exp.errors import EpisodeStateError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep, Info
+from ares_exp.wrappers.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+
+class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
+    """Shows an environment as a `gymnasium.Env`. `with` closes the environment.
+
+    The environment lives on one event loop in one thread, from the first call to `close()`. Without `close()`, the
+    same is done when the wrapper is garbage collected or the interpreter exits.
+    """
+
+    def __init__(self, env: Environment, *, allow_running_loop: bool = False) -> None:
+        """Wraps `env`, which the wrapper then owns.
+
+        Args:
+            env: The environment; not yet used on another event loop.
+            allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
+        """
+        self._gym = AsyncGymWrapper(env)
+        self._loop_thread = LoopThread(f"gym of {type(env).__name__}")
+        self._allow_running_loop = allow_running_loop
+        self.observation_space = self._gym.observation_space
+        self.action_space = self._gym.action_space
+        self._finalizer = weakref.finalize(self, self._loop_thread.close, self._gym.close)
+
+    @property
+    def environment(self) -> Environment:
+        """The wrapped environment. Its coroutines belong on this wrapper's loop only."""
+        return self._gym.environment
+
+    @property
+    def loop_thread(self) -> LoopThread:
+        """Where the environment runs; another thread can interrupt a call there."""
+        return self._loop_thread
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[LLMRequest, Info]:
+        """Starts an episode; see `AsyncGymWrapper.reset`.
+
+        Raises:
+            RuntimeError: Called inside a running event loop, after `close()`, or in a fork of the process that
+                started the environment.
+        """
+        super().reset(seed=seed)
+        return self._run(lambda: self._gym.reset(seed=seed, options=options))
+
+    def step(self, action: LLMResponse) -> GymStep:
+        """Applies `action`; see `AsyncGymWrapper.step`.
+
+        Raises:
+            RuntimeError: As `reset`.
+        """
+        return self._run(lambda: self._gym.step(action))
+
+    def close(self) -> None:
+        """Cancels a call under way in another thread, closes the environment, ends the loop. Idempotent."""
+        self._end(self._gym.close)
+
+    def __enter__(self) -> GymWrapper:
+        """Enters the wrapped environment."""
+        try:
+            self._run(self._gym.__aenter__)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Leaves the wrapped environment, which learns why; that closes it."""
+        self._end(lambda: self._gym.__aexit__(exc_type, exc, traceback))
+        return False
+
+    def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self._check_no_running_loop()
+        if not self._finalizer.alive:
+            raise EpisodeStateError("This GymWrapper has been closed. Wrap a new environment.")
+        return self._loop_thread.run(function())
+
+    def _end(self, farewell: Callable[[], Awaitable[None]]) -> None:
+        if self._finalizer.alive:
+            self._check_no_running_loop()
+            if self._finalizer.detach():
+                self._loop_thread.close(farewell)
+
+    def _check_no_running_loop(self) -> None:
+        if self._allow_running_loop:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise RuntimeError(
+            "A GymWrapper was called inside a running event loop, which it would block. Use AsyncGymWrapper "
+            "(`wrap_as_gym(env, async_mode=True)`) and await its methods; in a notebook, "
+            "`wrap_as_gym(env, allow_running_loop=True)` blocks on purpose."
+        )

@@ -1,0 +1,143 @@
+"""`GymInThread`: awaits the blocking methods of a `GymWrapper`, which run in one worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ares_exp.errors import EpisodeStateError
+from ares_exp.wrappers.async_gym import GymStep, Info
+from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.loop_thread import CANCEL_GRACE_SEC, CLOSE_LIMIT_SEC
+
+_CLOSE_LIMIT_SEC = CLOSE_LIMIT_SEC + 6 * CANCEL_GRACE_SEC
+_JOIN_LIMIT_SEC = 1.0
+
+
+class GymInThread:
+    """The methods of a `GymWrapper`, to be awaited.
+
+    Cancelling an awaiting task cancels the environment's coroutine and waits, bounded, for it to unwind. The worker is
+    a daemon thread of its own: a pool's threads are joined when the interpreter exits, for ever if one is stuck.
+    """
+
+    def __init__(self, gym: GymWrapper) -> None:
+        """Takes over `gym`, which only the worker thread calls from now on."""
+        self._gym = gym
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=_work, args=(self._jobs,), name="gym caller", daemon=True)
+        self._dismiss_worker = weakref.finalize(self, self._jobs.put, None)
+
+    async def reset(self) -> tuple[Any, Info]:
+        """Starts an episode."""
+        result: tuple[Any, Info] = await self._call(self._gym.reset)
+        return result
+
+    async def step(self, action: Any) -> GymStep:
+        """Applies `action`."""
+        result: GymStep = await self._call(lambda: self._gym.step(action))
+        return result
+
+    async def close(self) -> None:
+        """Closes the wrapper and the environment in it, and ends the thread. Idempotent."""
+        await self._end(self._gym.close)
+
+    async def __aenter__(self) -> GymInThread:
+        """Enters the environment."""
+        try:
+            await self._call(self._gym.__enter__)
+        except BaseException:
+            self._dismiss_worker()
+            raise
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the environment, which learns why, and ends the thread."""
+        await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
+
+    async def _end(self, farewell: Callable[[], object]) -> None:
+        if not self._dismiss_worker.alive:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_LIMIT_SEC):
+                await self._call(farewell)
+        finally:
+            self._dismiss_worker()
+        self._worker.join(_JOIN_LIMIT_SEC)  # it has nothing left to do: microseconds
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        if not self._dismiss_worker.alive:
+            raise EpisodeStateError("This environment has been closed. Build a new one.")
+        if self._worker.ident is None:
+            self._worker.start()
+        job = _Job(self._gym, function)
+        self._jobs.put(job)
+        try:
+            await asyncio.wait({job.done})  # unlike awaiting it, leaves it alone when this task is cancelled
+        except asyncio.CancelledError:
+            await job.cancel()
+            raise
+        return job.result()
+
+
+class _Job:
+    """One call that the worker makes."""
+
+    def __init__(self, gym: GymWrapper, function: Callable[[], Any]) -> None:
+        self._gym = gym
+        self._function = function
+        self._context = contextvars.copy_context()
+        self._loop = asyncio.get_running_loop()
+        self._cancelled = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.done: asyncio.Future[None] = self._loop.create_future()
+
+    def perform(self) -> None:
+        """In the worker: calls the function, whose outcome is all for the awaiting task."""
+        self._gym.loop_thread.resume()  # before the look at `_cancelled`: `cancel` sets that first
+        try:
+            if not self._cancelled:
+                self._value = self._context.run(self._function)
+        except BaseException as error:
+            self._error = error
+        try:
+            self._loop.call_soon_threadsafe(self._report)
+        except RuntimeError:  # the awaiting loop is closed: nobody is there to be told
+            return
+
+    async def cancel(self) -> None:
+        """Interrupts the call and waits until it has unwound or the grace is over."""
+        self._cancelled = True
+        if not self.done.done():
+            self._gym.loop_thread.interrupt()
+            await asyncio.wait({self.done}, timeout=CANCEL_GRACE_SEC)
+
+    def result(self) -> Any:
+        """What the function returned or raised, the same object."""
+        error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return self._value
+
+    def _report(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    """The worker: one call after another, until there is a None."""
+    while (job := jobs.get()) is not None:
+        job.perform()
+        del job  # or it would keep what it holds, the wrapper above all, until the next one

@@ -1,0 +1,278 @@
+"""One event loop in one daemon thread, for callers that are not asynchronous.
+
+The loop outlives single calls: an environment's agent is a running coroutine, and a loop per call would cancel it.
+
+How a call travels: the caller's thread hands a `_Call` to the loop (`call_soon_threadsafe`) and waits on a plain lock,
+which signals can interrupt; the loop runs the coroutine in a task of its own and releases the lock. Results and
+exceptions come back as they are. (The futures of `concurrent.futures` would cost more and replace a `TimeoutError`.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_SEC = 5.0
+"""How long a cancelled coroutine may take to unwind before nobody waits for it any longer."""
+CLOSE_LIMIT_SEC = 30.0
+"""How long the farewell of `LoopThread.close` may take."""
+
+
+class LoopThread:
+    """Runs coroutines for other threads, all on one loop. The thread starts with the first call and ends in `close`."""
+
+    def __init__(self, name: str = "event loop") -> None:
+        """Prepares a loop thread, without starting it.
+
+        Args:
+            name: Name of the thread.
+        """
+        self._name = name
+        self._calls: set[_Call[Any]] = set()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Future[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._pid: int | None = None
+        self._interrupted = False
+        self._closed = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Runs `coroutine` on the loop and waits for it.
+
+        An exception in the waiting thread, `KeyboardInterrupt` above all, cancels the coroutine, waits for it to
+        unwind (`CANCEL_GRACE_SEC` at most) and goes on.
+
+        Args:
+            coroutine: What to run.
+            timeout: Seconds after which the coroutine is cancelled; `None` for no limit.
+
+        Returns:
+            What the coroutine returns. What it raises is raised, the same object.
+
+        Raises:
+            TimeoutError: `timeout` has passed.
+            asyncio.CancelledError: `interrupt()` or `close()` was called meanwhile.
+            RuntimeError: The loop thread is closed, was started by another process, or is the calling thread itself.
+        """
+        call = _Call(coroutine)
+        try:
+            loop = self._usable_loop()
+        except RuntimeError:
+            coroutine.close()
+            raise
+        return self._perform(call, loop, timeout)
+
+    def interrupt(self) -> None:
+        """Cancels the calls under way, and every later one until `resume()`. For other threads than the waiting one."""
+        self._interrupted = True
+        loop = self._loop
+        if loop is not None and not self._is_inherited():
+            for call in tuple(self._calls):
+                with suppress(RuntimeError):  # the loop has ended, the call with it
+                    loop.call_soon_threadsafe(call.cancel)
+
+    def resume(self) -> None:
+        """Lets calls through again after `interrupt()`."""
+        self._interrupted = False
+
+    def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Cancels the calls under way, awaits `farewell`, cancels what is left on the loop, ends loop and thread.
+
+        Every part is bounded. A second call does nothing, and so does one in a process that inherited a running loop
+        thread by fork. Called on the loop's own thread (a garbage collection there), it does not wait.
+
+        Args:
+            farewell: Called on the loop, started for it if need be; gets `CLOSE_LIMIT_SEC`. What it raises is raised.
+        """
+        if self._closed or self._is_inherited():
+            return
+        loop = self._loop if farewell is None else self._start()
+        self._closed = True
+        if loop is None:
+            return
+        call = _Call(_wind_up(self._calls, farewell, self._stop))
+        if self._is_own_thread():
+            call.start()
+            return
+        try:
+            self._perform(call, loop, CLOSE_LIMIT_SEC + 2 * CANCEL_GRACE_SEC)
+        finally:
+            self._join(loop)
+
+    def _perform(self, call: _Call[T], loop: asyncio.AbstractEventLoop, timeout: float | None) -> T:
+        self._calls.add(call)
+        try:
+            loop.call_soon_threadsafe(call.start)
+            if self._interrupted:
+                loop.call_soon_threadsafe(call.cancel)
+            if not call.done.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError(f"A call on the thread {self._name!r} did not end within {timeout:g} s.")
+        except BaseException:
+            call.give_up(loop)
+            raise
+        finally:
+            self._calls.discard(call)
+        return call.result()
+
+    def _usable_loop(self) -> asyncio.AbstractEventLoop:
+        if self._closed:
+            raise RuntimeError(f"The thread {self._name!r} has been closed.")
+        if self._is_inherited():
+            raise RuntimeError(
+                f"The thread {self._name!r} was started by process {self._pid} and does not exist in its fork "
+                f"{os.getpid()}. Build the environment in the worker process: hand it a factory, not an environment."
+            )
+        if self._is_own_thread():
+            raise RuntimeError(f"The thread {self._name!r} cannot wait for itself: await the coroutine instead.")
+        return self._loop or self._start()
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._stop = loop.create_future()
+                arguments = (loop, self._stop, self._calls)  # not `self`, or a dropped one would never be collected
+                self._thread = threading.Thread(target=_serve, args=arguments, name=self._name, daemon=True)
+                self._pid = os.getpid()
+                self._thread.start()
+                self._loop = loop
+            return self._loop
+
+    def _join(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # it has ended already
+            loop.call_soon_threadsafe(_release, self._stop)
+        if self._thread is not None:
+            self._thread.join(3 * CANCEL_GRACE_SEC)
+            if self._thread.is_alive():
+                logger.warning("The thread %r is still alive: something on its event loop blocks it.", self._name)
+
+    def _is_inherited(self) -> bool:
+        return self._pid is not None and self._pid != os.getpid()
+
+    def _is_own_thread(self) -> bool:
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+
+class _Call(Generic[T]):
+    """One coroutine on its way to the loop, and its outcome on the way back. Once only."""
+
+    __slots__ = ("_coroutine", "_error", "_finished", "_timer", "_value", "done", "task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._finished = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def start(self) -> None:
+        """On the loop: begins."""
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self) -> None:
+        """On the loop: cancels the coroutine, once; a waiting thread is released after the grace in any case."""
+        if self.task is None:
+            self._coroutine.close()
+            self.finish(asyncio.CancelledError())
+        elif not self._finished and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(CANCEL_GRACE_SEC, self.finish, asyncio.CancelledError())
+            loop.call_soon(self.task.cancel)  # soon: a task cancelled before its first step would never report back
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Releases the waiting thread."""
+        if not self._finished:
+            self._finished = True
+            self._error = error
+            if self._timer is not None:
+                self._timer.cancel()
+            self.done.release()
+
+    def give_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the waiting thread: cancels, and waits until the coroutine has unwound or the grace is over."""
+        try:
+            loop.call_soon_threadsafe(self.cancel)
+            self.done.acquire(timeout=CANCEL_GRACE_SEC)
+        except RuntimeError:  # the loop has ended
+            if self.task is None:
+                self._coroutine.close()
+
+    def result(self) -> T:
+        """In the waiting thread: what the coroutine returned or raised."""
+        error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return self._value  # type: ignore[return-value]  # set when there is no error
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._coroutine
+        except BaseException as error:  # all of it belongs to the waiting thread; SystemExit would end the loop here
+            self.finish(error)
+        else:
+            self.finish()
+
+
+def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[_Call[Any]]) -> None:
+    """The thread: runs the loop until `stop`, then cancels what is left. Nobody waits for ever, however it ends."""
+    try:
+        loop.run_until_complete(stop)
+        loop.run_until_complete(_cancel_rest())
+    finally:
+        loop.close()
+        for call in tuple(calls):
+            call.finish(RuntimeError("The event loop ended before the call did."))
+
+
+async def _wind_up(
+    calls: set[_Call[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
+) -> None:
+    """Cancels the other calls, says farewell, and lets the loop end."""
+    current = asyncio.current_task()
+    others = [call for call in calls if call.task is not current]
+    try:
+        for call in others:
+            call.cancel()
+        await _wait(call.task for call in others if call.task is not None)
+        if farewell is not None:
+            async with asyncio.timeout(CLOSE_LIMIT_SEC):
+                await farewell()
+    finally:
+        _release(stop)
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await _wait(rest)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_GRACE_SEC):
+            await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+async def _wait(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Waits for cancelled tasks to unwind, for the grace at most."""
+    pending = {task for task in tasks if task is not None}
+    if pending:
+        await asyncio.wait(pending, timeout=CANCEL_GRACE_SEC)
+
+
+def _release(stop: asyncio.Future[None] | None) -> None:
+    if stop is not None and not stop.done():
+        stop.set_result(None)

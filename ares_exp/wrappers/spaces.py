@@ -1,0 +1,106 @@
+"""Gymnasium spaces of chat requests (observations) and chat responses (actions).
+
+The only definition of each: both wrapper classes use these. Importing this module imports gymnasium and numpy.
+
+Membership is a check of types, so it costs the same for a request of any length. Neither space can be flattened into
+numbers, put into shared memory (`AsyncVectorEnv` needs `shared_memory=False`) or narrowed by a sampling mask.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage, piece_from_dict
+
+SAMPLE_ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
+MAX_SAMPLE_CHARS = 64
+
+RecordT = TypeVar("RecordT", LLMRequest, LLMResponse)
+
+
+class _RecordSpace(gymnasium.Space[RecordT]):
+    """What the two spaces have in common; they differ in their kind of record."""
+
+    def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
+        """Prepares the space.
+
+        Args:
+            seed: Seeds the sampling; `seed()` does so later.
+        """
+        super().__init__(shape=None, dtype=None, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Always False: text has no fixed size."""
+        return False
+
+    def to_jsonable(self, sample_n: Iterable[RecordT]) -> list[dict[str, Any]]:
+        """Turns records into data that `json.dumps` takes and `from_jsonable` reads back."""
+        return [asdict(record) for record in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether `other` is a space of the same kind; the state of its sampling does not matter."""
+        return type(self) is type(other)
+
+    __hash__ = None  # type: ignore[assignment]  # like Gymnasium's own spaces
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def _sample_text(self, mask: Any, probability: Any) -> str:
+        if mask is not None or probability is not None:
+            raise ValueError(f"{self!r} takes no sampling mask and no probability: call sample() without arguments.")
+        length = self.np_random.integers(1, MAX_SAMPLE_CHARS + 1)
+        return "".join(SAMPLE_ALPHABET[i] for i in self.np_random.integers(len(SAMPLE_ALPHABET), size=length))
+
+
+class LLMRequestSpace(_RecordSpace[LLMRequest]):
+    """All LLM requests: the observations."""
+
+    def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
+        """A request of one user message with 1 to 64 random characters.
+
+        Raises:
+            ValueError: `mask` or `probability` is given.
+        """
+        return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is an `LLMRequest`."""
+        return isinstance(x, LLMRequest)
+
+    def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
+        """Reads requests back from `to_jsonable`."""
+        return [LLMRequest(**request) for request in sample_n]
+
+
+class LLMResponseSpace(_RecordSpace[LLMResponse]):
+    """All LLM responses: the actions."""
+
+    def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
+        """A response of one piece of text with 1 to 64 random characters.
+
+        Raises:
+            ValueError: `mask` or `probability` is given.
+        """
+        return LLMResponse.from_text(self._sample_text(mask, probability))
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is an `LLMResponse` made of text pieces and tool calls."""
+        return isinstance(x, LLMResponse) and all(isinstance(piece, TextData | ToolCallData) for piece in x.data)
+
+    def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMResponse]:
+        """Reads responses back from `to_jsonable`."""
+        return [_response_from_dict(response) for response in sample_n]
+
+
+def _response_from_dict(response: dict[str, Any]) -> LLMResponse:
+    pieces = [piece_from_dict(piece) for piece in response["data"]]
+    return LLMResponse(**{**response, "data": pieces, "usage": Usage(**response["usage"])})

@@ -1,0 +1,46 @@
+"""`wrap_as_gym`: the one function for both wrappers. Importing it does not import gymnasium."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+from ares_exp.environments.environment import Environment
+from ares_exp.wrappers.async_gym import AsyncGymWrapper
+
+if TYPE_CHECKING:
+    from ares_exp.wrappers.gym import GymWrapper
+
+
+@overload
+def wrap_as_gym(
+    env: Environment, *, async_mode: Literal[False] = False, allow_running_loop: bool = False
+) -> GymWrapper: ...
+
+
+@overload
+def wrap_as_gym(env: Environment, *, async_mode: Literal[True]) -> AsyncGymWrapper: ...
+
+
+def wrap_as_gym(
+    env: Environment, *, async_mode: bool = False, allow_running_loop: bool = False
+) -> GymWrapper | AsyncGymWrapper:
+    """Shows an environment as Gymnasium.
+
+    Args:
+        env: The environment, which the wrapper then owns: closing the wrapper closes it.
+        async_mode: Whether the methods are to be awaited (`AsyncGymWrapper`) or block (`GymWrapper`).
+        allow_running_loop: Only for `GymWrapper`: whether its calls may block a running event loop, as in a notebook.
+
+    Returns:
+        The wrapper; both are context managers.
+
+    Raises:
+        ValueError: `allow_running_loop` together with `async_mode`.
+    """
+    if async_mode and allow_running_loop:
+        raise ValueError("`allow_running_loop` is for `async_mode=False`: an AsyncGymWrapper never blocks a loop.")
+    if async_mode:
+        return AsyncGymWrapper(env)
+    from ares_exp.wrappers.gym import GymWrapper
+
+    return GymWrapper(env, allow_running_loop=allow_running_loop)

@@ -1,0 +1,131 @@
+"""What our own code costs per step: in-memory container, instant policy, the shell agent.
+
+Run by hand: `python tests/benchmarks/bench_step.py`. Prints CPU microseconds per step at 1 and 100 environments, for the
+bare code environment, with the collecting environment around it, and through the async Gymnasium wrapper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import ContainerSpec, ExecResult
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.environment import Environment
+from ares_exp.llms.response import LLMResponse
+from ares_exp.rollout import Tally, run_episode
+from ares_exp.tasks.task import Verdict
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import MemoryEpisodes
+from ares_exp.wrappers.drivers import drive_async_gym, drive_directly
+
+STEPS = 50
+ROUNDS = 5
+
+
+class InMemoryContainer:
+    """Answers every command with the same output, at once."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def upload(self, source: object, target: object) -> None: ...
+    async def download(self, source: object, target: object) -> None: ...
+
+    async def exec(self, command: str, **_: object) -> ExecResult:
+        return ExecResult(
+            output="COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n" if "echo" in command else "ok\n",
+            exit_code=0,
+            duration_sec=0.0,
+        )
+
+
+class InMemoryFactory:
+    name = "memory"
+
+    def __call__(self, spec: ContainerSpec) -> Any:
+        return InMemoryContainer()
+
+
+class InMemoryTask:
+    name = "bench"
+    instruction = "Do it."
+    container_spec = ContainerSpec("bench")
+    agent_timeout_sec = 600.0
+    agent_user = None
+    verifier_timeout_sec = 60.0
+
+    async def set_up(self, container: object) -> None: ...
+
+    async def upload_solution(self, container: object) -> Mapping[str, str]:
+        return {}
+
+    async def verify(self, container: object, output_dir: Path | None) -> Verdict:
+        return Verdict(1.0, {"reward": 1.0})
+
+    def describe(self) -> Mapping[str, Any]:
+        return {}
+
+
+class InstantPolicy:
+    """`STEPS - 1` commands, then the submit line."""
+
+    def __init__(self) -> None:
+        self.left = STEPS - 1
+
+    async def __call__(self, request: object) -> LLMResponse:
+        self.left -= 1
+        return SUBMIT if self.left < 0 else COMMAND
+
+
+COMMAND = LLMResponse.from_text("I look around.\n\n```bash\nls -la\n```\n")
+SUBMIT = LLMResponse.from_text("Done.\n\n```bash\necho done\n```\n")
+
+
+class Forget(MemoryEpisodes):
+    def _keep(self, trajectory: object) -> None: ...
+
+
+def bare(env: CodeEnvironment) -> Environment:
+    return drive_directly(env)
+
+
+def collecting(env: CodeEnvironment) -> Environment:
+    return drive_directly(TrajectoryCollectingEnvironment(env, Forget()))
+
+
+def gym(env: CodeEnvironment) -> Environment:
+    return drive_async_gym(TrajectoryCollectingEnvironment(env, Forget()))
+
+
+async def play(wrap: Callable[[CodeEnvironment], Environment], agents: ShellAgentFactory) -> None:
+    env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
+    await run_episode(wrap(env), InstantPolicy(), Tally(), policy_timeout_sec=60)
+
+
+async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) -> float:
+    agents = ShellAgentFactory()
+    await play(wrap, agents)
+    samples = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        await asyncio.gather(*(play(wrap, agents) for _ in range(at_once)))
+        samples.append((time.process_time() - began) / (at_once * STEPS) * 1e6)
+    return statistics.median(samples)
+
+
+def main() -> None:
+    print(f"CPU us per step, median of {ROUNDS} rounds, {STEPS} steps per episode, Python {sys.version.split()[0]}")
+    print(f"{'':<24}{'1 env':>10}{'100 envs':>10}")
+    for wrap in (bare, collecting, gym):
+        one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
+        print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
+
+
+if __name__ == "__main__":
+    main()

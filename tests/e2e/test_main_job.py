@@ -1,0 +1,139 @@
+"""The main job as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.results import Outcome
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+QUIET = ("tracker=none",)
+
+
+def only_run(tmp_path: Path) -> Path:
+    [run_dir] = [path.parent for path in tmp_path.glob("outputs/*/*/episodes.jsonl")]
+    return run_dir
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
+
+
+def essence(run_dir: Path) -> dict[str, Any]:
+    """What must be equal between two runs of the same experiment: everything but ids and clocks."""
+    episodes = {}
+    for path in (run_dir / "trajectories").glob("*.json"):
+        episode = EpisodeTrajectory.load(path)
+        steps = [(s.step_type, s.observation, s.action, s.reward, s.discount) for s in episode.steps]
+        episodes[episode.task_name] = (steps, episode.total_reward, episode.outcome)
+    return episodes
+
+
+@pytest.mark.local
+def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> None:
+    done = cli()
+    assert done.returncode == 0, done.stderr
+    run_dir = only_run(tmp_path)
+    results = rows(run_dir)
+    assert len(results) >= 6
+    assert {row["task_name"]: row["reward"] for row in results} == {row["task_name"]: 1.0 for row in results}
+    assert all(row["outcome"] == "completed" for row in results)
+    for row in results:
+        episode = EpisodeTrajectory.load(run_dir / "trajectories" / f"{row['episode_id']}.json")
+        assert (episode.outcome, episode.total_reward) == (Outcome.COMPLETED, 1.0)
+        assert row["task_name"] in done.stdout
+    for name in ("config.yaml", "provenance.json", "summary.json", "run.log"):
+        assert (run_dir / name).stat().st_size > 0, name
+    assert list((run_dir / "wandb").glob("offline-run-*/*.wandb"))
+    assert str(run_dir.relative_to(tmp_path)) in done.stdout
+    assert "done" in done.stderr  # the plain progress line
+
+
+@pytest.mark.local
+def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path) -> None:
+    found = []
+    for wrapper in ("none", "async", "sync"):
+        done = cli(*QUIET, f"wrapper={wrapper}", f"hydra.run.dir={wrapper}")
+        assert done.returncode == 0, done.stderr
+        found.append(essence(tmp_path / wrapper))
+    assert found[0]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.docker
+def test_docker_solves_the_same_samples(cli: Any, tmp_path: Path) -> None:
+    done = cli(*QUIET, "container=docker", timeout=300)
+    assert done.returncode == 0, done.stderr
+    results = rows(only_run(tmp_path))
+    assert len(results) >= 6
+    assert all(row["reward"] == 1.0 for row in results)
+
+
+@pytest.mark.local
+def test_a_sweep_is_four_runs(cli: Any, tmp_path: Path) -> None:
+    done = cli("-m", *QUIET, "seed=1,2", "agent.max_output_chars=1000,2000", "env.limit=1")
+    assert done.returncode == 0, done.stderr
+    run_dirs = sorted(path.parent for path in tmp_path.glob("outputs/default/*/*/episodes.jsonl"))
+    assert [path.name for path in run_dirs] == ["0", "1", "2", "3"]
+    seeds = {rows(path)[0]["seed"] for path in run_dirs}
+    assert len(seeds) == 2
+
+
+@pytest.mark.local
+def test_selection_and_attempts(cli: Any, tmp_path: Path) -> None:
+    done = cli(*QUIET, "env.tasks=[0,2:4]", "attempts=2", "collector=none")
+    assert done.returncode == 0, done.stderr
+    results = rows(only_run(tmp_path))
+    assert sorted(row["attempt"] for row in results) == [0, 0, 0, 1, 1, 1]
+    assert len({row["task_name"] for row in results}) == 3
+    assert not (only_run(tmp_path) / "trajectories").exists()
+
+
+@pytest.mark.local
+def test_an_episode_without_a_reward_gives_exit_code_1(cli: Any, tmp_path: Path) -> None:
+    done = cli(*QUIET, "policy=scripted", "policy.replies=['no block']", "env.limit=1")
+    assert done.returncode == 1, done.stderr
+    [row] = rows(only_run(tmp_path))
+    assert (row["outcome"], row["reward"]) == ("policy_error", None)
+    assert row["task_name"] in done.stdout
+
+
+@pytest.mark.local
+def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> None:
+    done = cli(
+        *QUIET,
+        "policy=scripted",
+        "policy.replies=['no block']",
+        "policy.repeat_last=true",
+        "env.limit=1",
+        "step_limit=3",
+    )
+    assert done.returncode == 0, done.stderr
+    [row] = rows(only_run(tmp_path))
+    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, 3)
+    assert "steps" in row["error"]["message"]
+
+
+@pytest.mark.local
+def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
+    assert cli(*QUIET, "hydra.run.dir=first").returncode == 0
+    done = cli(*QUIET, "policy=replay", "policy.trajectory=first", "hydra.run.dir=second")
+    assert done.returncode == 0, done.stderr
+    assert essence(tmp_path / "first") == essence(tmp_path / "second")
+
+
+@pytest.mark.local
+def test_replay_reports_the_first_message_that_differs(cli: Any, tmp_path: Path) -> None:
+    assert cli(*QUIET, "hydra.run.dir=first", "env.limit=1").returncode == 0
+    [path] = (tmp_path / "first" / "trajectories").glob("*.json")
+    path.write_text(path.read_text().replace("Please solve this task", "Please solve that task"))
+    done = cli(*QUIET, "policy=replay", "policy.trajectory=first", "env.limit=1", "hydra.run.dir=second")
+    assert done.returncode == 1
+    [row] = rows(tmp_path / "second")
+    assert row["error"]["type"] == "ReplayDivergenceError"
+    assert "message 0" in row["error"]["message"]
+    assert "that task" in row["error"]["message"]

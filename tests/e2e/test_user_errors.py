@@ -1,0 +1,93 @@
+"""Every mistake gets one paragraph and exit code 2, and nothing is started."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+CHAT = ("policy=chat_completions", "policy.model=m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["polcy=oracle"], "policy"),
+        (["policy=orcale"], "oracle"),
+        (["container=dokcer"], "docker"),
+        (["atempts=2"], "attempts"),
+        (["env.tsks=3"], "env.tasks"),
+        (["+attemps=2"], "attempts"),
+        (["policy.temprature=1"], "policy.temprature"),
+        (["+policy.temprature=1"], "temprature"),
+        (["attempts=many"], "attempts"),
+        (["seed=1.5"], "seed"),
+        (["agent.command_timeout_sec=soon"], "agent.command_timeout_sec"),
+        (["attempts=0"], "attempts"),
+        (["step_limit=-1"], "step_limit"),
+        (["agent_timeout_sec=-5"], "agent_timeout_sec"),
+        (["timeout_multiplier=0"], "timeout_multiplier"),
+        (["agent.max_output_chars=-1"], "agent.max_output_chars"),
+        (["env.limit=0"], "env.limit"),
+        (["env.path=no/such/folder"], "no/such/folder"),
+        (["env.tasks=no-such-task"], "no-such-task"),
+        (["env.tasks=99"], "99"),
+        (["env.tasks=3:3"], "3:3"),
+        (["env.tasks=@5/2"], "@5/2"),
+        (["env.exclude='*'"], "exclude"),
+        (["env.tasks=["], "env.tasks=["),
+        (["name=a/b"], "name"),
+        (["policy=replay"], "policy.trajectory"),
+        (["policy=replay", "policy.trajectory=gone"], "gone"),
+        (["policy=chat_completions"], "policy.model"),
+        ([*CHAT], "OPENAI_API_KEY"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--config-dir", "no/such/folder"], "no/such/folder"),
+    ],
+)
+def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    done = cli("tracker=none", *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr) < 2000
+    assert not list(tmp_path.glob("outputs/*/*/episodes.jsonl"))
+
+
+def test_an_endpoint_that_refuses(cli: Any) -> None:
+    url = f"http://127.0.0.1:{closed_port()}/v1"
+    done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
+    assert done.returncode == 2
+    assert url in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "sk-secret-value" not in done.stderr + done.stdout
+
+
+def test_a_docker_daemon_that_is_down(cli: Any) -> None:
+    done = cli("tracker=none", "container=docker", env={"DOCKER_HOST": "unix:///no/such/docker.sock"})
+    assert done.returncode == 2
+    assert "docker.sock" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_task_that_uses_what_is_not_built(cli: Any, tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "one"
+    (task / "environment").mkdir(parents=True)
+    (task / "tests").mkdir()
+    (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+    (task / "tests" / "test.sh").write_text("#!/bin/sh\n")
+    (task / "instruction.md").write_text("Do it.\n")
+    (task / "task.toml").write_text('[environment.healthcheck]\ncommand = "true"\n')
+    done = cli("tracker=none", "env.path=tasks")
+    assert done.returncode == 2
+    assert "healthcheck" in done.stderr
+    assert "one" in done.stderr

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import PreflightError
+from ares_exp.tasks.harbor import HarborTask, load_task
+
+PASSES_WITH_ANSWER = (
+    '#!/bin/sh\nif [ "$(cat /answer 2>/dev/null)" = 42 ]; then r=1; else r=0; fi; echo $r > /logs/verifier/reward.txt\n'
+)
+
+MakeTask = Callable[..., HarborTask]
+MakeEnvironment = Callable[..., CodeEnvironment]
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> MakeTask:
+    """Writes a task directory and loads it. By default the answer 42 in /answer is worth 1."""
+
+    def make(
+        name: str = "task", *, test: str = PASSES_WITH_ANSWER, toml: str = "", solution: str | None = None
+    ) -> HarborTask:
+        root = tmp_path / "tasks" / name
+        for folder in ("environment", "tests", "solution"):
+            (root / folder).mkdir(parents=True)
+        (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+        (root / "tests" / "test.sh").write_text(test)
+        (root / "instruction.md").write_text("Write 42 to /answer.\n")
+        (root / "task.toml").write_text(toml)
+        if solution is not None:
+            (root / "solution" / "solve.sh").write_text(solution)
+        return load_task(root)
+
+    return make
+
+
+@pytest.fixture
+async def make_environment(make_task: MakeTask) -> AsyncIterator[MakeEnvironment]:
+    """Makes environments in the local sandbox; closes them after the test."""
+    factory = LocalContainerFactory()
+    try:
+        await factory.preflight()
+    except PreflightError as error:
+        pytest.skip(str(error))
+    made: list[CodeEnvironment] = []
+
+    def make(
+        *tasks: HarborTask, agent: Any = None, limits: EpisodeLimits | None = None, **more: Any
+    ) -> CodeEnvironment:
+        env = CodeEnvironment(
+            tasks or [make_task()],
+            container_factory=factory,
+            code_agent_factory=agent or ShellAgentFactory(command_timeout_sec=20),
+            limits=limits or EpisodeLimits(),
+            **more,
+        )
+        made.append(env)
+        return env
+
+    yield make
+    await asyncio.gather(*(env.close() for env in made))

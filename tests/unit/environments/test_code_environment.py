@@ -1,0 +1,333 @@
+"""The code environment in the real local sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import (
+    AgentError,
+    AgentSetupTimeoutError,
+    ConfigError,
+    ContainerDiedError,
+    EpisodeStateError,
+    NoRequestError,
+    RewardFileNotFoundError,
+    VerifierTimeoutError,
+)
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.tasks.time_limits import TimeLimits
+
+pytestmark = pytest.mark.local
+
+
+def run(command: str, **more: Any) -> LLMResponse:
+    return LLMResponse.from_text(f"I think.\n\n```bash\n{command}\n```\n", **more)
+
+
+SUBMIT = run("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+
+
+async def test_an_episode_from_reset_to_termination(make_environment: Any) -> None:
+    env = make_environment()
+    first = await env.reset()
+    assert first.first()
+    assert first is env.time_step
+    assert "Write 42" in first.observation.messages[0]["content"]
+    middle = await env.step(run("echo 42 > /answer; echo written; exit 3"))
+    assert (middle.step_type, middle.reward, middle.discount) == ("MID", 0.0, 1.0)
+    shown = middle.observation.messages[-1]["content"]
+    assert "written" in shown
+    assert "<exit_code>3</exit_code>" in shown
+    last = await env.step(SUBMIT)
+    assert (last.step_type, last.reward, last.discount, last.observation) == ("LAST", 1.0, 0.0, None)
+    assert env.step_count == 2
+    assert env.current_task.name == "task"
+    assert set(env.phase_sec) == {"start", "agent", "verify"}
+
+
+async def test_a_second_episode_starts_from_a_clean_container(make_environment: Any) -> None:
+    env = make_environment()
+    rewards = []
+    for command in ("echo 42 > /answer", "true"):
+        await env.reset()
+        await env.step(run(command))
+        rewards.append((await env.step(SUBMIT)).reward)
+    assert rewards == [1.0, 0.0]
+
+
+async def test_a_reply_without_a_block_and_with_two_is_told_so(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    none = await env.step(LLMResponse.from_text("no block"))
+    assert "found 0" in none.observation.messages[-1]["content"]
+    two = await env.step(LLMResponse.from_text("```bash\necho a > /a\n```\n```bash\necho b\n```\n"))
+    assert "found 2" in two.observation.messages[-1]["content"]
+    after = await env.step(run("ls /a"))
+    assert "No such file" in after.observation.messages[-1]["content"]
+
+
+async def test_long_output_is_shown_head_and_tail(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    shown = (await env.step(run("seq 1 100000"))).observation.messages[-1]["content"]
+    assert len(shown) < 11_000
+    assert "\n1\n2\n3\n" in shown
+    assert "99999\n100000\n" in shown
+    assert "<elided_chars>578895</elided_chars>" in shown
+
+
+async def test_a_command_that_takes_too_long_is_reported_with_its_output(make_environment: Any) -> None:
+    from ares_exp.agents.shell_agent import ShellAgentFactory
+
+    env = make_environment(agent=ShellAgentFactory(command_timeout_sec=0.5))
+    await env.reset()
+    shown = (await env.step(run("echo begun; sleep 60"))).observation.messages[-1]["content"]
+    assert "stopped after 0.5 seconds" in shown
+    assert "begun" in shown
+
+
+async def test_the_step_limit_truncates_and_verifies(make_environment: Any) -> None:
+    env = make_environment(limits=EpisodeLimits(steps=1))
+    await env.reset()
+    last = await env.step(run("echo 42 > /answer"))
+    assert (last.step_type, last.reward, last.discount) == ("LAST", 1.0, 1.0)
+    assert env.truncated_by == "steps"
+
+
+async def test_finishing_on_the_last_step_is_termination(make_environment: Any) -> None:
+    env = make_environment(limits=EpisodeLimits(steps=1))
+    await env.reset()
+    last = await env.step(SUBMIT)
+    assert (last.discount, env.truncated_by) == (0.0, None)
+
+
+async def test_without_verification_the_reward_of_a_truncation_is_none(make_environment: Any) -> None:
+    env = make_environment(limits=EpisodeLimits(steps=1, verify_on_truncation=False))
+    await env.reset()
+    last = await env.step(run("true"))
+    assert (last.reward, last.discount) == (None, 1.0)
+
+
+@pytest.mark.parametrize(("limits", "name"), [(EpisodeLimits(tokens=100), "tokens"), (EpisodeLimits(cost=0.5), "cost")])
+async def test_budgets(make_environment: Any, limits: EpisodeLimits, name: str) -> None:
+    env = make_environment(limits=limits)
+    await env.reset()
+    assert (await env.step(run("true", usage=Usage(40, 10), cost=0.25))).mid()
+    assert (await env.step(run("true", usage=Usage(40, 10), cost=0.25))).discount == 1.0
+    assert env.truncated_by == name
+
+
+async def test_the_agent_time_limit_kills_its_command_and_verifies(make_environment: Any) -> None:
+    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
+    await env.reset()
+    began = time.monotonic()
+    last = await env.step(run("echo 42 > /answer; sleep 60; echo 0 > /answer"))
+    assert time.monotonic() - began < 10
+    assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
+
+
+async def test_an_answer_after_the_time_limit_is_not_applied(make_environment: Any) -> None:
+    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
+    await env.reset()
+    await asyncio.sleep(0.4)
+    last = await env.step(run("echo 42 > /answer"))
+    assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 0)
+
+
+async def test_states_that_make_no_sense(make_environment: Any) -> None:
+    env = make_environment()
+    with pytest.raises(EpisodeStateError, match="not been reset"):
+        await env.step(SUBMIT)
+    await env.reset()
+    stepping = asyncio.create_task(env.step(run("sleep 1")))
+    await asyncio.sleep(0.1)
+    with pytest.raises(EpisodeStateError, match="under way"):
+        await env.step(SUBMIT)
+    assert (await stepping).mid()
+    await env.step(SUBMIT)
+    with pytest.raises(EpisodeStateError, match="ended"):
+        await env.step(SUBMIT)
+
+
+async def test_reset_in_the_middle_starts_anew(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    await env.step(run("echo 42 > /answer"))
+    await env.reset()
+    assert (await env.step(SUBMIT)).reward == 0.0
+
+
+async def test_cancelling_a_step_leaves_nothing(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    stepping = asyncio.create_task(env.step(run("sleep 60")))
+    await asyncio.sleep(0.2)
+    stepping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stepping
+    with pytest.raises(EpisodeStateError):
+        await env.step(SUBMIT)
+
+
+async def test_the_choice_of_tasks_is_seeded(make_environment: Any, make_task: Any) -> None:
+    tasks = [make_task(f"task-{number}") for number in range(5)]
+
+    async def order(**more: Any) -> list[str]:
+        env, names = make_environment(*tasks, **more), []
+        for _ in range(6):
+            await env.reset()
+            names.append(env.current_task.name)
+        await env.close()
+        return names
+
+    first = await order(seed=1)
+    assert first == await order(seed=1)
+    assert first != await order(seed=2)
+
+
+async def test_a_task_can_be_picked(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(make_task("a"), make_task("b"))
+    for wanted, name in ((1, "b"), ("a", "a")):
+        await env.reset(options={"task": wanted})
+        assert env.current_task.name == name
+    for options in ({"task": "c"}, {"task": 2}, {"tsak": "a"}):
+        with pytest.raises(ConfigError):
+            await env.reset(options=options)
+
+
+def agent_factory(run_agent: Any) -> Any:
+    """A code agent from a coroutine function of (container, llm_client)."""
+
+    class Agent:
+        def __init__(self, container: Any, llm_client: Any) -> None:
+            self.container, self.llm = container, llm_client
+
+        async def run(self, task: str) -> None:
+            await run_agent(self.container, self.llm)
+
+    return lambda *, container, llm_client: Agent(container, llm_client)
+
+
+ASK = LLMRequest([{"role": "user", "content": "?"}])
+
+
+async def test_an_agent_that_raises(make_environment: Any) -> None:
+    async def raises(container: Any, llm: Any) -> None:
+        await llm(ASK)
+        raise ValueError("oh no")
+
+    env = make_environment(agent=agent_factory(raises))
+    await env.reset()
+    with pytest.raises(AgentError, match="ValueError: oh no") as caught:
+        await env.step(SUBMIT)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
+    async def silent(container: Any, llm: Any) -> None:
+        await container.exec("true")
+
+    with pytest.raises(NoRequestError):
+        await make_environment(agent=agent_factory(silent)).reset()
+
+
+async def test_an_agent_that_never_asks_in_time(make_environment: Any) -> None:
+    async def slow(container: Any, llm: Any) -> None:
+        await asyncio.Event().wait()
+
+    env = make_environment(agent=agent_factory(slow), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
+    with pytest.raises(AgentSetupTimeoutError, match=r"0\.3 s"):
+        await env.reset()
+
+
+async def test_concurrent_calls_are_served_one_at_a_time_each_its_own_answer(make_environment: Any) -> None:
+    heard: dict[str, str] = {}
+
+    async def parallel(container: Any, llm: Any) -> None:
+        async def ask(text: str) -> None:
+            heard[text] = (await llm(LLMRequest([{"role": "user", "content": text}]))).text
+
+        await asyncio.gather(*(ask(text) for text in "abc"))
+
+    env = make_environment(agent=agent_factory(parallel))
+    step = await env.reset()
+    while not step.last():
+        step = await env.step(LLMResponse.from_text(step.observation.messages[0]["content"].upper()))
+    assert heard == {"a": "A", "b": "B", "c": "C"}
+    assert env.step_count == 3
+
+
+async def test_an_agent_that_gives_a_call_up(make_environment: Any) -> None:
+    async def impatient(container: Any, llm: Any) -> None:
+        await llm(ASK)
+        try:
+            async with asyncio.timeout(0.05):
+                await asyncio.gather(llm(ASK), asyncio.Event().wait())
+        except TimeoutError:
+            await llm(LLMRequest([{"role": "user", "content": "again"}]))
+
+    env = make_environment(agent=agent_factory(impatient))
+    await env.reset()
+    assert (await env.step(SUBMIT)).mid()
+    await asyncio.sleep(0.2)
+    after = await env.step(LLMResponse.from_text("too late for the call that was given up"))
+    assert after.observation.messages[0]["content"] == "again"
+    assert (await env.step(SUBMIT)).last()
+
+
+async def test_a_container_that_dies(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    stepping = asyncio.create_task(env.step(run("sleep 60")))
+    await asyncio.sleep(0.3)
+    boxes = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=True)
+    for pid in boxes.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    with pytest.raises(ContainerDiedError):
+        await stepping
+
+
+async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(make_task(test="#!/bin/sh\ntrue\n"))
+    await env.reset()
+    with pytest.raises(RewardFileNotFoundError):
+        await env.step(SUBMIT)
+
+
+async def test_a_verifier_that_takes_too_long(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(
+        make_task(test="#!/bin/sh\nsleep 60\n"), limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5))
+    )
+    await env.reset()
+    with pytest.raises(VerifierTimeoutError, match=r"0\.5 s"):
+        await env.step(SUBMIT)
+
+
+async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
+    make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ares_exp.agents.shell_agent import ShellAgentFactory
+    from ares_exp.policies.oracle import OraclePolicy
+
+    monkeypatch.setenv("THE_ANSWER", "42")
+    task = make_task(
+        toml='[solution.env]\nANSWER = "${THE_ANSWER}"\n', solution='#!/bin/sh\nsleep 1\necho "$ANSWER" > /answer\n'
+    )
+    env = make_environment(
+        task, agent=ShellAgentFactory(command_timeout_sec=0.2), provide_solution=True, output_dir=tmp_path / "out"
+    )
+    policy, step = OraclePolicy(), await env.reset()
+    while not step.last():
+        step = await env.step(await policy(step.observation))
+    assert step.reward == 1.0
+    assert (tmp_path / "out" / "reward.txt").read_text().strip() == "1"

@@ -1,0 +1,307 @@
+"""The policy against a real HTTP server: what is sent, what comes back, what it costs, what is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pydantic
+import pytest
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import TextData, ToolCallData, Usage
+from ares_exp.llms.wire import WireFormatError
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.policy import EpisodeSpec
+from tests.loopback_endpoint import LoopbackEndpoint, answer, completion, endless, error, json_body, raw, slow
+
+KEY = "sk-loopback-0123456789"
+HI = LLMRequest([{"role": "user", "content": "hi"}])
+Make = Callable[..., ChatCompletionsPolicy]
+
+
+@pytest.fixture
+async def make(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    """Makes policies for the endpoint, with a key and tiny waits; closes them all."""
+    monkeypatch.setenv("LOOPBACK_KEY", KEY)
+    async with AsyncExitStack() as stack:
+
+        def make(**more: Any) -> ChatCompletionsPolicy:
+            settings = {"model": "m", "base_url": endpoint.url, "api_key_env": "LOOPBACK_KEY", "retry_base_sec": 0.01}
+            policy = ChatCompletionsPolicy(**{**settings, **more})
+            stack.push_async_callback(policy.close)
+            return policy
+
+        yield make
+
+
+async def test_success(endpoint: LoopbackEndpoint, make: Make) -> None:
+    response = await make()(LLMRequest([{"role": "user", "content": "hi"}], system_prompt="be brief"))
+    assert response.text == "hello"
+    assert response.usage == Usage(prompt_tokens=10, generated_tokens=5)
+    assert (response.model, response.finish_reason) == ("m", "stop")
+    assert response.latency_sec is not None
+    assert 0 < response.latency_sec < 5
+    assert endpoint.requests[0].body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+    }
+
+
+async def test_config_wins_over_the_request_and_extra_body_over_both(endpoint: LoopbackEndpoint, make: Make) -> None:
+    policy = make(temperature=0.0, stop_sequences=["END"], seed=7, extra_body={"top_k": 3, "seed": 8})
+    await policy(LLMRequest(HI.messages, temperature=1.0, top_p=0.5, max_output_tokens=9, top_k=1, stream=True))
+    sent = endpoint.requests[0].body
+    del sent["messages"]
+    assert sent == {
+        "model": "m",
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "max_completion_tokens": 9,
+        "stop": ["END"],
+        "seed": 8,
+        "top_k": 3,
+    }
+
+
+async def test_older_name_of_the_token_bound(endpoint: LoopbackEndpoint, make: Make) -> None:
+    await make(max_output_tokens=5, max_tokens_field="max_tokens")(HI)
+    assert endpoint.requests[0].body["max_tokens"] == 5
+    assert "max_completion_tokens" not in endpoint.requests[0].body
+
+
+async def test_seed_of_the_episode(endpoint: LoopbackEndpoint, make: Make) -> None:
+    policy = make(seed="episode")
+    await policy.for_episode(EpisodeSpec("t", seed=2**40 + 5))(HI)
+    await policy(HI)
+    assert endpoint.requests[0].body["seed"] == 5
+    assert "seed" not in endpoint.requests[1].body
+    plain = make(seed=3)
+    assert plain.for_episode(EpisodeSpec("t")) is plain
+
+
+async def test_strict_and_lenient_requests(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = LLMRequest(HI.messages, top_k=4)
+    with pytest.raises(WireFormatError, match="top_k"):
+        await make()(request)
+    assert not endpoint.requests
+    lenient = make(strict=False)
+    assert [(await lenient(request)).text for _ in range(2)] == ["hello"] * 2
+    assert caplog.text.count("top_k") == 1
+
+
+async def test_everything_that_training_needs_is_kept(endpoint: LoopbackEndpoint, make: Make) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
+    body = completion("a", tool_calls=[call])
+    body["choices"][0] |= {"token_ids": [7, 8], "logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}
+    body["prompt_token_ids"] = [1, 2, 3]
+    endpoint.then(json_body(body))
+    response = await make()(HI)
+    assert response.data == [TextData("a"), ToolCallData("c1", "ls", '{"path": "."}')]
+    assert response.prompt_token_ids == [1, 2, 3]
+    assert response.completion_token_ids == [7, 8]
+    assert response.logprobs == [-0.5]
+
+
+async def test_an_unknown_field_of_a_paid_answer_is_one_warning(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.otherwise = json_body(completion("x", reasoning_content="I think"))
+    policy = make()
+    assert [(await policy(HI)).text for _ in range(3)] == ["x"] * 3
+    assert caplog.text.count("reasoning_content") == 1
+
+
+PRICES = {"m": {"input_per_million_usd": 2.0, "output_per_million_usd": 10.0}}
+
+
+async def test_cost(endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await make(prices=PRICES)(HI)).cost == pytest.approx((10 * 2 + 5 * 10) / 1e6)
+    dated = {**PRICES, "m-2026": {"input_per_million_usd": 0, "output_per_million_usd": 1}}
+    endpoint.then(json_body(completion("x", model="m-2026")))
+    assert (await make(prices=dated)(HI)).cost == pytest.approx(5 / 1e6)
+    assert not caplog.records
+
+
+async def test_cost_without_a_price_is_zero_with_one_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    policy = make()
+    assert [(await policy(HI)).cost for _ in range(3)] == [0.0] * 3
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert "No price is known for model 'm'" in warned[0].getMessage()
+
+
+async def test_cost_as_the_endpoint_reports_it(endpoint: LoopbackEndpoint, make: Make) -> None:
+    body = completion("x")
+    body["usage"]["cost"] = 0.25
+    endpoint.otherwise = json_body(body)
+    assert (await make()(HI)).cost == 0.25
+    assert (await make(prices=PRICES)(HI)).cost == pytest.approx(70 / 1e6)
+
+
+async def test_price_without_usage_is_a_warning(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = completion("x")
+    del body["usage"]
+    endpoint.then(json_body(body))
+    assert (await make(prices=PRICES)(HI)).cost == 0.0
+    assert "reports no token usage" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (raw(b"<html>busy</html>", content_type="text/html"), "Expected JSON .* got: '<html>busy"),
+        (raw(b""), "Expected JSON"),
+        (raw(b"[" * 100_000), "Expected JSON"),
+        (raw(b"\xff\xfe{}"), "Expected JSON"),
+        (json_body([1]), "Expected `the answer` to be Mapping, got list"),
+        (json_body({"object": "chat.completion"}), "Expected a field `choices`"),
+        (json_body({"choices": []}), "at least one choice"),
+        (json_body({"choices": ["x"]}), r"choices\[0\]"),
+        (json_body({"choices": [{"message": None}]}), "`message`"),
+        (json_body({"choices": [{"message": {"content": 5}}]}), "`content` to be str or list, got int: 5"),
+        (json_body({"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}), "`function`"),
+        (json_body(completion("x") | {"usage": {"prompt_tokens": "10"}}), "`prompt_tokens` to be int"),
+        (json_body({"error": {"message": "overloaded " * 500}}), "overloaded"),
+    ],
+)
+async def test_malformed_answers(endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str) -> None:
+    endpoint.then(behaviour)
+    with pytest.raises(WireFormatError, match=said) as raised:
+        await make()(HI)
+    assert len(str(raised.value)) < 2500
+    assert len(endpoint.requests) == 1
+
+
+async def test_concurrency_is_bounded(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = slow(0.03)
+    policy = make(max_concurrency=4)
+    responses = await asyncio.gather(*(policy(HI) for _ in range(24)))
+    assert [response.text for response in responses] == ["late"] * 24
+    assert endpoint.max_in_flight == 4
+
+
+async def test_two_hundred_at_once(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = slow(0.5, answer(lambda body: body["messages"][-1]["content"]))
+    policy = make(max_concurrency=200)
+    asked = [str(number) for number in range(200)]
+    requests = [LLMRequest([{"role": "user", "content": text}]) for text in asked]
+    responses = await asyncio.gather(*(policy(request) for request in requests))
+    assert [response.text for response in responses] == asked
+    assert endpoint.max_in_flight > 100
+
+
+async def test_a_request_waits_for_its_slot_not_for_others(endpoint: LoopbackEndpoint, make: Make) -> None:
+    """A cancelled request gives its slot back."""
+    endpoint.then(slow(30))
+    policy = make(max_concurrency=1)
+    stuck = asyncio.create_task(policy(HI))
+    assert await asyncio.to_thread(endpoint.arrived.wait, 5)
+    waiting = asyncio.create_task(policy(HI))
+    stuck.cancel()
+    assert (await asyncio.wait_for(waiting, 5)).text == "hello"
+
+
+async def test_cancellation_closes_the_connection(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(slow(30))
+    task = asyncio.create_task(make()(HI))
+    assert await asyncio.to_thread(endpoint.arrived.wait, 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(endpoint.left.wait, 5)
+    assert endpoint.gone == 1
+
+
+async def test_close_is_idempotent_and_a_later_request_opens_again(make: Make) -> None:
+    policy = make()
+    await policy.close()
+    assert (await policy(HI)).text == "hello"
+    await policy.close()
+    await policy.close()
+    assert (await policy(HI)).text == "hello"
+
+
+async def test_a_second_event_loop_is_refused_with_the_remedy(make: Make) -> None:
+    policy = make()
+    await policy(HI)
+    with pytest.raises(RuntimeError, match="close"):
+        await asyncio.to_thread(lambda: asyncio.run(policy(HI)))
+
+
+async def test_text_that_is_not_unicode(endpoint: LoopbackEndpoint, make: Make) -> None:
+    with pytest.raises(WireFormatError, match="not valid Unicode"):
+        await make()(LLMRequest([{"role": "user", "content": "\udcff"}]))
+    assert not endpoint.requests
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"model": ""}, "model"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"timeout_sec": 0}, "timeout_sec"),
+        ({"timeout_sec": float("inf")}, "timeout_sec"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"seed": "other"}, "seed"),
+        ({"base_url": "127.0.0.1:8000"}, "expected a URL such as"),
+        ({"base_url": "http://127.0.0.1:99999/v1"}, "[Pp]ort"),
+        ({"base_url": "https://me:pass@host/v1"}, "no user or password"),
+        ({"api_key_env": KEY}, "api_key_env"),
+        ({"extra_body": {"n": 2}}, "cannot set n"),
+        ({"prices": {"m": {"input_per_million_usd": 1}}}, "output_per_million_usd"),
+        ({"prices": {"m": {**PRICES["m"], "currency": "EUR"}}}, "currency"),
+    ],
+)
+def test_wrong_settings(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=said):
+        ChatCompletionsPolicy(**{"model": "m", **setting})
+
+
+async def test_the_key_is_nowhere_but_in_its_header(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    endpoint.then(error(500, f"bad key {KEY}"), error(400, f"bad key {KEY}"), raw(KEY.encode()))
+    endpoint.otherwise = json_body({"choices": KEY})
+    policy = make()
+    for _ in range(3):
+        with pytest.raises(Exception, match=r"\*\*\*") as raised:
+            await policy(HI)
+        assert KEY not in str(raised.value)
+        assert raised.value.__cause__ is None
+        assert raised.value.__context__ is None
+    assert KEY not in caplog.text + repr(policy)
+    received = endpoint.requests[0]
+    assert [name for name, value in received.headers.items() if KEY in value] == ["authorization"]
+    assert received.headers["authorization"] == f"Bearer {KEY}"
+    assert KEY not in str(received.body)
+
+
+async def test_no_key_means_no_header(endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    await make(api_key_env=None)(HI)
+    assert "authorization" not in endpoint.requests[0].headers
+    assert KEY not in str(endpoint.requests[0])
+
+
+async def test_an_endless_answer_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(endless())
+    with pytest.raises(WireFormatError, match="at most 1000000 bytes"):
+        await make(max_answer_bytes=1_000_000)(HI)
+    assert await asyncio.to_thread(endpoint.left.wait, 5)
+
+
+async def test_a_large_answer_arrives_whole(endpoint: LoopbackEndpoint, make: Make) -> None:
+    text = "é\n" * 1_000_000
+    endpoint.then(answer(text))
+    assert (await make()(HI)).text == text

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.errors import TaskError, UnsupportedTaskError
+from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.task import Task
+from ares_exp.tasks.task_set import SAMPLES, load_task_set, scan_tasks
+
+MakeTask = Callable[..., Path]
+Files = Mapping[str, str | None]
+
+SEPARATE = "[verifier]\nenvironment_mode = 'separate'"
+STEP = "[[steps]]\nname = 'a'"
+STEP_TESTS = {"steps/a/tests/test.sh": ""}
+
+# What; changes to the valid task; task.toml; whether the scan of a folder accepts it; whether a load does.
+VALIDITY: list[tuple[str, Files, str, bool, bool]] = [
+    ("valid", {}, "", True, True),
+    ("no task.toml", {"task.toml": None}, "", False, False),
+    ("broken toml", {}, "[agent", False, False),
+    ("schema error", {}, "[agent]\ntimeout_sec = []", False, False),
+    ("no instruction", {"instruction.md": None}, "", False, False),
+    ("empty instruction", {"instruction.md": ""}, "", True, True),
+    ("no solution", {"solution/solve.sh": None}, "", True, True),
+    ("no environment", {"environment/Dockerfile": None}, "", False, True),
+    ("image only", {"environment/Dockerfile": None}, "[environment]\ndocker_image = 'a'", True, True),
+    ("environment without definition", {"environment/Dockerfile": None, "environment/x": ""}, "", True, True),
+    ("empty image", {"environment/Dockerfile": None}, "[environment]\ndocker_image = ''", False, True),
+    ("only run.sh", {"tests/test.sh": None, "tests/run.sh": ""}, "", False, False),
+    ("windows, only test.sh", {}, "[environment]\nos = 'windows'", False, False),
+    ("windows", {"tests/test.bat": ""}, "[environment]\nos = 'windows'", True, True),
+    ("linux, only test.bat", {"tests/test.sh": None, "tests/test.bat": ""}, "", False, False),
+    ("test.sh is a directory", {"tests/test.sh": None, "tests/test.sh/x": ""}, "", True, True),
+    ("shared, tests/Dockerfile", {"tests/test.sh": None, "tests/Dockerfile": ""}, "", False, False),
+    ("separate, tests/Dockerfile", {"tests/test.sh": None, "tests/Dockerfile": ""}, SEPARATE, True, True),
+    ("separate, nothing", {"tests/test.sh": None}, SEPARATE, False, False),
+    ("verifier image", {"tests/test.sh": None}, "[verifier.environment]\ndocker_image = 'a'", True, True),
+    ("steps/ without [[steps]]", {"steps/a/instruction.md": "x"}, "", True, True),
+    ("steps/ without [[steps]], no instruction", {"steps/a/x": "", "instruction.md": None}, "", False, False),
+    ("step without instruction", {"steps/a/x": ""}, STEP, False, False),
+    ("step, shared tests", {"steps/a/instruction.md": "", "instruction.md": None}, STEP, True, True),
+    ("step, own tests", {"steps/a/instruction.md": "", "tests/test.sh": None, **STEP_TESTS}, STEP, True, True),
+    ("step, no tests", {"steps/a/instruction.md": "", "tests/test.sh": None}, STEP, False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VALIDITY, ids=[case[0] for case in VALIDITY])
+def test_validity(make_task: MakeTask, case: tuple[str, Files, str, bool, bool]) -> None:
+    _, files, toml, scanned, loaded = case
+    root = make_task("a-task", toml, files)
+    tasks, skipped = scan_tasks(root.parent)
+    assert [task.name for task in tasks] == (["a-task"] if scanned else [])
+    assert [(skip.name, str(root) in skip.reason) for skip in skipped] == ([] if scanned else [("a-task", True)])
+    if loaded:
+        task: Task = load_task(root)
+        assert task.name == "a-task"
+    else:
+        with pytest.raises(TaskError, match=str(root)):
+            load_task(root)
+
+
+def test_scan_is_sorted_and_names_what_it_skips(make_task: MakeTask) -> None:
+    for name in ("b", "a", "Z", ".hidden"):
+        folder = make_task(name).parent
+    make_task("broken", "[agent")
+    (folder / "notes").mkdir()
+    (folder / ".git").mkdir()
+    (folder / "README.md").write_text("not a task")
+    found = load_task_set(folder)
+    assert [task.name for task in found.tasks] == [".hidden", "Z", "a", "b"]
+    assert [skip.name for skip in found.skipped] == ["broken", "notes"]
+
+
+def test_a_linked_task_is_called_by_its_own_name_once(make_task: MakeTask) -> None:
+    folder = make_task("zebra").parent
+    (folder / "alias").symlink_to("zebra")
+    tasks, skipped = scan_tasks(folder)
+    assert [task.name for task in tasks] == ["zebra"]
+    assert skipped[0].name == "zebra"
+    assert "is taken" in skipped[0].reason
+
+
+def test_a_path_is_one_task_or_a_folder_of_them(make_task: MakeTask, tmp_path: Path) -> None:
+    root = make_task("one")
+    assert [task.path for task in load_task_set(root).tasks] == [root]
+    assert [task.path for task in load_task_set(str(root.parent)).tasks] == [root]
+    with pytest.raises(TaskError, match=r"no such directory.*env\.path"):
+        load_task_set(tmp_path / "nowhere")
+    with pytest.raises(TaskError, match=r"no valid task.*no sub-directories"):
+        load_task_set(root / "tests")
+    make_task("bad/inner", "[agent")
+    with pytest.raises(TaskError, match=r"no valid task \(inner: .*TOML"):
+        load_task_set(root.parent / "bad")
+    (root / "instruction.md").unlink()
+    with pytest.raises(TaskError, match=r"instruction\.md"):
+        load_task_set(root)
+
+
+def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = """
+    [agent]
+    user = "1000:1000"
+    timeout_sec = 5
+    [verifier]
+    timeout_sec = 7
+    [environment]
+    workdir = "/work"
+    build_timeout_sec = 9
+    cpus = 2
+    memory = "2G"
+    storage_mb = 100
+    gpus = 1
+    allow_internet = false
+    env = {PLAIN = "a", FILLED = "${ARES_EXP_TEST_VALUE}"}
+    """
+    task = load_task(make_task(toml=toml))
+    with pytest.raises(TaskError, match=r"\[environment\.env\] FILLED: .*ARES_EXP_TEST_VALUE"):
+        _ = task.container_spec
+    monkeypatch.setenv("ARES_EXP_TEST_VALUE", "b")
+    assert task.container_spec == ContainerSpec(
+        name="a-task",
+        context_dir=task.path / "environment",
+        workdir="/work",
+        env={"PLAIN": "a", "FILLED": "b"},
+        network="no-network",
+        cpus=2,
+        memory_mb=2048,
+        storage_mb=100,
+        gpus=1,
+        start_timeout_sec=9,
+    )
+    assert (task.agent_user, task.agent_timeout_sec, task.verifier_timeout_sec) == ("1000:1000", 5, 7)
+    assert task.instruction == "Do it.\n"
+
+
+def test_an_image_without_environment(make_task: MakeTask) -> None:
+    root = make_task(toml="[environment]\ndocker_image = 'python:3.12-slim'", files={"environment/Dockerfile": None})
+    spec = load_task(root).container_spec
+    assert (spec.docker_image, spec.context_dir, spec.network) == ("python:3.12-slim", None, "public")
+
+
+REFUSED: list[tuple[str, Files, str]] = [
+    (STEP, {"steps/a/instruction.md": ""}, "multi-step tasks ([[steps]])"),
+    ("artifacts = ['/a']", {}, "artifacts (artifacts)"),
+    (SEPARATE, {}, "a verifier environment of its own ([verifier].environment_mode)"),
+    ("[verifier.environment]", {}, "a verifier environment of its own ([verifier.environment])"),
+    ("[[verifier.collect]]\ncommand = 'a'", {}, "collect hooks ([[verifier.collect]])"),
+    ("[environment]\nos = 'windows'", {"tests/test.bat": ""}, 'operating system "windows" ([environment].os)'),
+    ("[environment]\ntpu = {type = 'a', topology = '1x1'}", {}, "TPUs ([environment].tpu)"),
+    ("[environment.healthcheck]\ncommand = 'a'", {}, "health checks ([environment.healthcheck])"),
+    ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "MCP servers ([[environment.mcp_servers]])"),
+    ("[environment]\nskills_dir = '/skills'", {}, "skills ([environment].skills_dir)"),
+    ("[environment]\nnetwork_mode = 'allowlist'", {}, 'network_mode = "allowlist" ([environment].network_mode)'),
+    ("[agent]\nnetwork_mode = 'no-network'", {}, "a network of the agent phase alone ([agent].network_mode)"),
+    ("[verifier]\nnetwork_mode = 'no-network'", {}, "a network of the verifier phase alone ([verifier].network_mode)"),
+    ("", {"environment/docker-compose.yaml": ""}, "Docker Compose (environment/docker-compose.yaml)"),
+    ("", {"trajectory.json": "{}"}, "prior context (trajectory.json)"),
+    ("", {"tests/.harborignore": "x"}, "upload filters (tests/.harborignore)"),
+    ("", {"solution/data/.harborignore": "x"}, "upload filters (solution/data/.harborignore)"),
+]
+
+
+@pytest.mark.parametrize(("toml", "files", "feature"), REFUSED, ids=[case[2] for case in REFUSED])
+def test_unsupported_features_load_but_do_not_run(make_task: MakeTask, toml: str, files: Files, feature: str) -> None:
+    task = load_task(make_task(toml=toml, files=files))
+    with pytest.raises(UnsupportedTaskError) as caught:
+        task.check_runnable()
+    assert f"'a-task' uses what is not supported yet: {feature}. " in str(caught.value)
+    assert "env.exclude=[a-task]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "",
+        "steps = []",
+        "artifacts = []",
+        "multi_step_reward_strategy = 'mean'",
+        "[verifier]\nenvironment_mode = 'shared'",
+        "[environment]\nnetwork_mode = 'no-network'\n[agent]\nnetwork_mode = 'no-network'",
+        "[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = 'no-network'",
+    ],
+)
+def test_what_is_written_but_not_used_runs(make_task: MakeTask, toml: str) -> None:
+    load_task(make_task(toml=toml)).check_runnable(needs_solution=True)
+
+
+def test_all_unsupported_features_are_named_at_once(make_task: MakeTask) -> None:
+    task = load_task(make_task(toml="artifacts = ['/a']\n[environment]\nskills_dir = '/s'"))
+    with pytest.raises(UnsupportedTaskError, match=r"artifacts \(artifacts\), skills \(\[environment\]\.skills_dir\)"):
+        task.check_runnable()
+
+
+@pytest.mark.parametrize("table", ["environment", "verifier", "solution"])
+def test_missing_host_variables_are_found_before_the_start(make_task: MakeTask, table: str) -> None:
+    task = load_task(make_task(toml=f"[{table}.env]\nX = '${{ARES_EXP_TEST_UNSET}}'"))
+    with pytest.raises(TaskError, match=rf"\[{table}\.env\] X: .*'ARES_EXP_TEST_UNSET'"):
+        task.check_runnable(needs_solution=True)
+
+
+def test_the_solution_is_only_asked_for_where_it_is_needed(make_task: MakeTask) -> None:
+    task = load_task(make_task(toml="[solution.env]\nX = '${ARES_EXP_TEST_UNSET}'", files={"solution/solve.sh": None}))
+    task.check_runnable()
+    with pytest.raises(TaskError, match=r"solution/solve\.sh: expected the task's solution"):
+        task.check_runnable(needs_solution=True)
+
+
+@pytest.mark.parametrize("folder", ["tests", "solution"])
+def test_links_stay_inside_the_task(make_task: MakeTask, tmp_path: Path, folder: str) -> None:
+    root = make_task(files={"solution/data/x": ""})
+    (root / folder / "sibling").symlink_to("../solution/data/x")
+    (root / folder / "dangling").symlink_to("not-there")
+    (root / folder / "twice").symlink_to(root / "solution" / "data")
+    assert load_task(root).name == "a-task"
+    (root / "environment" / "outside").symlink_to(tmp_path)
+    assert load_task(root).name == "a-task"
+    (root / folder / "outside").symlink_to(tmp_path / "secret")
+    with pytest.raises(TaskError, match=f"{folder}/outside: expected a link to a place inside the task"):
+        load_task(root)
+
+
+def test_links_in_a_circle(make_task: MakeTask) -> None:
+    root = make_task(files={"tests/a/x": "", "tests/b/x": ""})
+    (root / "tests" / "a" / "to-b").symlink_to("../b")
+    assert load_task(root).name == "a-task"
+    (root / "tests" / "b" / "to-a").symlink_to("../a")
+    with pytest.raises(TaskError, match="leads back"):
+        load_task(root)
+
+
+def test_warnings_name_the_task(make_task: MakeTask) -> None:
+    assert load_task(make_task(toml="colour = 1")).warnings == ("a-task: task.toml: unknown key colour is ignored",)
+
+
+def expected_digest(contents: Mapping[str, bytes]) -> str:
+    total = hashlib.sha256()
+    for path in sorted(contents):
+        total.update(path.encode() + b"\0" + hashlib.sha256(contents[path]).hexdigest().encode() + b"\n")
+    return f"sha256:{total.hexdigest()}"
+
+
+def test_digest_is_over_relative_paths_and_contents(make_task: MakeTask) -> None:
+    ignored = (
+        "tests/__pycache__/a.pyc",
+        "tests/b.pyc",
+        "solution/.solve.sh.swp",
+        "solution/x~",
+        "tests/.DS_Store",
+        "notes",
+    )
+    root = make_task(files={"README.md": "r", **dict.fromkeys(ignored, "")})
+    relevant = (
+        "task.toml",
+        "instruction.md",
+        "README.md",
+        "environment/Dockerfile",
+        "tests/test.sh",
+        "solution/solve.sh",
+    )
+    assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in relevant})
+    (root / "tests" / "test.sh").chmod(0o700)
+    (root / "tests" / "empty").mkdir()
+    assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in relevant})
+
+
+def test_digest_follows_the_tasks_gitignore(make_task: MakeTask) -> None:
+    root = make_task(
+        files={".gitignore": "*.log\n!keep.log\n", "tests/a.log": "", "tests/keep.log": "", "tests/b.pyc": ""}
+    )
+    counted = ("task.toml", "instruction.md", "environment/Dockerfile", "solution/solve.sh")
+    tests = ("tests/test.sh", "tests/keep.log", "tests/b.pyc")
+    assert load_task(root).digest == expected_digest({name: (root / name).read_bytes() for name in counted + tests})
+
+
+def test_describe(make_task: MakeTask) -> None:
+    task = load_task(make_task(toml="[task]\nname = 'org/name'\nversion = '2'"))
+    assert task.describe() == {
+        "format": "harbor",
+        "name": "a-task",
+        "path": str(task.path),
+        "digest": task.digest,
+        "package": "org/name",
+        "package_version": "2",
+    }
+
+
+def test_the_samples_are_valid_supported_and_without_warnings() -> None:
+    found = load_task_set(SAMPLES)
+    assert len(found.tasks) >= 6
+    assert found.skipped == ()
+    for task in found.tasks:
+        task.check_runnable(needs_solution=True)
+        package = task.config.task
+        assert package is not None
+        assert package.name == f"ares-exp/{task.name}"
+        assert {"difficulty", "category"} <= task.config.metadata.keys()
+        assert (task.warnings, task.container_spec.network) == ((), "no-network")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import ConfigError
+from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.time_limits import TimeLimits
+
+CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
+    # limits, task.toml, phase, expected
+    ({}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
+    ({}, "", "agent", None),
+    ({}, "[agent]\ntimeout_sec = 0", "agent", 0.0),
+    ({}, "[agent]\ntimeout_sec = inf", "agent", None),
+    ({"agent_timeout_sec": 30}, "[agent]\ntimeout_sec = 100", "agent", 30),
+    ({"agent_timeout_sec": 30}, "", "agent", 30),
+    ({"agent_timeout_sec": 0}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
+    ({"agent_timeout_max_sec": 50}, "[agent]\ntimeout_sec = 100", "agent", 50),
+    ({"agent_timeout_max_sec": 50, "timeout_multiplier": 2}, "[agent]\ntimeout_sec = 100", "agent", 100),
+    ({"agent_timeout_max_sec": 50}, "", "agent", 50),
+    ({"agent_timeout_max_sec": 0}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
+    ({"timeout_multiplier": 2, "agent_timeout_multiplier": 3}, "[agent]\ntimeout_sec = 100", "agent", 300.0),
+    ({"timeout_multiplier": 2, "verifier_timeout_multiplier": 3}, "[agent]\ntimeout_sec = 100", "agent", 200.0),
+    ({"timeout_multiplier": 2}, "", "agent", None),
+    ({}, "", "verifier", 600.0),
+    ({"verifier_timeout_sec": 10, "verifier_timeout_multiplier": 0.5}, "", "verifier", 5.0),
+    ({"verifier_timeout_max_sec": 20, "timeout_multiplier": 2}, "", "verifier", 40),
+    ({"agent_timeout_sec": 1}, "", "verifier", 600.0),
+    ({}, "[verifier]\ntimeout_sec = inf", "verifier", None),
+    ({}, "", "start", 600.0),
+    ({"timeout_multiplier": 2}, "[environment]\nbuild_timeout_sec = 10", "start", 20.0),
+    ({"timeout_multiplier": 2, "environment_build_timeout_multiplier": 0.1}, "", "start", 60.0),
+    ({}, "[environment]\nbuild_timeout_sec = inf", "start", math.inf),
+]
+
+
+@pytest.mark.parametrize(("limits", "toml", "phase", "expected"), CASES)
+def test_limit_in_force(make_task: Any, limits: dict[str, Any], toml: str, phase: str, expected: float | None) -> None:
+    task = load_task(make_task(toml=toml))
+    assert getattr(TimeLimits(**limits), phase)(task) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"agent_timeout_sec": -1}, "`agent_timeout_sec` to be a number of seconds, 0 or more, got -1"),
+        ({"verifier_timeout_max_sec": math.nan}, "`verifier_timeout_max_sec`.*got nan"),
+        ({"timeout_multiplier": 0}, "`timeout_multiplier` to be a positive number, got 0"),
+        ({"agent_timeout_multiplier": -2.0}, "`agent_timeout_multiplier`.*got -2.0"),
+        ({"timeout_multiplier": math.inf}, "`timeout_multiplier`.*got inf"),
+    ],
+)
+def test_impossible_limits(limits: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TimeLimits(**limits)
+
+
+def test_a_time_limit_may_be_infinite(tmp_path: Path) -> None:
+    assert TimeLimits(agent_timeout_sec=math.inf).agent_timeout_sec == math.inf

@@ -1,0 +1,230 @@
+"""A task's life in real containers: set-up, solution, verification."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import Container, ContainerFactory
+from ares_exp.errors import (
+    AddTestsDirError,
+    RewardFileEmptyError,
+    RewardFileNotFoundError,
+    TaskError,
+    VerifierError,
+    VerifierOutputParseError,
+)
+from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.task_set import SAMPLES, load_task_set
+
+MakeTask = Callable[..., Path]
+SAMPLE_TASKS = load_task_set(SAMPLES).tasks
+
+# What someone might do in a container; the reward that it is worth.
+ANSWERS = [
+    ("access-log-report", "awk '$(NF - 1) >= 500' access.log > errors.txt", 0.5),
+    ("access-log-report", "grep ' 5[0-9][0-9] ' access.log > errors.txt", 0.5),
+    ("access-log-report", "grep 500 access.log > errors.txt", 0.0),
+    ("count-records", "echo ' 6' > answer.txt", 1.0),
+    ("count-records", "grep -cE '^[0-9]+,[45],' feedback.csv > answer.txt", 0.0),
+    ("count-records", "echo 6 records > answer.txt", 0.0),
+    ("fix-moving-average", "sed -i 's/- window)/- window + 1)/; s,//,/,' smoothing/averages.py", 0.0),
+    ("fix-moving-average", "echo 'import os; os._exit(0)' > smoothing/__init__.py", 0.0),
+    ("fix-moving-average", "rm -r tests", 0.0),
+    ("monthly-revenue", "sed 's/row.\"order_id\". in seen or//' /solution/solve.sh | bash", 0.0),
+    ("monthly-revenue", "echo '{}' > revenue.json", 0.0),
+    ("publish-release", "sed '/ln -sfn/d' /solution/solve.sh | bash", 0.0),
+    ("write-greeting", "printf 'Hello, harbor!' > greeting.txt", 0.0),
+]
+
+
+@pytest.fixture(
+    params=[pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
+)
+def factory(request: pytest.FixtureRequest) -> ContainerFactory:
+    """Each backend that is here; the others skip with their reason."""
+    if request.param == "local":
+        from ares_exp.containers.local import LocalContainerFactory as Factory
+    else:
+        from ares_exp.containers.docker import DockerContainerFactory as Factory  # type: ignore[assignment]
+    return Factory()
+
+
+@asynccontextmanager
+async def playing(task: HarborTask, factory: ContainerFactory) -> AsyncIterator[Container]:
+    async with factory(task.container_spec) as container:
+        await task.set_up(container)
+        yield container
+
+
+@pytest.mark.parametrize("task", SAMPLE_TASKS, ids=lambda task: task.name)
+async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
+    task: HarborTask, factory: ContainerFactory
+) -> None:
+    async with playing(task, factory) as container:
+        untouched = await task.verify(container, None)
+        env = await task.upload_solution(container)
+        run = await container.exec("/solution/solve.sh", env=env, user=task.agent_user)
+        solved = await task.verify(container, None)
+    assert (untouched.reward, run.exit_code, solved.reward) == (0.0, 0, 1.0), run.output
+
+
+@pytest.mark.parametrize(("name", "command", "reward"), ANSWERS)
+async def test_samples_tell_right_from_wrong(factory: ContainerFactory, name: str, command: str, reward: float) -> None:
+    task = load_task(SAMPLES / name)
+    async with playing(task, factory) as container:
+        env = await task.upload_solution(container)
+        await container.exec(command, env=env)
+        assert (await task.verify(container, None)).reward == reward
+
+
+async def test_set_up_makes_log_directories_for_everyone(make_task: MakeTask, factory: ContainerFactory) -> None:
+    async with playing(load_task(make_task()), factory) as container:
+        listing = await container.exec("stat -c '%a %n' /logs/agent /logs/verifier /logs/artifacts")
+    assert listing.output.splitlines() == ["777 /logs/agent", "777 /logs/verifier", "777 /logs/artifacts"]
+
+
+async def test_the_verifiers_files_come_home(make_task: MakeTask, factory: ContainerFactory, tmp_path: Path) -> None:
+    script = '#!/bin/bash\necho out\necho err >&2\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\nexit 3\n'
+    task = load_task(make_task(files={"tests/test.sh": script}), reward_key="b")
+    output_dir = tmp_path / "new" / "verifier"
+    async with playing(task, factory) as container:
+        verdict = await task.verify(container, output_dir)
+    assert (verdict.reward, dict(verdict.rewards)) == (0, {"a": 1, "b": 0})
+    assert (output_dir / "test-stdout.txt").read_text() == "out\nerr\n"
+    assert json.loads((output_dir / "reward.json").read_text()) == {"a": 1, "b": 0}
+
+
+async def test_rewards_that_the_agent_left_do_not_count(
+    make_task: MakeTask, factory: ContainerFactory, tmp_path: Path
+) -> None:
+    task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\necho no reward today\n"}))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "reward.txt").write_text("1")
+    async with playing(task, factory) as container:
+        await container.exec(
+            "echo 1 > /logs/verifier/reward.txt; mkdir /logs/verifier/reward.json; echo kept > /logs/verifier/x"
+        )
+        with pytest.raises(RewardFileNotFoundError, match=r"(?s)exit code 0; the end of its output:\nno reward today"):
+            await task.verify(container, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test-stdout.txt", "x"]
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "said"),
+    [
+        ("#!/bin/bash\n: > /logs/verifier/reward.txt", RewardFileEmptyError, "reward.txt"),
+        ("#!/bin/bash\necho passed > /logs/verifier/reward.txt", VerifierOutputParseError, "got 'passed"),
+        ("#!/bin/bash\necho '{}' > /logs/verifier/reward.json", VerifierOutputParseError, "no reward"),
+        ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
+        ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
+    ],
+)
+async def test_bad_verifiers(
+    make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str
+) -> None:
+    task = load_task(make_task(files={"tests/test.sh": script}))
+    async with playing(task, factory) as container:
+        with pytest.raises(error, match=said):
+            await task.verify(container, None)
+
+
+async def test_a_failed_verification_leaves_no_files_on_the_host(
+    make_task: MakeTask, factory: ContainerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\n"}))
+    async with playing(task, factory) as container:
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        with pytest.raises(RewardFileNotFoundError):
+            await task.verify(container, None)
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+async def test_environment_of_the_test_script(
+    make_task: MakeTask, factory: ContainerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = """
+    [environment.env]
+    SHARED = "environment"
+    OVERRIDDEN = "environment"
+    [verifier.env]
+    OVERRIDDEN = "verifier"
+    JUDGE_API_KEY = "${ARES_EXP_TEST_KEY}"
+    [solution.env]
+    SOLUTION_ONLY = "yes"
+    """
+    script = (
+        '#!/bin/bash\necho "$SHARED $OVERRIDDEN $JUDGE_API_KEY [$SOLUTION_ONLY] $(pwd)"\n'
+        "echo 1 > /logs/verifier/reward.txt\n"
+    )
+    task = load_task(make_task(toml=toml, files={"tests/test.sh": script}))
+    async with playing(task, factory) as container:
+        with pytest.raises(VerifierError, match="ARES_EXP_TEST_KEY"):
+            await task.verify(container, None)
+        monkeypatch.setenv("ARES_EXP_TEST_KEY", "a-very-secret-value")
+        await task.verify(container, tmp_path)
+        env = await task.upload_solution(container)
+    assert (tmp_path / "test-stdout.txt").read_text() == "environment verifier *** [] /app\n"
+    assert env == {"DEBIAN_FRONTEND": "noninteractive", "SOLUTION_ONLY": "yes"}
+
+
+async def test_the_test_script_runs_as_the_verifiers_user(make_task: MakeTask, factory: ContainerFactory) -> None:
+    script = "#!/bin/bash\nid -u > /logs/verifier/reward.txt\n"
+    task = load_task(make_task(toml="[verifier]\nuser = 1234", files={"tests/test.sh": script}))
+    async with playing(task, factory) as container:
+        assert (await task.verify(container, None)).reward == 1234
+
+
+async def test_tests_are_uploaded_over_what_is_there(make_task: MakeTask, factory: ContainerFactory) -> None:
+    script = "#!/bin/bash\ncat /tests/data/* | paste -sd+ | awk -F+ '{ print $1 + $2 }' > /logs/verifier/reward.txt\n"
+    root = make_task(files={"tests/test.sh": script, "tests/data/b": "20\n"})
+    (root / "tests" / "test.sh").chmod(0o644)
+    task = load_task(root)
+    async with playing(task, factory) as container:
+        await container.exec(
+            "mkdir -p /tests/data && echo 1 > /tests/data/a && echo 2 > /tests/data/b && echo x > /tests/test.sh"
+        )
+        assert (await task.verify(container, None)).reward == 21
+
+
+async def test_tests_that_are_gone(make_task: MakeTask, factory: ContainerFactory) -> None:
+    task = load_task(make_task())
+    (task.path / "tests" / "test.sh").unlink()
+    (task.path / "tests").rmdir()
+    async with playing(task, factory) as container:
+        with pytest.raises(AddTestsDirError, match="tests"):
+            await task.verify(container, None)
+
+
+async def test_a_task_without_solution(make_task: MakeTask, factory: ContainerFactory) -> None:
+    task = load_task(make_task(files={"solution/solve.sh": None}))
+    async with playing(task, factory) as container:
+        with pytest.raises(TaskError, match=r"solution/solve\.sh"):
+            await task.upload_solution(container)
+
+
+async def test_verification_is_bounded_by_its_caller(make_task: MakeTask, factory: ContainerFactory) -> None:
+    task = load_task(make_task(files={"tests/test.sh": "#!/bin/bash\nsleep 61\necho 1 > /logs/verifier/reward.txt\n"}))
+    async with playing(task, factory) as container:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await task.verify(container, None)
+        running = await container.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        assert "sleep 61" not in running.output
+
+
+@pytest.mark.docker
+async def test_files_beside_a_prebuilt_image_go_to_the_working_directory(make_task: MakeTask) -> None:
+    from ares_exp.containers.docker import DockerContainerFactory
+
+    toml = "[environment]\ndocker_image = 'debian:bookworm-slim'\nworkdir = '/srv'"
+    task = load_task(make_task(toml=toml, files={"environment/Dockerfile": None, "environment/data/x": "here\n"}))
+    async with playing(task, DockerContainerFactory()) as container:
+        assert (await container.exec("cat data/x")).output == "here\n"

@@ -1,0 +1,195 @@
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import AgentError, ContainerDiedError, PolicyError, VerifierError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.results import Outcome
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+ANSWER = LLMResponse.from_text("a")
+
+
+def recorded(tmp_path: Path) -> list[EpisodeTrajectory]:
+    episodes = [EpisodeTrajectory.load(path) for path in tmp_path.glob("*.json")]
+    return sorted(episodes, key=lambda episode: episode.start_time)
+
+
+def collect(env: Any, tmp_path: Path, **more: Any) -> TrajectoryCollectingEnvironment:
+    return TrajectoryCollectingEnvironment(env, JsonTrajectoryCollector(tmp_path), **more)
+
+
+async def play(env: Any) -> None:
+    step = await env.reset()
+    while not step.last():
+        step = await env.step(ANSWER)
+
+
+async def test_a_completed_episode(tmp_path: Path, counting: Any) -> None:
+    async with collect(counting(3), tmp_path, episode_id="mine") as env:
+        await play(env)
+    [episode] = recorded(tmp_path)
+    assert (episode.episode_id, episode.task_name, episode.outcome) == ("mine", "count", Outcome.COMPLETED)
+    assert [step.step_type for step in episode.steps] == ["FIRST", "MID", "MID", "LAST"]
+    assert [step.reward for step in episode.steps] == [None, 0.0, 0.0, 1.0]
+    assert episode.steps[0].action is None
+    assert episode.steps[-1].observation is None
+    assert [len(s.observation["messages"]) for s in episode.steps if s.observation] == [1, 2, 3]
+
+
+async def test_a_truncated_episode_names_the_limit(tmp_path: Path, counting: Any) -> None:
+    async with collect(counting(1, truncate=True), tmp_path) as env:
+        await play(env)
+    [episode] = recorded(tmp_path)
+    assert (episode.outcome, episode.truncated, episode.total_reward) == (Outcome.TRUNCATED, True, 0.5)
+    assert episode.error is not None
+    assert "steps" in episode.error.message
+
+
+async def test_reset_in_the_middle_abandons(tmp_path: Path, counting: Any) -> None:
+    async with collect(counting(2), tmp_path) as env:
+        await env.reset()
+        await play(env)
+    assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.ABANDONED, Outcome.COMPLETED]
+
+
+@pytest.mark.parametrize("how", ["close", "exit"])
+async def test_closing_in_the_middle(tmp_path: Path, counting: Any, how: str) -> None:
+    inner = counting(2)
+    env = collect(inner, tmp_path)
+    if how == "close":
+        await env.reset()
+        await env.close()
+        await env.close()
+    else:
+        async with env:
+            await env.reset()
+    assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.CLOSED]
+    assert inner.closed >= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (AgentError("no"), Outcome.AGENT_ERROR),
+        (ContainerDiedError("no"), Outcome.CONTAINER_ERROR),
+        (VerifierError("no"), Outcome.VERIFIER_ERROR),
+        (KeyError("no"), Outcome.ERRORED),
+    ],
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_error_is_recorded_and_raised_unchanged(
+    tmp_path: Path, counting: Any, error: Exception, outcome: Outcome, where: str
+) -> None:
+    inner = counting(2, fail=error if where == "reset" else None)
+    env = collect(inner, tmp_path)
+    with pytest.raises(type(error)) as caught:  # noqa: PT012
+        await env.reset()
+        inner.fail = error
+        await env.step(ANSWER)
+    assert caught.value is error
+    [episode] = recorded(tmp_path)
+    assert (episode.outcome, episode.task_name) == (outcome, "count")
+    assert episode.error is not None
+    assert (episode.error.type, "no" in episode.error.message) == (type(error).__name__, True)
+
+
+async def test_a_policy_error_in_the_body(tmp_path: Path, counting: Any) -> None:
+    with pytest.raises(PolicyError):
+        async with collect(counting(2), tmp_path) as env:
+            await env.reset()
+            raise PolicyError("refused")
+    assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.POLICY_ERROR]
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "body"])
+async def test_cancellation(tmp_path: Path, counting: Any, where: str) -> None:
+    inner = counting(2)
+    waiting = asyncio.Event()
+
+    async def episode() -> None:
+        async with collect(inner, tmp_path) as env:
+            inner.hanging = where == "reset"
+            waiting.set()
+            await env.reset()
+            inner.hanging = where == "step"
+            if where == "body":
+                await asyncio.Event().wait()
+            await env.step(ANSWER)
+
+    task = asyncio.create_task(episode())
+    await waiting.wait()
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.CANCELLED]
+
+
+async def test_one_collector_serves_many_episodes_at_once(tmp_path: Path, counting: Any) -> None:
+    collector = JsonTrajectoryCollector(tmp_path)
+
+    async def one(number: int) -> None:
+        async with TrajectoryCollectingEnvironment(counting(number % 7 + 1, name=f"task-{number}"), collector) as env:
+            await play(env)
+
+    await asyncio.gather(*(one(number) for number in range(100)))
+    episodes = {episode.task_name: episode for episode in recorded(tmp_path)}
+    assert len(episodes) == 100
+    assert all(episodes[f"task-{number}"].num_steps == number % 7 + 2 for number in range(100))
+
+
+class FailingCollector(NullTrajectoryCollector):
+    def record_step(self, record: Any, *, episode: Any = None) -> None:
+        raise OSError(28, "No space left on device")
+
+
+async def test_a_failing_collector_is_counted_and_changes_nothing(
+    counting: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with TrajectoryCollectingEnvironment(counting(2), FailingCollector()) as env:
+            await play(env)
+    assert env.collector_failures == 3
+    assert "No space left" in caplog.text
+
+
+class ForeignCollector:
+    """Knows only what the protocol asks for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def begin_episode(self, *, task_name: str) -> None:
+        self.calls.append(("begin", task_name))
+
+    def record_step(self, record: Any) -> None:
+        self.calls.append(("step", record.step_type))
+
+    def end_episode(self, *, truncated: bool = False) -> Any:
+        self.calls.append(("end", truncated))
+
+
+async def test_a_collector_of_somebody_else(counting: Any) -> None:
+    collector = ForeignCollector()
+    assert isinstance(collector, TrajectoryCollector)
+    async with TrajectoryCollectingEnvironment(counting(1, truncate=True), collector) as env:
+        await play(env)
+    assert env.collector_failures == 0
+    assert collector.calls == [("begin", "count"), ("step", "FIRST"), ("step", "LAST"), ("end", True)]
+
+
+async def test_attributes_of_the_environment_show_through(counting: Any) -> None:
+    env = TrajectoryCollectingEnvironment(counting(7), NullTrajectoryCollector())
+    assert env.length == 7
+    assert env.current_task.name == "count"
+    with pytest.raises(AttributeError):
+        env.no_such_thing  # noqa: B018

@@ -1,0 +1,140 @@
+import math
+import subprocess
+import sys
+
+import pytest
+
+from ares_exp.environments.time_step import restart, termination, transition, truncation
+from ares_exp.llms.request import LLMRequest
+from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, to_gym
+from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
+from ares_exp.wrappers.wrap import wrap_as_gym
+from tests.unit.wrappers.gym_environments import (
+    ACTION,
+    CountingEnvironment,
+    ForeignEnvironment,
+    ForeignTimeStep,
+    PassingOnEnvironment,
+    PlainEnvironment,
+)
+
+REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
+
+
+@pytest.mark.parametrize(
+    ("time_step", "expected"),
+    [
+        (restart(REQUEST), (REQUEST, 0.0, False, False)),
+        (transition(REQUEST, 0.5), (REQUEST, 0.5, False, False)),
+        (termination(1.0), (NO_REQUEST, 1.0, True, False)),
+        (truncation(0.75), (NO_REQUEST, 0.75, False, True)),
+        (truncation(None), (NO_REQUEST, 0.0, False, True)),
+        (ForeignTimeStep("LAST", 1, 0, REQUEST), (REQUEST, 1.0, True, False)),
+        (ForeignTimeStep("LAST", 1, 0.9, None), (NO_REQUEST, 1.0, False, True)),
+    ],
+)
+def test_what_a_time_step_becomes(time_step, expected):
+    *values, info = to_gym(time_step)
+    assert tuple(values) == expected
+    assert [type(value) for value in values[1:]] == [float, bool, bool]
+    assert info == {"time_step": time_step}
+    assert info["time_step"] is time_step
+    assert values[0] in LLMRequestSpace()
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (ForeignTimeStep(2, 0.0, 0.0, None), "step_type FIRST, MID or LAST, got 2"),
+        (truncation(1.0)._replace(discount=None), "to have a discount"),
+    ],
+)
+def test_a_broken_time_step_is_refused(broken, said):
+    with pytest.raises(ValueError, match=said):
+        to_gym(broken)
+
+
+async def test_an_episode():
+    env = CountingEnvironment(length=2)
+    async with wrap_as_gym(env, async_mode=True) as gym:
+        assert isinstance(gym, AsyncGymWrapper)
+        assert gym.environment is env
+        observation, info = await gym.reset(options={"task": 7})
+        assert observation == info["time_step"].observation
+        assert observation.messages[0]["content"] == "task 7"
+        _, reward, terminated, truncated, _ = await gym.step(ACTION)
+        assert (reward, terminated, truncated) == (0.25, False, False)
+        observation, reward, terminated, truncated, info = await gym.step(ACTION)
+        assert (observation, reward, terminated, truncated) == (NO_REQUEST, 1.0, True, False)
+        assert info["time_step"] == termination(1.0)
+    assert env.exits == [None]
+
+
+async def test_leaving_with_an_exception_tells_the_environment():
+    env = CountingEnvironment()
+    with pytest.raises(ZeroDivisionError):
+        async with AsyncGymWrapper(env):
+            math.sqrt(1 // 0)
+    assert env.exits == [ZeroDivisionError]
+
+
+async def test_a_seed_repeats_the_tasks():
+    gym = AsyncGymWrapper(PassingOnEnvironment(CountingEnvironment()))
+
+    async def two_tasks(seed):
+        return (await gym.reset(seed=seed))[0], (await gym.reset())[0]
+
+    assert await two_tasks(0) == await two_tasks(0)
+    assert await two_tasks(0) != await two_tasks(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"seed": 0}, "with seed,"),
+        ({"options": {"task": 1}}, "with options,"),
+        ({"seed": 1, "options": {"task": 1}}, "seed and options"),
+    ],
+)
+async def test_an_environment_that_cannot_be_seeded_says_so(given, named):
+    with pytest.raises(TypeError, match=rf"{named} but PlainEnvironment\.reset\(\) does not take"):
+        await AsyncGymWrapper(PlainEnvironment()).reset(**given)
+
+
+async def test_nothing_given_is_nothing_passed_on():
+    observation, _ = await AsyncGymWrapper(PlainEnvironment()).reset(seed=None, options={})
+    assert observation.messages[0]["content"] == "first"
+
+
+async def test_somebody_elses_environment():
+    async with wrap_as_gym(ForeignEnvironment(length=1), async_mode=True) as gym:
+        await gym.reset()
+        _, reward, terminated, truncated, info = await gym.step(ACTION)
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    assert isinstance(info["time_step"], ForeignTimeStep)
+
+
+def test_both_wrappers_have_the_same_spaces():
+    awaited = wrap_as_gym(CountingEnvironment(), async_mode=True)
+    with wrap_as_gym(CountingEnvironment()) as blocking:
+        assert isinstance(blocking, GymWrapper)
+        assert awaited.observation_space == blocking.observation_space == LLMRequestSpace()
+        assert awaited.action_space == blocking.action_space == LLMResponseSpace()
+    assert awaited.action_space is awaited.action_space
+
+
+def test_allow_running_loop_is_for_the_blocking_wrapper():
+    with pytest.raises(ValueError, match="async_mode=False"):
+        wrap_as_gym(CountingEnvironment(), async_mode=True, allow_running_loop=True)
+
+
+def test_the_default_drivers_do_not_import_gymnasium():
+    script = (
+        "import sys, ares_exp\n"
+        "from ares_exp.wrappers.drivers import drive_async_gym, drive_directly\n"
+        "from ares_exp.wrappers.wrap import wrap_as_gym\n"
+        "drive_async_gym(object())\n"
+        "assert not {'gymnasium', 'numpy'} & set(sys.modules), 'imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

@@ -1,0 +1,234 @@
+import asyncio
+import contextvars
+import gc
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from ares_exp.environments.time_step import restart, termination, transition
+from ares_exp.errors import ContainerDiedError
+from ares_exp.wrappers.drivers import GymDriver, drive_async_gym, drive_directly, drive_sync_gym
+from tests.unit.wrappers.gym_environments import (
+    ACTION,
+    BlockingEnvironment,
+    CountingEnvironment,
+    ForeignEnvironment,
+    PlainEnvironment,
+    RaisingEnvironment,
+    StubbornEnvironment,
+)
+
+DRIVERS = [drive_directly, drive_async_gym, drive_sync_gym]
+CONF = Path(__file__).parents[3] / "conf" / "wrapper"
+
+
+@pytest.fixture(params=DRIVERS)
+def drive(request):
+    return request.param
+
+
+async def is_set(event):
+    assert await asyncio.to_thread(event.wait, 5)
+
+
+async def play(driver):
+    async with driver:
+        time_steps = [await driver.reset()]
+        while time_steps[-1].step_type != "LAST":
+            time_steps.append(await driver.step(ACTION))
+    return time_steps
+
+
+@pytest.mark.parametrize("option", ["none", "async", "sync"])
+async def test_every_option_plays_the_same_episode(option):
+    wrapper = hydra.utils.instantiate(OmegaConf.load(CONF / f"{option}.yaml"))
+    for make in (CountingEnvironment, lambda: CountingEnvironment(truncate=True), ForeignEnvironment):
+        assert await play(wrapper(make())) == await play(make())
+
+
+def test_every_option_is_tested():
+    assert {path.stem for path in CONF.glob("*.yaml")} == {"none", "async", "sync"}
+
+
+@pytest.mark.parametrize("error", [ContainerDiedError("gone"), TimeoutError("late"), RuntimeError("x")], ids=repr)
+async def test_an_exception_is_the_environments_own(drive, error):
+    env = RaisingEnvironment(error)
+    with pytest.raises(type(error)) as caught:
+        await play(drive(env))
+    assert caught.value is error
+    assert env.exits == [type(error)]
+
+
+async def test_the_environment_learns_why_it_is_left(drive):
+    env = CountingEnvironment()
+
+    async def leave_in_mid_episode():
+        async with drive(env) as driver:
+            await driver.reset()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await leave_in_mid_episode()
+    assert env.exits == [ZeroDivisionError]
+    assert env.closed == 1
+
+
+async def test_cancelling_a_step_cancels_the_environments(drive):
+    env = BlockingEnvironment()
+    async with drive(env) as driver:
+        await driver.reset()
+        step = asyncio.create_task(driver.step(ACTION))
+        await is_set(env.stepping)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert env.unwound == 1
+        assert (await driver.reset()).step_type == "FIRST"
+    assert env.closed == 1
+
+
+async def test_a_cancelled_body_is_seen_by_the_environment(drive):
+    env = BlockingEnvironment()
+    episode = asyncio.create_task(play(drive(env)))
+    await is_set(env.stepping)
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+    assert (env.unwound, env.exits, env.closed) == (1, [asyncio.CancelledError], 1)
+
+
+@pytest.mark.parametrize("loop_turns", [0, 1, 2, 5, 20])
+async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns):
+    env = BlockingEnvironment()
+    async with drive(env) as driver:
+        began = time.monotonic()
+        for _ in range(20):
+            step = asyncio.create_task(driver.step(ACTION))
+            for _ in range(loop_turns):
+                await asyncio.sleep(0)
+            step.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+        assert time.monotonic() - began < 4  # one that is missed waits out a grace of 5 s
+        assert (await driver.reset()).step_type == "FIRST"
+
+
+async def test_the_time_limit_of_the_caller_holds(drive):
+    env = BlockingEnvironment()
+    async with drive(env) as driver:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await driver.step(ACTION)
+        assert env.unwound == 1
+
+
+async def test_closing_twice_and_in_mid_step(drive):
+    env = BlockingEnvironment()
+    driver = drive(env)
+    await driver.reset()
+    step = asyncio.create_task(driver.step(ACTION))
+    await is_set(env.stepping)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    await driver.close()
+    await driver.close()
+    assert env.closed >= 1
+
+
+async def test_after_close_the_sync_driver_says_so():
+    driver = drive_sync_gym(CountingEnvironment())
+    await driver.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        await driver.reset()
+
+
+async def test_a_step_that_ignores_its_cancellation_is_left_behind():
+    env = StubbornEnvironment()
+    before = threading.active_count()
+    driver = drive_sync_gym(env)
+    await driver.reset()
+    step = asyncio.create_task(driver.step(ACTION))
+    await is_set(env.stepping)
+    threads = threading.active_count() - before
+    assert threads >= 2
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(step, 8)
+    await asyncio.wait_for(driver.close(), 25)
+    assert env.closed == 1
+
+
+async def test_the_event_loop_stays_free_while_the_sync_driver_steps():
+    env = BlockingEnvironment()
+    async with drive_sync_gym(env) as driver:
+        step = asyncio.create_task(driver.step(ACTION))
+        await is_set(env.stepping)
+        began = time.monotonic()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert time.monotonic() - began < 1
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+
+
+async def test_many_sync_drivers_at_once():
+    episodes = await asyncio.gather(*(play(drive_sync_gym(CountingEnvironment(length=20))) for _ in range(30)))
+    assert all(len(episode) == 21 and episode == episodes[0] for episode in episodes)
+
+
+async def test_each_sync_driver_has_its_own_loop_and_the_callers_context():
+    variable = contextvars.ContextVar("variable", default="unset")
+
+    class Reading(CountingEnvironment):
+        async def step(self, action):
+            self.read = variable.get()
+            return await super().step(action)
+
+    env = Reading(length=1)
+    variable.set("episode 7")
+    await play(drive_sync_gym(env))
+    assert env.read == "episode 7"
+    assert env.threads == {"gym of Reading"}
+
+
+async def test_a_dropped_sync_driver_closes_the_environment():
+    env = CountingEnvironment()
+    driver = drive_sync_gym(env)
+    await driver.reset()
+    gone = weakref.ref(driver)
+    del driver
+    gc.collect()
+    assert gone() is None
+    assert env.closed == 1
+
+
+async def test_an_environment_that_cannot_be_entered_leaves_no_thread(drive):
+    class Unenterable(PlainEnvironment):
+        async def __aenter__(self):
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        await play(drive(Unenterable()))
+
+
+@pytest.mark.parametrize(
+    ("time_step", "terminated", "truncated"),
+    [(transition(None), True, False), (termination(1.0), False, False), (termination(1.0), False, True)],
+)
+async def test_a_gym_that_contradicts_its_time_step_is_found_out(time_step, terminated, truncated):
+    class Contradicting:
+        async def reset(self):
+            return None, {"time_step": restart(None)}
+
+        async def step(self, action):
+            return None, 0.0, terminated, truncated, {"time_step": time_step}
+
+    driver = GymDriver(Contradicting())
+    assert await driver.reset() == restart(None)
+    with pytest.raises(RuntimeError, match=r"Expected \(terminated, truncated\)"):
+        await driver.step(ACTION)

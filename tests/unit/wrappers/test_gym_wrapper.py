@@ -1,0 +1,252 @@
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+
+import gymnasium
+import pytest
+
+from ares_exp.wrappers.async_gym import NO_REQUEST
+from ares_exp.wrappers.wrap import wrap_as_gym
+from tests.unit.wrappers.gym_environments import (
+    ACTION,
+    AgentEnvironment,
+    BlockingEnvironment,
+    CountingEnvironment,
+    ForeignEnvironment,
+    PlainEnvironment,
+    RaisingEnvironment,
+)
+
+
+def test_an_episode():
+    env = CountingEnvironment(length=2, truncate=True)
+    with wrap_as_gym(env) as gym:
+        assert isinstance(gym, gymnasium.Env)
+        assert gym.environment is env
+        observation, info = gym.reset(seed=3)
+        assert observation is info["time_step"].observation
+        assert gym.step(ACTION)[1:4] == (0.25, False, False)
+        assert gym.step(ACTION)[:4] == (NO_REQUEST, 0.0, False, True)
+    assert env.exits == [None]
+    assert env.threads == {"gym of CountingEnvironment"}
+
+
+def test_somebody_elses_environment():
+    with wrap_as_gym(ForeignEnvironment(length=1)) as gym:
+        gym.reset()
+        assert gym.step(ACTION)[1:4] == (1.0, True, False)
+
+
+def test_the_agent_goes_on_between_calls():
+    env = AgentEnvironment()
+    with wrap_as_gym(env) as gym:
+        gym.reset()
+        assert env.enough.wait(5)
+        gym.step(ACTION)
+    assert env.agent.cancelled()
+
+
+def test_an_exception_is_the_environments_own():
+    error = LookupError("gone")
+    with wrap_as_gym(RaisingEnvironment(error)) as gym:
+        gym.reset()
+        with pytest.raises(LookupError) as caught:
+            gym.step(ACTION)
+        assert caught.value is error
+
+
+def test_leaving_with_an_exception_tells_the_environment():
+    env = CountingEnvironment()
+    with pytest.raises(ZeroDivisionError), wrap_as_gym(env):
+        raise ZeroDivisionError
+    assert env.exits == [ZeroDivisionError]
+
+
+def test_an_environment_that_cannot_be_entered_is_closed():
+    class Unenterable(PlainEnvironment):
+        async def __aenter__(self):
+            raise OSError("no room")
+
+    env = Unenterable()
+    with pytest.raises(OSError, match="no room"), wrap_as_gym(env):
+        raise AssertionError("unreachable")
+    assert env.closed == 1
+
+
+async def test_inside_a_running_loop_it_refuses():
+    env = CountingEnvironment()
+    gym = wrap_as_gym(env)
+    for call in (gym.reset, lambda: gym.step(ACTION), gym.close, gym.__enter__):
+        with pytest.raises(RuntimeError, match=r"AsyncGymWrapper.*async_mode=True"):
+            call()
+    await asyncio.to_thread(gym.close)
+    gym.close()  # closed already: nothing to block for
+    assert env.closed == 1
+
+
+async def test_a_notebook_may_block_its_loop():
+    with wrap_as_gym(CountingEnvironment(length=1), allow_running_loop=True) as gym:
+        gym.reset()
+        assert gym.step(ACTION)[2] is True
+
+
+def test_closing_twice_closes_once():
+    env = CountingEnvironment()
+    gym = wrap_as_gym(env)
+    gym.reset()
+    gym.close()
+    gym.close()
+    assert env.closed == 1
+    with pytest.raises(RuntimeError, match="has been closed"):
+        gym.step(ACTION)
+
+
+def test_closing_an_unused_wrapper_closes_the_environment():
+    env = CountingEnvironment()
+    wrap_as_gym(env).close()
+    assert env.closed == 1
+
+
+def test_closing_in_mid_step():
+    env, outcome = BlockingEnvironment(), []
+    gym = wrap_as_gym(env)
+    gym.reset()
+
+    def step():
+        try:
+            gym.step(ACTION)
+        except BaseException as error:
+            outcome.append(type(error))
+
+    stepper = threading.Thread(target=step)
+    stepper.start()
+    assert env.stepping.wait(5)
+    gym.close()
+    stepper.join(5)
+    assert (outcome, env.unwound, env.closed) == ([asyncio.CancelledError], 1, 1)
+
+
+def test_ctrl_c_cancels_the_step():
+    env = BlockingEnvironment()
+    main = threading.main_thread().ident
+
+    def press():
+        if env.stepping.wait(5):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    with wrap_as_gym(env) as gym:
+        gym.reset()
+        presser.start()
+        with pytest.raises(KeyboardInterrupt):
+            gym.step(ACTION)
+        assert env.unwound == 1
+        assert gym.reset()[1]["time_step"].first()
+    presser.join(5)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_dropped_wrapper_closes_the_environment(used):
+    env = CountingEnvironment()
+    gym = wrap_as_gym(env)
+    if used:
+        gym.reset()
+    gone = weakref.ref(gym)
+    del gym
+    assert gone() is None
+    assert env.closed == 1
+
+
+def test_a_wrapper_collected_on_its_own_thread_closes_the_environment():
+    env = CountingEnvironment()
+    gym = wrap_as_gym(env)
+    gym.reset()
+    gym.cycle = gym
+    loop_thread, gone = gym.loop_thread, weakref.ref(gym)
+
+    async def collect():
+        gc.collect()
+
+    before = threading.enumerate()
+    gc.disable()
+    try:
+        del gym
+        loop_thread.run(collect())
+    finally:
+        gc.enable()
+    next(t for t in before if t.name == "gym of CountingEnvironment").join(5)
+    assert gone() is None
+    assert env.closed == 1
+
+
+SCRIPT = """
+import os, sys, threading
+from tests.unit.wrappers.gym_environments import ACTION, BlockingEnvironment, CountingEnvironment
+from ares_exp.wrappers.gym import GymWrapper
+
+class Telling(CountingEnvironment):
+    async def close(self):
+        print("closed by", os.getpid() - pid, flush=True)
+
+pid = os.getpid()
+"""
+
+
+def run_script(body):
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT + body], capture_output=True, text=True, timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("use", ["gym.reset()", "pass"])
+def test_the_end_of_the_program_closes_the_environment(use):
+    done = run_script(f"gym = GymWrapper(Telling())\n{use}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed by 0\n", "")
+
+
+def test_a_step_for_ever_in_a_daemon_thread_does_not_hold_the_program():
+    done = run_script(
+        "env = BlockingEnvironment(); gym = GymWrapper(env); gym.reset()\n"
+        "threading.Thread(target=gym.step, args=(ACTION,), daemon=True).start()\n"
+        "assert env.stepping.wait(5)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_process_says_that_the_loop_stayed_behind():
+    done = run_script(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "gym = GymWrapper(Telling()); gym.reset()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        gym.step(ACTION)\n"
+        "    except RuntimeError as error:\n"
+        "        print(str(error)[:39], flush=True)\n"
+        "    gym.close()\n"
+        "    del gym\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "gym.step(ACTION)\n"
+        "gym.close()\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The thread 'gym of Telling' was started\nclosed by 0\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_forked_process_can_use_a_wrapper_that_was_not_used_before():
+    done = run_script(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "gym = GymWrapper(CountingEnvironment(length=1))\n"
+        "child = os.fork()\n"
+        "gym.reset(); assert gym.step(ACTION)[2]; gym.close()\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,210 @@
+import asyncio
+import contextvars
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+
+from ares_exp.wrappers.loop_thread import LoopThread
+
+
+@pytest.fixture
+def loop_thread():
+    thread = LoopThread("loop under test")
+    yield thread
+    thread.close()
+
+
+async def give(value):
+    await asyncio.sleep(0)
+    return value
+
+
+async def fail(error):
+    raise error
+
+
+async def where():
+    return threading.current_thread().name, asyncio.get_running_loop()
+
+
+def test_calls_share_one_loop_in_one_thread(loop_thread):
+    first, second = loop_thread.run(where()), loop_thread.run(where())
+    assert first == second
+    assert first[0] == "loop under test"
+    loop_thread.close()
+    assert first[1].is_closed()
+
+
+def test_no_thread_before_the_first_call(loop_thread):
+    before = threading.active_count()
+    unused = LoopThread()
+    unused.close()
+    assert threading.active_count() == before
+    assert loop_thread.run(give(1)) == 1
+    assert threading.active_count() == before + 1
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), TimeoutError("x"), KeyError(1), SystemExit(3), asyncio.CancelledError()]
+)
+def test_an_exception_comes_back_as_the_same_object(loop_thread, error):
+    with pytest.raises(type(error)) as caught:
+        loop_thread.run(fail(error))
+    assert caught.value is error
+    assert loop_thread.run(give(2)) == 2
+
+
+def test_an_exception_does_not_keep_its_call_alive(loop_thread):
+    class Box:
+        pass
+
+    async def fail_with(box):
+        raise ValueError("x")
+
+    box = Box()
+    gone = weakref.ref(box)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="x"):
+            loop_thread.run(fail_with(box))
+        del box
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_calls_from_many_threads_each_get_their_own_answer(loop_thread):
+    answers = {}
+
+    def ask(number):
+        answers[number] = [loop_thread.run(give((number, i))) for i in range(50)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert answers == {number: [(number, i) for i in range(50)] for number in range(8)}
+
+
+def test_the_callers_context_travels_along(loop_thread):
+    variable = contextvars.ContextVar("variable", default="unset")
+
+    async def read():
+        return variable.get()
+
+    variable.set("episode 7")
+    assert loop_thread.run(read()) == "episode 7"
+
+
+def test_a_call_beyond_its_time_is_cancelled(loop_thread):
+    unwound = []
+
+    async def wait_for_ever():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            unwound.append(True)
+
+    with pytest.raises(TimeoutError, match=r"'loop under test' did not end within 0\.05 s"):
+        loop_thread.run(wait_for_ever(), timeout=0.05)
+    assert unwound == [True]
+
+
+def test_interrupt_holds_until_resume(loop_thread):
+    began = []
+
+    async def begin():
+        began.append(True)
+        await asyncio.Event().wait()
+
+    loop_thread.run(give(None))
+    loop_thread.interrupt()
+    with pytest.raises(asyncio.CancelledError):
+        loop_thread.run(begin())
+    loop_thread.resume()
+    assert loop_thread.run(give(3)) == 3
+
+
+def test_close_cancels_a_call_under_way_then_says_farewell_then_cancels_the_rest():
+    loop_thread, events, begun, outcome = LoopThread(), [], threading.Event(), []
+
+    async def log_cancellation(name):
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            events.append(name)
+
+    async def start_background():
+        return asyncio.create_task(log_cancellation("background"))
+
+    async def farewell():
+        events.append("farewell")
+
+    def call():
+        try:
+            loop_thread.run(log_cancellation("call"))
+        except BaseException as error:
+            outcome.append(type(error))
+
+    background = loop_thread.run(start_background())
+    begun.clear()
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert begun.wait(5)
+    loop_thread.close(farewell)
+    caller.join(5)
+    assert events == ["call", "farewell", "background"]
+    assert outcome == [asyncio.CancelledError]
+    assert background.cancelled()
+
+
+def test_a_failing_farewell_still_ends_the_thread():
+    loop_thread, before = LoopThread(), threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        loop_thread.close(lambda: fail(ZeroDivisionError()))
+    assert threading.active_count() == before
+
+
+def test_after_close_there_is_nothing(loop_thread):
+    loop_thread.run(give(1))
+    loop_thread.close()
+    loop_thread.close()
+    with pytest.raises(RuntimeError, match="'loop under test' has been closed"):
+        loop_thread.run(give(1))
+
+
+def test_the_loop_cannot_wait_for_itself(loop_thread):
+    async def ask_itself():
+        loop_thread.run(give(1))
+
+    with pytest.raises(RuntimeError, match="cannot wait for itself"):
+        loop_thread.run(ask_itself())
+
+
+def test_a_task_that_ends_the_loop_leaves_nobody_waiting(loop_thread):
+    async def leave():
+        raise SystemExit(3)
+
+    async def start_leaver():
+        leaver = asyncio.create_task(leave())
+        await asyncio.Event().wait()
+        return leaver
+
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="ended before the call did"):
+        loop_thread.run(start_leaver())
+    assert time.monotonic() - began < 4
+
+
+def test_subprocesses_run_on_the_loop(loop_thread):
+    async def echo():
+        process = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
+        return (await process.communicate())[0]
+
+    assert loop_thread.run(echo(), timeout=20) == b"hello\n"
