@@ -76,5 +76,6 @@ def _flatten(node: object, prefix: str = "") -> list[str]:
         return []
     names: list[str] = []
     for name, value in node.items_ex(resolve=False):
-        names += [f"{prefix}{name!s}", *_flatten(value, f"{prefix}{name}.")]
+        path = prefix + str(name)
+        names += [path, *_flatten(value, f"{path}.")]
     return names

@@ -6,6 +6,7 @@ The groups (`env`, `policy`, …) are plain `_target_` nodes: the constructors b
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -104,12 +105,28 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
-        raise ConfigError(_explain(group, error.__cause__ or error)) from error
+        raise ConfigError(_unknown_argument(group, node) or _explain(group, error.__cause__ or error)) from error
     except MissingMandatoryValue as error:
         key = str(error.full_key or group)
         raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"`{group}`: {str(error).splitlines()[0]}") from None
+
+
+def _unknown_argument(group: str, node: DictConfig) -> str | None:
+    """What to say of an argument that the component does not take; `None` when it takes them all."""
+    from hydra.utils import get_object
+
+    try:
+        parameters = inspect.signature(get_object(node["_target_"])).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return None
+    takes = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    unknown = [str(key) for key in node if not str(key).startswith("_") and key not in takes]
+    if not unknown or len(takes) < len(parameters):
+        return None
+    known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"
+    return f"`{group}` has no argument `{unknown[0]}`: {known}.{close_matches(unknown[0], takes)}"
 
 
 def _explain(group: str, cause: BaseException) -> str:
@@ -128,5 +145,5 @@ def _explain(group: str, cause: BaseException) -> str:
 
 def close_matches(word: str, known: list[str]) -> str:
     """` Did you mean `x`?`, or nothing."""
-    matches = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    matches = difflib.get_close_matches(word, [name for name in known if "_target_" not in name], n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""

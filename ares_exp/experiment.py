@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import ContainerFactory
@@ -16,7 +15,6 @@ from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts
 from ares_exp.episode_plan import PlannedEpisode, plan_episodes
-from ares_exp.llms.request import LLMClient
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.progress import Progress
 from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
@@ -39,7 +37,7 @@ class Components:
     source: EnvironmentSource
     agent_factory: CodeAgentFactory
     container_factory: ContainerFactory
-    policy: Policy | LLMClient
+    policy: Policy
     wrapper: Callable[[Environment], Environment]
     collector: TrajectoryCollector
     tracker: Tracker
@@ -82,7 +80,7 @@ class Experiment:
         names = self._parts.source.load(self._warn)
         await asyncio.gather(
             self._parts.container_factory.preflight(),
-            self._parts.policy.preflight() if _is_policy(self._parts.policy) else _nothing(),
+            self._parts.policy.preflight(),
         )
         self._parts.source.check(
             self._parts.container_factory, provide_solution=self._needs_solution, report=self._warn
@@ -100,8 +98,7 @@ class Experiment:
             await self._play_all(deque(planned))
         finally:
             self._progress.stop()
-            if _is_policy(self._parts.policy):
-                await self._parts.policy.close()
+            await self._parts.policy.close()
         summary = RunSummary(len(planned), tuple(self._results), self._interrupted, time.monotonic() - began)
         self._run_dir.write_json(self._run_dir.summary, {**summary.to_dict(), "warnings": self.warnings})
         await asyncio.to_thread(self._parts.tracker.finish, summary)
@@ -137,6 +134,9 @@ class Experiment:
             self._progress.episode_started(planned.task_name)
             result = await self._play(planned)
             self._results.append(result)
+            logger.info(
+                "%s: %s, reward %s, %.2f s", result.episode_id, result.outcome.value, result.reward, result.duration_sec
+            )
             self._progress.episode_finished(result)
             self._parts.tracker.log_episode(result)
             await asyncio.to_thread(self._run_dir.append_episode, result.to_dict())
@@ -149,7 +149,7 @@ class Experiment:
         try:
             environment = self._make_environment(planned)
             spec = EpisodeSpec(planned.task_name, planned.attempt, planned.seed)
-            policy = self._parts.policy.for_episode(spec) if _is_policy(self._parts.policy) else self._parts.policy
+            policy = self._parts.policy.for_episode(spec)
             last = await run_episode(
                 self._parts.wrapper(environment), policy, tally, policy_timeout_sec=self._settings.policy_timeout_sec
             )
@@ -199,22 +199,13 @@ class Experiment:
 
     @property
     def _needs_solution(self) -> bool:
-        return bool(getattr(self._parts.policy, "needs_solution", False))
+        return self._parts.policy.needs_solution
 
     def _warn(self, sentence: str) -> None:
         """Tells the user once, and keeps the sentence for the records."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             logger.warning("%s", sentence)
-
-
-def _is_policy(policy: Any) -> bool:
-    """Whether `policy` is more than a plain `LLMClient`."""
-    return all(hasattr(policy, name) for name in ("preflight", "for_episode", "close"))
-
-
-async def _nothing() -> None:
-    """Nothing to check."""
 
 
 def _raise_unless_cancelled(worker: asyncio.Task[None]) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.config import instantiate_group, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import UserError
 from ares_exp.experiment import Components, Experiment, Settings
+from ares_exp.policies.policy import as_policy
 from ares_exp.provenance import collect_provenance
 from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, write_atomically
@@ -34,12 +36,16 @@ def run_job(config: DictConfig) -> RunSummary:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    values: dict[str, Any] = OmegaConf.to_container(config, throw_on_missing=False)  # type: ignore[assignment]
-    validate(values)
-    components = build(config)
     run_dir = RunDir(Path(HydraConfig.get().runtime.output_dir))
-    resolved: dict[str, Any] = scrub(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
-    summary = asyncio.run(_run(components, settings(values), run_dir, resolved))
+    try:
+        values: dict[str, Any] = OmegaConf.to_container(config, throw_on_missing=False)  # type: ignore[assignment]
+        validate(values)
+        components = build(config)
+        resolved: dict[str, Any] = scrub(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+        summary = asyncio.run(_run(components, settings(values), run_dir, resolved))
+    except UserError:
+        run_dir.discard()
+        raise
     render_summary(summary, run_dir=run_dir.path, stream=sys.stdout)
     return summary
 
@@ -50,7 +56,7 @@ def build(config: DictConfig) -> Components:
         source=instantiate_group(config, "env"),
         agent_factory=instantiate_group(config, "agent"),
         container_factory=instantiate_group(config, "container"),
-        policy=instantiate_group(config, "policy"),
+        policy=as_policy(instantiate_group(config, "policy")),
         wrapper=instantiate_group(config, "wrapper"),
         collector=instantiate_group(config, "collector"),
         tracker=instantiate_group(config, "tracker"),

@@ -10,7 +10,7 @@ from typing import Any
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import PolicyError
-from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 
 
@@ -50,7 +50,7 @@ async def run_episode(
     return time_step
 
 
-async def _ask(policy: LLMClient, request: LLMRequest, tally: Tally, timeout_sec: float | None) -> LLMResponse:
+async def _ask(policy: LLMClient, request: Any, tally: Tally, timeout_sec: float | None) -> LLMResponse:
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_sec):

@@ -76,6 +76,19 @@ class RunDir:
         except OSError as error:
             raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
 
+    def discard(self) -> None:
+        """Removes what Hydra wrote for a run that was refused before it began; anything else stays."""
+        if self.episodes.exists() or self.config.exists():
+            return
+        for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+            (self.path / ".hydra" / name).unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        for folder in (self.path / ".hydra", self.path, self.path.parent, self.path.parent.parent):
+            try:
+                folder.rmdir()
+            except OSError:  # not empty: somebody else's
+                return
+
     def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
         """Writes indented JSON, atomically."""
         write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,7 @@ def _docker_reason() -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def _skip_without_docker(request: pytest.FixtureRequest) -> Iterator[None]:
+def _skip_without_docker(request: pytest.FixtureRequest) -> None:
     """Skips tests marked `docker` where there is no engine; fails them where one must be."""
     if request.node.get_closest_marker("docker") is not None:
         reason = request.getfixturevalue("_docker_reason")
@@ -71,4 +71,3 @@ def _skip_without_docker(request: pytest.FixtureRequest) -> Iterator[None]:
             pytest.fail(f"ARES_EXP_REQUIRE_DOCKER is set, but {reason}")
         if reason:
             pytest.skip(reason)
-    yield

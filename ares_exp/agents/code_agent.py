@@ -23,7 +23,7 @@ class AgentContainer(Protocol):
         timeout_sec: float | None = None,
         max_output_bytes: int = MAX_OUTPUT_BYTES,
     ) -> ExecResult:
-        """Runs a command; see `ares_exp.containers.container.Container.exec`. `user` defaults to the task's agent user."""
+        """Runs a command; see `Container.exec`. `user` defaults to the task's agent user."""
         ...
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
@@ -39,7 +39,7 @@ class CodeAgent(Protocol):
     """Works on one task, once."""
 
     async def run(self, task: str) -> None:
-        """Works on the instruction `task` and returns when done. Whatever it raises ends the episode as an agent error."""
+        """Works on the instruction `task` and returns when done. What it raises is an agent error."""
         ...
 
 

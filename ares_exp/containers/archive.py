@@ -54,7 +54,12 @@ def pack(source: Path, file_name: str) -> IO[bytes]:
 
 
 def unpack_directory(
-    stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES, max_members: int = MAX_MEMBERS
+    stream: IO[bytes],
+    target: Path,
+    *,
+    strip_root: bool = False,
+    max_bytes: int = MAX_BYTES,
+    max_members: int = MAX_MEMBERS,
 ) -> None:
     """Unpacks an untrusted tar stream into the host directory `target`, which is made when missing.
 
@@ -62,8 +67,9 @@ def unpack_directory(
     member is ever written through one.
 
     Args:
-        stream: Needs `read(n)` only.
+        stream: Only its `read(size)` is used.
         target: Host directory.
+        strip_root: The names in the archive begin with the directory's own name, which is dropped.
         max_bytes: Bound on the unpacked size.
         max_members: Bound on the number of members.
 
@@ -74,7 +80,7 @@ def unpack_directory(
     try:
         target.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in _bounded(archive, target, max_bytes, max_members):
+            for member in _bounded(archive, target, max_bytes, max_members, strip_root=strip_root):
                 if member.issym():
                     symlinks.append(member)
                 elif member.isreg() or member.isdir() or member.islnk():
@@ -91,7 +97,7 @@ def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) 
     """Writes the one regular file of an untrusted tar stream to the host path `target`; its parents are made.
 
     Args:
-        stream: Needs `read(n)` only.
+        stream: Only its `read(size)` is used.
         target: Host path; replaced in one step when the file is complete.
         max_bytes: Bound on the file's size.
 
@@ -122,7 +128,9 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _bounded(archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int) -> Iterator[tarfile.TarInfo]:
+def _bounded(
+    archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
+) -> Iterator[tarfile.TarInfo]:
     """The members, checked one by one against the bounds and for names that lead out."""
     total = count = 0
     while (member := archive.next()) is not None:
@@ -135,6 +143,11 @@ def _bounded(archive: tarfile.TarFile, target: Path, max_bytes: int, max_members
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
             raise TransferError(f"The download to {target} holds a name that leads out of it: {member.name!r}.")
+        if strip_root:
+            path = PurePosixPath(*path.parts[1:])
+            member.name = str(path)
+            if member.islnk():
+                member.linkname = str(PurePosixPath(*PurePosixPath(member.linkname).parts[1:]))
         if path.parts:
             yield member
 

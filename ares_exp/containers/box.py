@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.containers.bubblewrap import CHANNELS
+from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import User
 from ares_exp.containers.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.host_root import SEARCH_PATH
@@ -100,13 +101,14 @@ class Box:
                 await asyncio.wait_for(box._exited.wait(), _KILL_SEC)
                 raise ContainerStartError(f"The local sandbox did not start: {box._complaint()}")
         except BaseException:
-            await box.kill()
+            await finish(box.kill())
             raise
         return box
 
     @classmethod
     def _spawn(cls, bwrap: Path, arguments: Sequence[str], directory: Path) -> Box:
-        errors = directory / "errors"
+        errors, channels = directory / "errors", directory / "channels"
+        (channels / "serve").write_text(_SERVE)
         with contextlib.ExitStack() as ours:
             # In memory, not on the command line: every user of the host may read that.
             words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), ours)
@@ -121,7 +123,7 @@ class Box:
             control = FifoStream(reader=answers, writer=requests_in)
             try:
                 process = subprocess.Popen(
-                    [bwrap, *options, "--as-pid-1", "--", "/bin/bash", "-c", _SERVE],
+                    [bwrap, *options, "--as-pid-1", "--", "/bin/bash", f"{CHANNELS}/serve"],
                     stdin=requests,
                     stdout=answers_in,
                     stderr=ours.enter_context(errors.open("wb")),
@@ -133,7 +135,7 @@ class Box:
             except BaseException:
                 control.close()
                 raise
-        return cls(process, control, directory / "channels", errors)
+        return cls(process, control, channels, errors)
 
     @property
     def is_running(self) -> bool:

@@ -97,11 +97,8 @@ def read_dockerfile(path: Path, base_env: Mapping[str, str]) -> Dockerfile:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"Cannot read {path}: {error}.") from error
     reader = _Reader(path, dict(base_env))
-    following = 1
     for instruction in DockerfileParser(fileobj=io.BytesIO(content.encode())).structure:
-        reader.refuse_unread(content, following, instruction["startline"])
         reader.read(instruction["instruction"], instruction["value"].strip(), instruction["startline"] + 1)
-        following = max(following, instruction["endline"] + 2)
     if reader.base is None:
         raise TaskError(f"Expected {path} to begin with FROM, found no FROM.")
     return Dockerfile(reader.base, tuple(reader.steps), reader.env, reader.workdir, reader.user)
@@ -129,12 +126,6 @@ class _Reader:
     user: str = "root"
     shell: tuple[str, ...] = ("/bin/sh", "-c")
     line: int = 0
-
-    def refuse_unread(self, content: str, first: int, last: int) -> None:
-        """The parser passes over lines that it does not understand, such as an instruction without arguments."""
-        for self.line, text in list(enumerate(content.splitlines(), 1))[first - 1 : last]:
-            if text.strip():
-                raise self._malformed(f"expected an instruction with arguments, got {text.strip()!r}")
 
     def read(self, instruction: str, value: str, line: int) -> None:
         self.line = line

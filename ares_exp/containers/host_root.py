@@ -38,29 +38,21 @@ _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
 
 
-def mounts(layer: Path) -> list[str]:
+def mounts(layer: Path, *, privileged: bool) -> list[str]:
     """Arguments of `bwrap` that build the box's root directory.
 
     Args:
         layer: Directory that `write_layer` has filled.
+        privileged: Whether an overlay may be mounted over a directory with other mounts below it. A user namespace
+            may not: there, such a directory is rebuilt entry by entry.
     """
-    points = _mount_points()
     words = [word for path in _EMPTY for word in ("--dir", path)]
     words += [word for path in _SHARED for word in ("--perms", "1777", "--dir", path)]
-    words += [
-        "--perms",
-        "0711",
-        "--dir",
-        "/root",
-        "--symlink",
-        "/run",
-        "/var/run",
-        "--symlink",
-        "/run/lock",
-        "/var/lock",
-    ]
+    words += ["--perms", "0711", "--dir", "/root", "--symlink", "/run", "/var/run"]
+    words += ["--symlink", "/run/lock", "/var/lock"]
+    points = _mount_points()
     for name in (*_SYSTEM, *_PACKAGES):
-        words += _entry(Path("/", name), layer / name, points)
+        words += _entry(Path("/", name), layer, points, privileged=privileged)
     for path in _interpreter_directories():
         parents = [str(parent) for parent in reversed(path.parents[:-1])]
         words += [word for parent in parents for word in ("--perms", "0755", "--dir", parent)]
@@ -70,37 +62,49 @@ def mounts(layer: Path) -> list[str]:
 
 def _mount_points() -> list[Path]:
     lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    return [Path(line.split()[4].decode("unicode_escape")) for line in lines]
+    return sorted({Path(line.split()[4].decode("unicode_escape")) for line in lines})
 
 
-def _entry(path: Path, layer: Path, points: list[Path]) -> list[str]:
-    """Shows one entry of the host: our layer's version of it, if there is one."""
-    source = layer if os.path.lexists(layer) and not layer.is_dir() else path
+def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> list[str]:
+    """Shows one entry of the host, or what our layer has in its place."""
+    ours = layer / path.relative_to("/")
+    source = ours if os.path.lexists(ours) and not ours.is_dir() else path
     if source.is_symlink():
         return ["--symlink", str(source.readlink()), str(path)]
-    if source.is_dir():
-        return _directory(path, layer, points)
-    return ["--ro-bind", str(source), str(path)] if source.is_file() else []
-
-
-def _directory(path: Path, layer: Path, points: list[Path]) -> list[str]:
-    """An overlay, or entry by entry when something is mounted below: an overlay does not look into other mounts."""
+    if source.is_file():
+        return ["--ro-bind", str(source), str(path)]
+    if not source.is_dir():
+        return []
+    below = [point for point in points if path in point.parents and point.is_dir()]
+    if privileged:  # an overlay does not look into the mounts below
+        return [word for one in (path, *below) if not _is_hidden(one) for word in _overlay(one, layer)]
     if not any(path in point.parents for point in points):
-        sources = [path, layer] if layer.is_dir() else [path]
-        return [*(word for source in sources for word in ("--overlay-src", str(source))), "--tmp-overlay", str(path)]
-    names = {child.name for child in path.iterdir()} | (
-        {child.name for child in layer.iterdir()} if layer.is_dir() else set()
-    )
-    return ["--dir", str(path), *(word for name in sorted(names) for word in _entry(path / name, layer / name, points))]
+        return _overlay(path, layer)
+    names = {child.name for directory in (path, ours) if directory.is_dir() for child in directory.iterdir()}
+    entries = (_entry(path / name, layer, points, privileged=False) for name in sorted(names))
+    return ["--dir", str(path), *(word for entry in entries for word in entry)]
+
+
+def _overlay(path: Path, layer: Path) -> list[str]:
+    ours = layer / path.relative_to("/")
+    sources = [path, ours] if ours.is_dir() else [path]
+    return [*(word for source in sources for word in ("--overlay-src", str(source))), "--tmp-overlay", str(path)]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(path.is_relative_to(hidden) for hidden in _hidden_in_etc())
 
 
 def _interpreter_directories() -> list[Path]:
-    """The Python installation that runs us, where the visible directories do not hold it already."""
+    """The Python installation that runs us, where the box would have no `python3` otherwise."""
+    if _has_python():
+        return []
     prefix = Path(sys.base_prefix)
-    visible = tuple(Path("/", name) for name in _SYSTEM)
-    return [
-        path for path in dict.fromkeys((prefix, prefix.resolve())) if not any(path.is_relative_to(v) for v in visible)
-    ]
+    return list(dict.fromkeys((prefix, prefix.resolve())))
+
+
+def _has_python() -> bool:
+    return shutil.which("python3", path=SEARCH_PATH) is not None
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
@@ -194,7 +198,7 @@ def _lines(rows: Iterable[list[str]]) -> str:
 
 def _add_python(directory: Path) -> None:
     """Links `python3` and `python` to the interpreter that runs us, where the host's PATH has no `python3`."""
-    if shutil.which("python3", path=SEARCH_PATH) is not None:
+    if _has_python():
         return
     installed = Path(sys.base_prefix, "bin")
     for name in ("python3", "python"):

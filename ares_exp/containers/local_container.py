@@ -17,6 +17,7 @@ from ares_exp.containers.box import ROOT_NAMES, Box
 from ares_exp.containers.box_directory import BoxDirectory
 from ares_exp.containers.box_transfer import receive, send
 from ares_exp.containers.bubblewrap import box_arguments, find_bwrap, is_privileged
+from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import MAX_OUTPUT_BYTES, ContainerSpec, ExecResult, User
 from ares_exp.containers.dockerfile import Dockerfile, read_dockerfile
 from ares_exp.containers.dockerfile_steps import apply_step, stage_context
@@ -77,7 +78,7 @@ class LocalContainer:
             async with timer:
                 await self._start()
         except BaseException as error:
-            await self.stop()
+            await finish(self.stop())
             if timer.expired() and isinstance(error, TimeoutError):
                 raise EnvironmentStartTimeoutError(
                     f"The local box of {self._spec.name} did not start within {self._spec.start_timeout_sec:g} s."
@@ -109,7 +110,7 @@ class LocalContainer:
         channels.mkdir()
         write_layer(layer, share_network=self._share_network)
         return box_arguments(
-            mounts(layer),
+            mounts(layer, privileged=self._privileged),
             env=env,
             channels=channels,
             share_network=self._share_network,
@@ -250,5 +251,5 @@ async def _in_thread(function: Callable[[], _T]) -> _T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        await finish(asyncio.wait({task}))
         raise

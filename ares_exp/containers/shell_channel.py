@@ -9,14 +9,14 @@ output of the next one. Time limits and cancellation kill the command's processe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import posixpath
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, User
 from ares_exp.containers.shell_output import BoundedOutput, ScriptRun
 from ares_exp.containers.shell_script import (
@@ -27,7 +27,7 @@ from ares_exp.containers.shell_script import (
     kill_trees,
     parse_handshake,
 )
-from ares_exp.errors import ContainerDiedError
+from ares_exp.errors import ContainerDiedError, ContainerError
 
 OPEN_TIMEOUT_SEC = 60.0
 """Bound on opening a channel: an engine under load takes seconds, one that hangs must not hang us."""
@@ -150,7 +150,7 @@ class ShellChannels:
                 else:
                     await asyncio.wait({run.pump}, timeout=_SETTLE_SEC)
             except asyncio.CancelledError:
-                await _despite_cancellation(self._end_command(run, user, exec_id))
+                await finish(self._end_command(run, user, exec_id))
                 raise
             if self._closed:
                 raise ContainerDiedError("The container was stopped while a command ran in it.")
@@ -179,6 +179,10 @@ class ShellChannels:
             raise ContainerDiedError(
                 f"The container no longer answers: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
             ) from None
+        if run.complaint:
+            raise ContainerError(
+                f"No shell could be opened in the container as {user or 'its default user'}: {run.complaint}"
+            )
         if self._closed or not run.ended:
             raise ContainerDiedError("The container no longer answers: a shell that was opened in it ended at once.")
         channel.shells = parse_handshake(run.word)
@@ -258,13 +262,3 @@ class _Channel:
     stream: ChannelStream
     user: User | None
     shells: BoxShells = field(default_factory=BoxShells)
-
-
-async def _despite_cancellation(work: Coroutine[Any, Any, None]) -> None:
-    """Finishes bounded clean-up work although the caller is being cancelled, once or repeatedly; errors are dropped."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
-    with contextlib.suppress(Exception):
-        task.result()

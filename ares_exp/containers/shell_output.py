@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 _MARK = b"\x1e"
+_MAX_COMPLAINT = 500
 
 
 class MarkParser:
@@ -85,6 +86,7 @@ class ScriptRun:
         answered: Done when the exit code is known, or will never be.
         begun: The shell has begun the script.
         word: What the shell reported: the exit code in decimal. Empty when it has not.
+        complaint: What came instead of the begin, if anything: the engine's words when it could not start the shell.
         ended: Nobody in the box holds the script's output any more.
     """
 
@@ -95,6 +97,7 @@ class ScriptRun:
         self.output = output
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.begun = False
+        self.complaint = ""
         self.word = ""
         self.ended = False
         self._parser = MarkParser(key)
@@ -111,7 +114,9 @@ class ScriptRun:
     def feed(self, data: bytes) -> None:
         """Takes in what the shell printed."""
         for output, mark in self._parser.feed(data):
-            if self.begun and not self.word:
+            if not self.begun:
+                self.complaint = (self.complaint + output.decode("utf-8", "replace"))[:_MAX_COMPLAINT].strip()
+            elif not self.word:
                 self.output.add(output)
             if mark == "start":
                 self.begun = True

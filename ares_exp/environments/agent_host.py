@@ -92,7 +92,8 @@ class AgentHost:
         """
         while not self._pending:
             if self._task is None or self._task.done():
-                return self._finished()
+                self._raise_if_failed()
+                return None
             if self._time_is_up:
                 break
             self._wake = asyncio.get_running_loop().create_future()
@@ -103,7 +104,7 @@ class AgentHost:
         return self._observed.request
 
     def answer(self, response: LLMResponse) -> None:
-        """Gives the observed LLM call its answer; one that the agent gave up meanwhile (a timeout of its own) gets none.
+        """Gives the observed LLM call its answer; one that the agent gave up meanwhile gets none.
 
         Raises:
             TimeIsUpError: The agent's time limit has passed while the answer was awaited; the agent does not get it.
@@ -154,7 +155,7 @@ class AgentHost:
         """Copies out of the container for the agent."""
         await self._container.download(source, target)
 
-    def _finished(self) -> None:
+    def _raise_if_failed(self) -> None:
         if self._task is None or self._task.cancelled():
             raise AgentError("The code agent was cancelled, and not by its environment.")
         error = self._task.exception()

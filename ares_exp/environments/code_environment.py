@@ -40,7 +40,7 @@ class CodeEnvironment:
         *,
         container_factory: ContainerFactory,
         code_agent_factory: CodeAgentFactory,
-        limits: EpisodeLimits = EpisodeLimits(),
+        limits: EpisodeLimits | None = None,
         seed: int = 0,
         provide_solution: bool = False,
         output_dir: Path | None = None,
@@ -51,7 +51,7 @@ class CodeEnvironment:
             tasks: What `reset()` chooses from, by a generator seeded with `seed`.
             container_factory: Makes the container of an episode.
             code_agent_factory: Makes the agent of an episode.
-            limits: When an episode is truncated.
+            limits: When an episode is truncated; by default only by the task's own time limits.
             seed: Same seed, same tasks in the same order.
             provide_solution: Puts the task's solution into the container and lifts the agent's limits on single
                 commands: for the oracle.
@@ -62,7 +62,7 @@ class CodeEnvironment:
         self._tasks = list(tasks)
         self._container_factory = container_factory
         self._code_agent_factory = code_agent_factory
-        self._limits = limits
+        self._limits = limits or EpisodeLimits()
         self._random = random.Random(seed)
         self._provide_solution = provide_solution
         self._output_dir = output_dir

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 StepType = Literal["FIRST", "MID", "LAST"]
 ObservationT = TypeVar("ObservationT", covariant=True)
+T = TypeVar("T")
 
 
 class TimeStep(NamedTuple, Generic[ObservationT]):
@@ -37,21 +38,21 @@ class TimeStep(NamedTuple, Generic[ObservationT]):
         return self.step_type == "LAST"
 
 
-def restart(observation: ObservationT) -> TimeStep[ObservationT]:
+def restart(observation: T) -> TimeStep[T]:
     """The FIRST step of an episode."""
     return TimeStep("FIRST", None, None, observation)
 
 
-def transition(observation: ObservationT, reward: float = 0.0) -> TimeStep[ObservationT]:
+def transition(observation: T, reward: float = 0.0) -> TimeStep[T]:
     """A MID step: the episode goes on."""
     return TimeStep("MID", reward, 1.0, observation)
 
 
-def termination(reward: float) -> TimeStep[ObservationT]:
+def termination(reward: float) -> TimeStep[Any]:
     """The LAST step of an episode that came to its own end."""
     return TimeStep("LAST", reward, 0.0, None)
 
 
-def truncation(reward: float | None) -> TimeStep[ObservationT]:
+def truncation(reward: float | None) -> TimeStep[Any]:
     """The LAST step of an episode that a limit cut short."""
     return TimeStep("LAST", reward, 1.0, None)

@@ -48,7 +48,7 @@ _NUMBER = (int, float)
 _SAME_NAME: dict[str, tuple[type, ...]] = {
     "temperature": _NUMBER,
     "top_p": _NUMBER,
-    "tools": (list, tuple),
+    "tools": (list,),
     "tool_choice": (str, Mapping),
     "metadata": (Mapping,),
     "service_tier": (str,),
@@ -97,7 +97,10 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     Raises:
         WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot carry and `strict`.
     """
-    messages = [typed(message, "messages[]", Mapping) for message in required(body, "messages", list, tuple)]
+    messages = [
+        typed(message, "messages[]", Mapping)
+        for message in required(typed(body, "the request", Mapping), "messages", list)
+    ]
     for message in messages:
         required(message, "role", str)
     system, messages = _split_system(messages)

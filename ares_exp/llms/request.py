@@ -21,7 +21,7 @@ class Message(dict[str, Any]):
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a message of an LLMRequest cannot change: build a new dict from it")
 
-    __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse
 
     def __reduce__(self) -> tuple[type[Message], tuple[dict[str, Any]]]:
         """Pickles as a plain dict: the default protocol would call `__setitem__`."""

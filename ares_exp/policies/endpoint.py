@@ -216,7 +216,7 @@ class Endpoint:
         )
 
     def _shown(self, text: str) -> str:
-        text = self.scrub(text)
+        text = self.scrub(" ".join(text.split()))
         return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 

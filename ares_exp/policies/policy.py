@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -54,6 +54,13 @@ class Policy(LLMClient, Protocol):
         ...
 
 
+def as_policy(client: Policy | LLMClient) -> Policy:
+    """`client` itself if it is a policy; a plain `LLMClient`, of which nothing can be asked but answers, made one."""
+    if all(hasattr(client, name) for name in ("preflight", "for_episode", "close", "needs_solution")):
+        return cast("Policy", client)
+    return _PlainPolicy(client)
+
+
 class SharedPolicy:
     """The parts of `Policy` that a policy without state per episode need not write again."""
 
@@ -72,3 +79,11 @@ class SharedPolicy:
 
     async def close(self) -> None:
         """Nothing to release."""
+
+
+class _PlainPolicy(SharedPolicy):
+    def __init__(self, client: LLMClient) -> None:
+        self._client = client
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self._client(request)

@@ -63,7 +63,8 @@ class Backoff:
         if not error.retryable:
             raise error
         if tries > self.max_retries:
-            raise _final(error, f"Gave up after {tries} tries (policy.max_retries={self.max_retries}).")
+            count = "1 try" if tries == 1 else f"{tries} tries"
+            raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
         if error.retry_after_sec is None:
             longest = min(self.max_wait_sec, self.base_sec * 2.0 ** min(tries - 1, 60))
             return longest * self.rng.uniform(0.5, 1.0)

@@ -135,7 +135,7 @@ async def verify(
     run = await run_tests(container, tests, env=env, user=user)
     if output_dir is not None:
         return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="ares-exp-verifier-"))
+    folder = Path(tempfile.mkdtemp(prefix="ares-exp-verifier-"))
     try:
         return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)
     finally:

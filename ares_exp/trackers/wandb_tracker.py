@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import re
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir
 from ares_exp.secrets import scrub
+from ares_exp.trackers.metrics import EpisodeRows, total_metrics
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _Inbox = queue.SimpleQueue[EpisodeResult | RunSummary]
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 
 _logger = logging.getLogger(__name__)
+# W&B's service process and its environment variables belong to the whole process.
+_one_tracker_at_a_time = threading.Lock()
 
 
 class WandbTracker:
@@ -79,7 +82,6 @@ class WandbTracker:
         self._failures = 0
         self._inbox: _Inbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._environment: dict[str, str | None] = {}
 
     @property
     def failures(self) -> int:
@@ -97,7 +99,6 @@ class WandbTracker:
         except OSError as error:
             self._report(f"cannot write in {folder}, this run is not tracked: {error.strerror}")
             return
-        self._environment = _keep_files_in(folder)
         self._inbox = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._record, args=(run, mode, self._inbox), name="tracker", daemon=True)
         self._thread.start()
@@ -115,16 +116,15 @@ class WandbTracker:
         self._thread.join(self._finish_timeout_sec)
         if self._thread.is_alive():
             self._report(f"did not finish within {self._finish_timeout_sec:g} s; what was recorded is on disk")
-        else:
-            _set_environment(self._environment)
         self._thread = None
 
     def _record(self, info: RunInfo, mode: str, inbox: _Inbox) -> None:
         """The life of the thread: opens the W&B run, logs what arrives, closes after the summary."""
         run: wandb.Run | None = None
-        rows = _Rows()
+        rows = EpisodeRows()
         try:
-            run = self._open(info, mode)
+            with _files_in(info.run_dir / "wandb"):
+                run = self._open(info, mode)
         except Exception as error:
             self._report(f"could not be started, this run is not tracked: {_first_line(error)}")
         while isinstance(item := inbox.get(), EpisodeResult):
@@ -132,7 +132,8 @@ class WandbTracker:
             if run is not None:
                 self._log(run, row)
         if run is not None:
-            self._close(run, info, item)
+            with _files_in(info.run_dir / "wandb"):
+                self._close(run, info, item)
 
     def _open(self, info: RunInfo, mode: str) -> wandb.Run:
         if mode == "online":
@@ -143,7 +144,7 @@ class WandbTracker:
                     f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead "
                     f"(upload it later with `wandb sync`): {_first_line(error)}"
                 )
-                _release_run_id()
+                _end_service()
         return self._init(info, "offline")
 
     def _init(self, info: RunInfo, mode: Literal["online", "offline"]) -> wandb.Run:
@@ -187,6 +188,8 @@ class WandbTracker:
             finish_timeout_raises=True,
             # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
             x_disable_meta=True,
+            # Its monitor is a process that leaves a socket in the temporary directory when a run is short.
+            x_disable_stats=True,
             x_save_requirements=False,
             disable_git=True,
             disable_code=True,
@@ -201,13 +204,14 @@ class WandbTracker:
 
     def _close(self, run: wandb.Run, info: RunInfo, summary: RunSummary) -> None:
         try:
-            run.summary.update(_flat("run", summary.to_dict()))
+            run.summary.update(total_metrics(summary))
             if self._log_artifacts:
                 _log_files(run, RunDir(info.run_dir))
         except Exception as error:
             self._report(f"refused the summary or the artifact: {_first_line(error)}")
         try:
             run.finish(exit_code=0 if summary.complete else 1)
+            _end_service()
         except Exception as error:
             self._report(f"could not finish the run, what was recorded is on disk: {_first_line(error)}")
 
@@ -215,34 +219,6 @@ class WandbTracker:
         """Counts a failure; the first is a warning, the others are for the debug log."""
         self._failures += 1
         _logger.log(logging.WARNING if self._failures == 1 else logging.DEBUG, "W&B %s", what)
-
-
-class _Rows:
-    """Turns finished episodes into rows with running totals."""
-
-    def __init__(self) -> None:
-        self._outcomes: Counter[str] = Counter()
-        self._reward_sum = 0.0
-        self._scored = 0
-
-    def add(self, result: EpisodeResult) -> dict[str, float]:
-        """The row of one more finished episode; what is not known is left out, never 0."""
-        self._outcomes[result.outcome.value] += 1
-        row = {
-            "episode/num_steps": result.num_steps,
-            "episode/duration_sec": result.duration_sec,
-            "episode/prompt_tokens": result.prompt_tokens,
-            "episode/generated_tokens": result.generated_tokens,
-            "episode/cost": result.cost,
-            "progress/finished": self._outcomes.total(),
-            **{f"outcome/{outcome}": count for outcome, count in self._outcomes.items()},
-        }
-        if result.reward is not None:
-            self._reward_sum += result.reward
-            self._scored += 1
-            row["episode/reward"] = result.reward
-            row["progress/mean_reward"] = self._reward_sum / self._scored
-        return row
 
 
 def _effective_mode(mode: Mode) -> str:
@@ -254,33 +230,37 @@ def _effective_mode(mode: Mode) -> str:
     return "online" if os.environ.get("WANDB_API_KEY") else "offline"
 
 
-def _keep_files_in(folder: Path) -> dict[str, str | None]:
-    """Points W&B's own folders below `folder`; returns what to give to `_set_environment` to undo it."""
-    return _set_environment(
-        {
-            "WANDB_DATA_DIR": str(folder),
-            "WANDB_CACHE_DIR": str(folder / "cache"),
-            # Else an offline run, too, calls home.
-            "WANDB_ERROR_REPORTING": os.environ.get("WANDB_ERROR_REPORTING", "false"),
-        }
-    )
+@contextlib.contextmanager
+def _files_in(folder: Path) -> Iterator[None]:
+    """Points W&B's own folders below `folder`, for one tracker at a time: they are set by environment variables."""
+    values = {
+        "WANDB_DATA_DIR": str(folder),
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        # Else an offline run, too, calls home.
+        "WANDB_ERROR_REPORTING": os.environ.get("WANDB_ERROR_REPORTING", "false"),
+    }
+    with _one_tracker_at_a_time:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
-def _set_environment(values: dict[str, str | None]) -> dict[str, str | None]:
-    before = {name: os.environ.get(name) for name in values}
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    return before
+def _end_service() -> None:
+    """Ends W&B's service process, unless another run of this process uses it.
 
-
-def _release_run_id() -> None:
-    """Ends W&B's service process, which keeps the id of a run that could not be opened for itself."""
+    Only then are the files whole, its threads and exit hook gone, and is the id of a run that failed to open free.
+    """
     import wandb
 
-    wandb.teardown()
+    if wandb.setup().most_recent_active_run is None:
+        wandb.teardown()
 
 
 def _log_files(run: wandb.Run, run_dir: RunDir) -> None:
@@ -294,18 +274,6 @@ def _log_files(run: wandb.Run, run_dir: RunDir) -> None:
         name = str(path.relative_to(run_dir.path))
         artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
     run.log_artifact(artifact)
-
-
-def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    return dict(_flat_items(prefix, values))
-
-
-def _flat_items(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat_items(f"{prefix}/{key}", value)
-        else:
-            yield f"{prefix}/{key}", value
 
 
 def _plain(name: str) -> str:

@@ -28,8 +28,8 @@ T = TypeVar("T")
 class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     """Shows an environment as a `gymnasium.Env`. `with` closes the environment.
 
-    The environment lives on one event loop in one thread, from the first call to `close()`. Without `close()`, the
-    same is done when the wrapper is garbage collected or the interpreter exits.
+    The environment lives on one event loop in one thread, from the first call to `close()`. A wrapper that was used
+    and not closed closes itself when it is garbage collected or the interpreter exits.
     """
 
     def __init__(self, env: Environment, *, allow_running_loop: bool = False) -> None:
@@ -44,7 +44,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         self._allow_running_loop = allow_running_loop
         self.observation_space = self._gym.observation_space
         self.action_space = self._gym.action_space
-        self._finalizer = weakref.finalize(self, self._loop_thread.close, self._gym.close)
+        self._finalizer = weakref.finalize(self, _close_used, self._loop_thread, self._gym)
 
     @property
     def environment(self) -> Environment:
@@ -118,3 +118,9 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
             "(`wrap_as_gym(env, async_mode=True)`) and await its methods; in a notebook, "
             "`wrap_as_gym(env, allow_running_loop=True)` blocks on purpose."
         )
+
+
+def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
+    """The safety net. An environment that was never called holds nothing, and a thread for it may not start so late."""
+    if loop_thread.is_started:
+        loop_thread.close(gym.close)

@@ -52,8 +52,8 @@ class GymInThread:
         """Enters the environment."""
         try:
             await self._call(self._gym.__enter__)
-        except BaseException:
-            self._dismiss_worker()
+        except BaseException:  # a cancelled task does not know how far it came
+            await self.close()
             raise
         return self
 

@@ -45,6 +45,11 @@ class LoopThread:
         self._interrupted = False
         self._closed = False
 
+    @property
+    def is_started(self) -> bool:
+        """Whether there has been a call."""
+        return self._loop is not None
+
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs `coroutine` on the loop and waits for it.
 
@@ -77,8 +82,7 @@ class LoopThread:
         loop = self._loop
         if loop is not None and not self._is_inherited():
             for call in tuple(self._calls):
-                with suppress(RuntimeError):  # the loop has ended, the call with it
-                    loop.call_soon_threadsafe(call.cancel)
+                _cancel_soon(call, loop)
 
     def resume(self) -> None:
         """Lets calls through again after `interrupt()`."""
@@ -97,6 +101,7 @@ class LoopThread:
             return
         loop = self._loop if farewell is None else self._start()
         self._closed = True
+        self._interrupted = False  # that was about the calls before this one
         if loop is None:
             return
         call = _Call(_wind_up(self._calls, farewell, self._stop))
@@ -113,7 +118,7 @@ class LoopThread:
         try:
             loop.call_soon_threadsafe(call.start)
             if self._interrupted:
-                loop.call_soon_threadsafe(call.cancel)
+                _cancel_soon(call, loop)
             if not call.done.acquire(timeout=-1 if timeout is None else timeout):
                 raise TimeoutError(f"A call on the thread {self._name!r} did not end within {timeout:g} s.")
         except BaseException:
@@ -231,12 +236,19 @@ class _Call(Generic[T]):
 def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[_Call[Any]]) -> None:
     """The thread: runs the loop until `stop`, then cancels what is left. Nobody waits for ever, however it ends."""
     try:
-        loop.run_until_complete(stop)
+        while not stop.done():
+            with suppress(SystemExit, KeyboardInterrupt):  # a task's (an agent's `sys.exit()`): for whoever awaits it
+                loop.run_until_complete(stop)
         loop.run_until_complete(_cancel_rest())
     finally:
         loop.close()
         for call in tuple(calls):
             call.finish(RuntimeError("The event loop ended before the call did."))
+
+
+def _cancel_soon(call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # the loop has ended, the call with it
+        loop.call_soon_threadsafe(call.cancel)
 
 
 async def _wind_up(

@@ -1,6 +1,6 @@
 """What our own code costs per step: in-memory container, instant policy, the shell agent.
 
-Run by hand: `python tests/benchmarks/bench_step.py`. Prints CPU microseconds per step at 1 and 100 environments, for the
+Run by hand: `python tests/benchmarks/bench_step.py`. Prints CPU microseconds per step at 1 and 100 environments: the
 bare code environment, with the collecting environment around it, and through the async Gymnasium wrapper.
 """
 

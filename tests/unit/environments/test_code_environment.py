@@ -285,14 +285,18 @@ async def test_an_agent_that_gives_a_call_up(make_environment: Any) -> None:
     assert (await env.step(SUBMIT)).last()
 
 
+def kill_boxes() -> None:
+    boxes = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=True)
+    for pid in boxes.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
 async def test_a_container_that_dies(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     stepping = asyncio.create_task(env.step(run("sleep 60")))
     await asyncio.sleep(0.3)
-    boxes = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=True)
-    for pid in boxes.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
+    kill_boxes()
     with pytest.raises(ContainerDiedError):
         await stepping
 

@@ -188,6 +188,14 @@ async def test_concurrency_is_bounded(endpoint: LoopbackEndpoint, make: Make) ->
     assert endpoint.max_in_flight == 4
 
 
+async def test_waiting_for_a_slot_is_no_part_of_a_try(endpoint: LoopbackEndpoint, make: Make) -> None:
+    """All requests together take longer than the limit of one try, and none of them fails."""
+    endpoint.otherwise = slow(0.1)
+    policy = make(max_concurrency=1, timeout_sec=0.6, max_retries=0)
+    responses = await asyncio.gather(*(policy(HI) for _ in range(9)))
+    assert all(0.1 <= (response.latency_sec or 0) < 0.6 for response in responses)
+
+
 async def test_two_hundred_at_once(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(0.5, answer(lambda body: body["messages"][-1]["content"]))
     policy = make(max_concurrency=200)

@@ -50,10 +50,12 @@ ANSWERS = [
 def factory(request: pytest.FixtureRequest) -> ContainerFactory:
     """Each backend that is here; the others skip with their reason."""
     if request.param == "local":
-        from ares_exp.containers.local import LocalContainerFactory as Factory
-    else:
-        from ares_exp.containers.docker import DockerContainerFactory as Factory  # type: ignore[assignment]
-    return Factory()
+        from ares_exp.containers.local import LocalContainerFactory
+
+        return LocalContainerFactory()
+    from ares_exp.containers.docker import DockerContainerFactory
+
+    return DockerContainerFactory()
 
 
 @asynccontextmanager
@@ -75,7 +77,9 @@ async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
     assert (untouched.reward, run.exit_code, solved.reward) == (0.0, 0, 1.0), run.output
 
 
-@pytest.mark.parametrize(("name", "command", "reward"), ANSWERS)
+@pytest.mark.parametrize(
+    ("name", "command", "reward"), ANSWERS, ids=[f"{answer[0]}-{index}" for index, answer in enumerate(ANSWERS)]
+)
 async def test_samples_tell_right_from_wrong(factory: ContainerFactory, name: str, command: str, reward: float) -> None:
     task = load_task(SAMPLES / name)
     async with playing(task, factory) as container:
@@ -125,6 +129,7 @@ async def test_rewards_that_the_agent_left_do_not_count(
         ("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt", VerifierError, "reward"),
         ("#!/no/such/interpreter\n", RewardFileNotFoundError, "exit code 12"),
     ],
+    ids=["empty", "text", "no keys", "link", "no interpreter"],
 )
 async def test_bad_verifiers(
     make_task: MakeTask, factory: ContainerFactory, script: str, error: type[Exception], said: str

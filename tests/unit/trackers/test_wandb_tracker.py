@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -34,14 +35,8 @@ def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    for name in [name for name in os.environ if name.startswith("WANDB_") and name != "WANDB_SERVICE"]:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _service_ends() -> Iterator[None]:
-    yield
-    _end_service()
 
 
 @pytest.fixture
@@ -177,9 +172,7 @@ def test_everything_stays_in_the_run_directory_and_holds_no_secret(
         "wandb",
     }
     assert [file for file in _files_below(run_dir) if SECRET.encode() in file.read_bytes()] == []
-    assert {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} == {
-        name: value for name, value in before.items() if name != "WANDB_SERVICE"
-    }
+    assert dict(os.environ) == before
 
 
 def test_nothing_is_printed_and_no_hook_is_left(
@@ -200,6 +193,38 @@ def test_several_runs_in_one_process_do_not_mix(tmp_path: Path) -> None:
         recorded = WandbFile(tmp_path / name)
         assert recorded.run.run_id == name
         assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3]
+
+
+def test_two_live_runs_in_one_process_do_not_end_each_other(tmp_path: Path) -> None:
+    first, second = WandbTracker(), WandbTracker()
+    for name, tracker in (("a", first), ("b", second)):
+        _write_files(tmp_path / name)
+        tracker.start(_info(tmp_path / name, run_id=name))
+        tracker.log_episode(RESULTS[0])
+    first.finish(RunSummary(1, RESULTS[:1]))
+    second.log_episode(RESULTS[1])
+    second.finish(RunSummary(2, RESULTS[:2]))
+    assert (first.failures, second.failures) == (0, 0)
+    assert [len(WandbFile(tmp_path / name).rows) for name in ("a", "b")] == [1, 2]
+    assert {file.relative_to(tmp_path).parts[0] for file in _files_below(tmp_path)} == {"a", "b"}
+    assert "WANDB_DATA_DIR" not in os.environ
+
+
+def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
+    _play(WandbTracker(), tmp_path / "run")
+    assert list(Path(tempfile.gettempdir()).glob(f"wandb-{os.getpid()}-*")) == []
+    # The system monitor, which leaves a socket in the temporary directory after a short run, was never started.
+    assert [file for file in _files_below(tmp_path) if "symon" in file.name] == []
+    assert "WANDB_SERVICE" not in os.environ
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _is_child(path.parent)]
+    assert [command for command in commands if b"wandb-core" in command] == []
+
+
+def _is_child(process: Path) -> bool:
+    try:
+        return int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == os.getpid()
+    except OSError:
+        return False
 
 
 def test_a_tracker_can_be_used_for_a_second_run(tmp_path: Path) -> None:
@@ -251,7 +276,6 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    _end_service()  # W&B reads the address once per process.
     tracker = WandbTracker(init_timeout_sec=1.0)
     began = time.perf_counter()
     tracker.start(_info(tmp_path / "run"))
@@ -259,7 +283,6 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.finish(RunSummary(3, RESULTS))
-    _end_service()
 
     assert time.perf_counter() - began < 10.0
     assert tracker.failures == 1
@@ -274,10 +297,8 @@ def test_online_without_a_key_asks_nothing_and_records_offline(
     tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
-    _end_service()
     tracker = WandbTracker(mode="online")
     _play(tracker, tmp_path / "run")
-    _end_service()
     assert tracker.failures == 1
     assert "No API key" in log[0]
     assert len(WandbFile(tmp_path / "run").rows) == 3
@@ -349,9 +370,3 @@ def test_the_null_tracker_leaves_nothing(tmp_path: Path) -> None:
     _play(tracker, tmp_path / "run")
     assert tracker.failures == 0
     assert not (tmp_path / "run").exists()
-
-
-def _end_service() -> None:
-    import wandb
-
-    wandb.teardown()

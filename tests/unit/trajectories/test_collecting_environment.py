@@ -102,7 +102,7 @@ async def test_an_error_is_recorded_and_raised_unchanged(
 
 
 async def test_a_policy_error_in_the_body(tmp_path: Path, counting: Any) -> None:
-    with pytest.raises(PolicyError):
+    with pytest.raises(PolicyError):  # noqa: PT012
         async with collect(counting(2), tmp_path) as env:
             await env.reset()
             raise PolicyError("refused")

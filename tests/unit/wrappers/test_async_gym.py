@@ -92,13 +92,13 @@ async def test_a_seed_repeats_the_tasks():
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"seed": 0}, "with seed,"),
-        ({"options": {"task": 1}}, "with options,"),
+        ({"seed": 0}, "with seed"),
+        ({"options": {"task": 1}}, "with options"),
         ({"seed": 1, "options": {"task": 1}}, "seed and options"),
     ],
 )
 async def test_an_environment_that_cannot_be_seeded_says_so(given, named):
-    with pytest.raises(TypeError, match=rf"{named} but PlainEnvironment\.reset\(\) does not take"):
+    with pytest.raises(TypeError, match=rf"{named}, but PlainEnvironment\.reset\(\) does not take"):
         await AsyncGymWrapper(PlainEnvironment()).reset(**given)
 
 

@@ -118,6 +118,17 @@ async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns):
         assert (await driver.reset()).step_type == "FIRST"
 
 
+async def test_an_episode_cancelled_at_any_moment_is_closed():
+    environments = [CountingEnvironment(length=30) for _ in range(40)]
+    for number, env in enumerate(environments):
+        episode = asyncio.create_task(play(drive_sync_gym(env)))
+        await asyncio.sleep(0.0002 * number)
+        episode.cancel()
+        await asyncio.gather(episode, return_exceptions=True)
+    assert all(env.closed for env in environments[1:])
+    assert any(0 < env.count < 30 for env in environments)
+
+
 async def test_the_time_limit_of_the_caller_holds(drive):
     env = BlockingEnvironment()
     async with drive(env) as driver:

@@ -1,0 +1,175 @@
+"""The connection to a Docker engine: blocking calls in a few threads, byte streams on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.errors import PreflightError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+CALL_TIMEOUT_SEC = 120.0
+"""Bound on one answer of the engine. Image builds and pulls have the container's start limit instead."""
+
+# Engines create a handful of containers at a time at best; more calls at once only make each of them slower.
+_THREADS = 8
+_STREAM_LIMIT = 256 * 1024
+_T = TypeVar("_T")
+
+
+class EngineError(Exception):
+    """The engine refused a request.
+
+    Attributes:
+        status: HTTP status; 0 when there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        """Keeps the engine's own words."""
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine, as seen by this process.
+
+    Attributes:
+        host: What `DOCKER_HOST` says, or the default.
+        api: docker-py's client; safe to use from several threads.
+        cpus: Processors that it has.
+    """
+
+    host: str
+    api: APIClient
+    cpus: int
+
+    async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Posts a request whose connection becomes a byte stream both ways.
+
+        Raises:
+            EngineError: The engine refused.
+            OSError: The engine is gone.
+        """
+        reader, writer = await self._connect()
+        try:
+            data = json.dumps(body).encode()
+            head = f"POST /v{self.api.api_version}{path} HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+            writer.write(data)
+            answer = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)
+            if answer[1] not in (b"101", b"200"):
+                raise EngineError(_message(await reader.read(4096)), int(answer[1]))
+        except asyncio.IncompleteReadError as error:
+            writer.close()
+            raise ConnectionError("the engine closed the connection") from error
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        url = urlsplit(self.host)
+        if url.scheme == "unix":
+            return await asyncio.open_unix_connection(url.path or url.netloc, limit=_STREAM_LIMIT)
+        return await asyncio.open_connection(url.hostname, url.port or 2375, limit=_STREAM_LIMIT)
+
+
+async def connect() -> Engine:
+    """The engine of `DOCKER_HOST`, of the current Docker context, or of the default socket.
+
+    Raises:
+        PreflightError: It does not answer, or is reached in a way that is not supported.
+    """
+    return await in_thread(_engine)
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Runs a blocking engine call. On cancellation it is waited for, so that nothing appears behind a clean-up."""
+    future = asyncio.wrap_future(_executor(os.getpid()).submit(function))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await finish(asyncio.wait_for(future, CALL_TIMEOUT_SEC))
+        raise
+
+
+def engine_errors() -> tuple[type[Exception], ...]:
+    """What a call to the engine may raise, docker-py's own classes included."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    return (EngineError, DockerException, RequestException, OSError)
+
+
+def reason(error: BaseException) -> str:
+    """What the engine said, without the HTTP around it."""
+    return str(getattr(error, "explanation", None) or error).strip().rstrip(".")
+
+
+def _message(body: bytes) -> str:
+    _, _, text = body.rpartition(b"\r\n\r\n")
+    start = text.find(b"{")
+    try:
+        return str(json.JSONDecoder().raw_decode(text[start:].decode("utf-8", "replace"))[0]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.decode("utf-8", "replace").strip() or "no reason given"
+
+
+_lock = threading.Lock()
+
+
+def _engine() -> Engine:
+    with _lock:
+        return _connected(os.getpid(), os.environ.get("DOCKER_HOST", ""), os.environ.get("DOCKER_CONTEXT", ""))
+
+
+@functools.lru_cache(maxsize=4)
+def _connected(pid: int, docker_host: str, context: str) -> Engine:
+    """One client per process and address: after a fork, sockets and threads of the parent are of no use."""
+    import docker
+    from docker.errors import DockerException
+
+    host, secured = _address(docker_host)
+    if secured or urlsplit(host).scheme not in ("unix", "tcp", "http"):
+        raise PreflightError(
+            f"Expected DOCKER_HOST to be unix:///path or tcp://host:port without TLS, got {host}"
+            f"{' with TLS' if secured else ''}. Forward the engine's socket, for example with "
+            "`ssh -L /tmp/docker.sock:/var/run/docker.sock host`, and set DOCKER_HOST=unix:///tmp/docker.sock."
+        )
+    try:
+        api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC)
+        return Engine(host, api, cpus=int(api.info()["NCPU"]))
+    except DockerException as error:
+        raise PreflightError(
+            f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that "
+            "you may use its socket (`docker version`), set DOCKER_HOST to another one, or use container=local."
+        ) from error
+
+
+def _address(docker_host: str) -> tuple[str, bool]:
+    """Where the engine is, and whether TLS is asked for."""
+    from docker import ContextAPI
+
+    secured = bool(os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"))
+    if docker_host:
+        return docker_host, secured
+    found: dict[str, Any] = ContextAPI.kwargs_from_context()
+    host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
+    return host, "tls" in found
+
+
+@functools.lru_cache(maxsize=4)
+def _executor(pid: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")

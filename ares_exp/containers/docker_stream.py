@@ -1,0 +1,64 @@
+"""Byte streams of a Docker engine: the shell of a `docker exec`, and what is attached to a first process."""
+
+from __future__ import annotations
+
+import asyncio
+
+_CHUNK_BYTES = 256 * 1024
+_STDOUT = 1
+
+
+class EngineStream:
+    """A hijacked connection whose output comes in frames: stream number, three zeros, length, payload.
+
+    A `ChannelStream`.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
+    ) -> None:
+        """Takes over the connection.
+
+        Args:
+            reader: What the engine sends.
+            writer: What goes to the process's stdin.
+            with_stderr: Whether `read` returns stderr as well.
+        """
+        self._reader = reader
+        self._writer = writer
+        self._with_stderr = with_stderr
+        self._wanted = False
+        self._left = 0
+
+    async def read(self) -> bytes:
+        """The next bytes of the process's output; `b""` at its end.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        try:
+            while True:
+                if not self._left:
+                    header = await self._reader.readexactly(8)
+                    self._wanted = header[0] == _STDOUT or self._with_stderr
+                    self._left = int.from_bytes(header[4:8], "big")
+                    continue
+                data = await self._reader.read(min(self._left, _CHUNK_BYTES))
+                self._left -= len(data)
+                if self._wanted or not data:
+                    return data
+        except asyncio.IncompleteReadError:
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        """Sends `data` to the process's stdin.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """Closes the connection; the engine closes the process's stdin."""
+        self._writer.close()

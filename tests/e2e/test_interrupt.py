@@ -1,0 +1,132 @@
+"""Ctrl-C once, twice, SIGTERM and kill -9 in the middle of episodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.local
+
+MARK = "61.8033"
+SLEEP = f"policy.replies=['```bash\nsleep {MARK}\n```']"
+
+
+def sleepers() -> list[int]:
+    """Processes inside boxes that still run the episodes' command."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().split(b"\0")[:2] == [b"sleep", MARK.encode()]:
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition: Any, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run with four episodes in the middle of a long command."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ares_exp",
+            "tracker=none",
+            "policy=scripted",
+            SLEEP,
+            "hydra.run.dir=run",
+            "concurrency=4",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert wait_until(lambda: len(sleepers()) == 4, 30), process.communicate(timeout=5)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        assert wait_until(lambda: not sleepers(), 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_press_records_cancelled_episodes_and_prints_the_summary(
+    running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    running.send_signal(number)
+    out, err = running.communicate(timeout=5)
+    assert running.returncode == 130, err
+    assert not sleepers()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
+    assert [row["outcome"] for row in rows] == ["cancelled"] * 4
+    assert [row["reward"] for row in rows] == [None] * 4
+    outcomes = [json.loads(p.read_text())["outcome"] for p in (tmp_path / "run" / "trajectories").glob("*.json")]
+    assert outcomes == ["cancelled"] * 4
+    assert "cancelled" in out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["interrupted"] is True
+    assert "Traceback" not in err
+
+
+def test_two_presses_leave_at_once(running: subprocess.Popen[str]) -> None:
+    began = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.001)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=5)
+    assert running.returncode == 130, err
+    assert time.monotonic() - began < 3
+    assert wait_until(lambda: not sleepers(), 2)
+
+
+def test_kill_9_leaves_no_box(running: subprocess.Popen[str]) -> None:
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait(timeout=5)
+    assert wait_until(lambda: not sleepers(), 2)
+
+
+def test_an_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ares_exp",
+            "-m",
+            "tracker=none",
+            "policy=scripted",
+            SLEEP,
+            "seed=1,2",
+            "hydra.sweep.dir=s",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert wait_until(sleepers, 30)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130, err
+    assert not (tmp_path / "s" / "1").exists()
+    assert "Traceback" not in err

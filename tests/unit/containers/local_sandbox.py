@@ -1,0 +1,63 @@
+"""Boxes for the tests of the local sandbox, and the same tests run as an ordinary user."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.bubblewrap import find_bwrap, is_privileged
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local_container import LocalContainer
+from ares_exp.errors import PreflightError
+
+ROOT = Path(__file__).parent.parent.parent.parent
+NOBODY = 65534
+
+
+@functools.cache
+def local_reason() -> str | None:
+    """Why there can be no local box here; `None` when there can."""
+    try:
+        asyncio.run(LocalContainerFactory().preflight())
+    except PreflightError as error:
+        return str(error)
+    return None
+
+
+needs_local = [pytest.mark.local, pytest.mark.skipif(local_reason() is not None, reason=str(local_reason()))]
+as_root = pytest.mark.skipif(not is_privileged(), reason="only root's box has more users than root")
+
+
+def box(context: Path | None = None, **spec: object) -> LocalContainer:
+    """A box that is not started yet."""
+    return LocalContainerFactory()(ContainerSpec(name="test", context_dir=context, **spec))  # type: ignore[arg-type]
+
+
+def as_ordinary_user(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """Runs this Python as `nobody`, root being ours; what we may not show him by our permissions is bound for him."""
+    shown = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
+    closed = {parent for path in shown for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH}
+    # Only the outermost: what lies below it is empty in the new one.
+    outer = sorted(path for path in closed if not any(parent in closed for parent in path.parents))
+    words = [word for path in outer for word in ("--perms", "0755", "--tmpfs", str(path))]
+    parents = [parent for path in shown for parent in reversed(path.parents) if closed.intersection(parent.parents)]
+    words += [word for path in parents for word in ("--perms", "0755", "--dir", str(path))]
+    words += [word for path in shown for word in ("--ro-bind", str(path), str(path))]
+    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return subprocess.run(
+        [find_bwrap(), "--dev-bind", "/", "/", *words, "--", *user, sys.executable, "-B", *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

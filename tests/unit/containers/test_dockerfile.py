@@ -1,0 +1,192 @@
+"""What a Dockerfile is read as, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, read_dockerfile
+from ares_exp.containers.dockerfile_steps import check_sources, find_sources, stage_context
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import TaskError, UnsupportedTaskError
+
+
+def read(directory: Path, text: str) -> Dockerfile:
+    (directory / "Dockerfile").write_text(text)
+    return read_dockerfile(directory / "Dockerfile", {"PATH": "/bin"})
+
+
+def test_everything_that_is_understood(tmp_path: Path) -> None:
+    dockerfile = read(
+        tmp_path,
+        """\
+# syntax=docker/dockerfile:1
+ARG TAG=slim
+FROM --platform=linux/amd64 debian:${TAG} AS only
+LABEL a=b
+ARG VERSION=1.5
+ENV A=1 B="two words" \\
+    C=$VERSION
+ENV LEGACY some value
+ENV PATH=/opt/x/bin:$PATH
+WORKDIR /app
+WORKDIR sub
+COPY --chmod=755 --chown=root:root a.txt b.txt /data/
+ADD . .
+RUN apt-get update && \\
+
+    # a comment in the middle
+    apt-get install
+SHELL ["/bin/bash", "-ec"]
+RUN --mount=type=cache,target=/c echo $A
+RUN ["exec", "form"]
+USER nobody
+RUN id
+VOLUME /v /w
+EXPOSE 80
+HEALTHCHECK NONE
+CMD ["sh"]
+""",
+    )
+    env = {"PATH": "/opt/x/bin:/bin", "A": "1", "B": "two words", "C": "1.5", "LEGACY": "some value"}
+    built = {**env, "VERSION": "1.5"}
+    assert dockerfile.base == "debian:slim"
+    assert dockerfile.env == env
+    assert (dockerfile.workdir, dockerfile.user) == ("/app/sub", "nobody")
+    steps = [
+        MakeDirectoryStep(10, "/app"),
+        MakeDirectoryStep(11, "/app/sub"),
+        CopyStep(12, ("a.txt", "b.txt"), "/data/", "755", "root:root"),
+        CopyStep(13, (".",), "/app/sub/./", None, None),
+        RunStep(14, ("/bin/sh", "-c", "apt-get update &&     apt-get install"), built, "/app/sub", "root"),
+        RunStep(19, ("/bin/bash", "-ec", "echo $A"), built, "/app/sub", "root"),
+        RunStep(20, ("exec", "form"), built, "/app/sub", "root"),
+        RunStep(22, ("/bin/bash", "-ec", "id"), built, "/app/sub", "nobody"),
+        MakeDirectoryStep(23, "/v"),
+        MakeDirectoryStep(23, "/w"),
+    ]
+    assert list(dockerfile.steps) == steps
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("$A", "1"),
+        ("${A}x", "1x"),
+        ("$A$B", "1"),
+        ("${B:-default}", "default"),
+        ("${A:-default}", "1"),
+        ("${A:+other}", "other"),
+        ("${B:+other}", ""),
+        ("'$A'", "$A"),
+        ('"$A b"', "1 b"),
+        (r"\$A", "$A"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_substitution(tmp_path: Path, value: str, expected: str) -> None:
+    assert read(tmp_path, f"FROM x\nENV A=1\nENV R={value}\n").env["R"] == expected
+
+
+def test_env_wins_over_arg_and_earlier_values_count(tmp_path: Path) -> None:
+    dockerfile = read(tmp_path, "FROM x\nARG A=arg\nENV A=env\nENV A=new B=$A\nRUN x\n")
+    assert dockerfile.env == {"PATH": "/bin", "A": "new", "B": "env"}
+    assert isinstance(dockerfile.steps[0], RunStep)
+    assert dockerfile.steps[0].env["A"] == "new"
+
+
+def test_an_argument_before_from_does_not_reach_the_build(tmp_path: Path) -> None:
+    assert read(tmp_path, "ARG T=1\nFROM x:$T\nENV V=${T:-unset}\n").env["V"] == "unset"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "named"),
+    [
+        ('ENTRYPOINT ["/start"]', "ENTRYPOINT"),
+        ("HEALTHCHECK CMD true", "HEALTHCHECK"),
+        ("ONBUILD RUN x", "ONBUILD"),
+        ("FROM other", "second FROM"),
+        ("COPY --from=builder /a /b", "COPY --from"),
+        ("COPY --parents a /b", "COPY --parents"),
+        ("COPY <<EOF /x\nhello\nEOF", "here-document"),
+        ("RUN <<EOF\necho\nEOF", "here-document"),
+        ("RUN cat <<-'EOF' >/x\nFROM\nEOF", "here-document"),
+        ("RUN --mount=type=secret,id=k true", "RUN --mount"),
+        ("RUN --network=none true", "RUN --network"),
+        ("ADD https://example.org/x /x", "https://example.org/x"),
+        ("ADD git@example.org:a/b.git /x", "git@example"),
+        ("ADD layers.tar.gz /x", "archive"),
+        ("ENV A=${B%suffix}", "substitution"),
+        ("ENV A=${B:-${C}}", "substitution"),
+        ("ENV a.b=1", "a.b"),
+        ("WORDS x", "WORDS"),
+    ],
+)
+def test_refused_by_name(tmp_path: Path, instruction: str, named: str) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM x\n{instruction}\n")
+    with pytest.raises(UnsupportedTaskError) as caught:
+        LocalContainerFactory().check(ContainerSpec(name="t", context_dir=tmp_path))
+    for part in (named, "line 2", str(tmp_path / "Dockerfile"), "container=docker"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no FROM"),
+        ("RUN x\n", "before FROM"),
+        ("FROM x\nRUN\n", "line 2: RUN needs"),
+        ("FROM x\n\n# c\nWORKDIR   \n", "line 4"),
+        ("FROM x\nENV A=1 B\n", "line 2: ENV"),
+        ("FROM x\nCOPY one\n", "a source and a target"),
+        ("FROM x\nSHELL /bin/bash\n", "SHELL needs a list"),
+        ("FROM x\nCOPY missing /x\n", "'missing'"),
+        ("FROM x\nCOPY *.none /x/\n", "none"),
+        ("FROM x\nCOPY a b /x\n", "ends with '/'"),
+        ("FROM x\nCOPY ../secret /x\n", "leads out"),
+        ("FROM x\nCOPY outside /x\n", "leads out"),
+    ],
+)
+def test_malformed(tmp_path: Path, text: str, message: str) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (context / "outside").symlink_to(tmp_path / "secret")
+    for name in ("a", "b"):
+        (context / name).write_text(name)
+    (context / "Dockerfile").write_text(text)
+    with pytest.raises(TaskError, match=message):
+        LocalContainerFactory().check(ContainerSpec(name="t", context_dir=context))
+
+
+def test_no_text(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_bytes(b"FROM x\nENV A=\xff\n")
+    with pytest.raises(TaskError, match="Dockerfile"):
+        LocalContainerFactory().check(ContainerSpec(name="t", context_dir=tmp_path))
+
+
+def test_sources(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "my file"):
+        (tmp_path / name).write_text(name)
+    dockerfile = read(tmp_path, 'FROM x\nCOPY *.txt /x/\nCOPY ["my file", "/y z"]\nCOPY / /all\n')
+    check_sources(dockerfile, tmp_path)
+    first, second, third = (find_sources(step, tmp_path) for step in dockerfile.steps if isinstance(step, CopyStep))
+    assert [path.name for path in first] == ["a.txt", "b.txt"]
+    assert second == [tmp_path / "my file"]
+    assert third == [tmp_path]
+
+
+def test_dockerignore(tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    (context / "cache").mkdir(parents=True)
+    for name in ("keep.txt", "drop.log", "cache/x", "cache/keep"):
+        (context / name).write_text(name)
+    (context / "link").symlink_to("keep.txt")
+    assert stage_context(context, tmp_path / "unused") == context
+    (context / ".dockerignore").write_text("# comment\n*.log\n\ncache/*\n!cache/keep\n")
+    staged = stage_context(context, tmp_path / "staged")
+    files = {str(path.relative_to(staged)) for path in staged.rglob("*") if not path.is_dir()}
+    assert files == {".dockerignore", "cache/keep", "keep.txt", "link"}
+    assert (staged / "link").is_symlink()

@@ -1,0 +1,77 @@
+"""What a box sees where the host's root is made of several mounts, or has no python3."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.host_root import mounts, write_layer
+from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
+
+pytestmark = [*needs_local, as_root]
+
+IN_A_BOX = """
+import asyncio, sys
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+
+async def main():
+    async with LocalContainerFactory()(ContainerSpec(name="x")) as box:
+        print((await box.exec(sys.argv[1])).output, end="")
+
+asyncio.run(main())
+"""
+
+
+def on_a_host_with(mount: str, command: str) -> str:
+    """Runs `command` in a box, after `mount` in a mount namespace of its own."""
+    python = shlex.join([sys.executable, "-B", "-c", IN_A_BOX, command])
+    run = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", f"{mount}\nexec {python}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_mounts_below_a_system_directory_are_seen() -> None:
+    mount = "mount -t tmpfs x /usr/share/doc; mkdir -m 755 /usr/share/doc/a; echo inner >/usr/share/doc/a/b"
+    command = "cat /usr/share/doc/a/b; echo changed >/usr/share/doc/a/b; touch /usr/share/x && echo written"
+    assert on_a_host_with(mount, command) == "inner\nwritten\n"
+
+
+def test_without_a_python3_the_box_has_ours() -> None:
+    # Everything that PATH would find first is masked: a device file cannot be executed.
+    mask = 'for d in /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin; do [ ! -e "$d/python3" ] || '
+    mask += 'mount --bind /dev/null "$d/python3"; done'
+    if sys.base_prefix == "/usr":
+        pytest.skip("the interpreter that runs the tests is the host's own")
+    ask = "python3 -c 'import sys; print(sys.version_info[:2], sys.prefix)'; touch $(dirname $(realpath $(which python3)))/x"
+    seen = on_a_host_with(mask, f"{ask} 2>/dev/null || echo read-only")
+    assert seen == f"{sys.version_info[:2]} {Path(sys.base_prefix).resolve()}\nread-only\n"
+
+
+def test_login_scripts_of_the_host_do_not_slow_down_commands() -> None:
+    mount = "mount -t tmpfs x /etc/profile.d; echo 'sleep 5; echo slow' >/etc/profile.d/slow.sh"
+    assert "slow" not in on_a_host_with(mount, "ls /etc/profile.d; true")
+
+
+def test_a_whiteout_hides_and_our_files_replace(tmp_path: Path) -> None:
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    write_layer(layer, share_network=False)
+    assert (layer / "etc/shadow").read_text().startswith("root:*:")
+    assert (layer / "etc/resolv.conf").read_text() == ""
+    words = mounts(layer, privileged=True)
+    assert words[words.index("--overlay-src") + 1] == "/usr"
+    assert str(layer / "etc") in words
+    assert not {"/root", "/home", "/opt", "/var"} & {words[i + 1] for i, w in enumerate(words) if w == "--overlay-src"}

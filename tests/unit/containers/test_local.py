@@ -1,0 +1,284 @@
+"""One local box: commands, files, users, its beginning and its end. Runs as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerStartError,
+    EnvironmentStartTimeoutError,
+    TaskError,
+    TransferError,
+    UnsupportedTaskError,
+)
+from tests.unit.containers.local_sandbox import as_root, box, needs_local
+
+pytestmark = needs_local
+
+
+def traces() -> tuple[list[str], list[str]]:
+    """Box directories, and mounts of boxes, on the host."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return list(map(str, Path(tempfile.gettempdir()).glob("*ares_exp-box-*"))), [m for m in mounts if "ares_exp" in m]
+
+
+def descendants() -> list[str]:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [f"{pid} {Path('/proc', pid, 'cmdline').read_text()}" for pid in children]
+
+
+def test_both_follow_their_protocols() -> None:
+    assert isinstance(LocalContainerFactory(), ContainerFactory)
+    assert isinstance(box(), Container)
+
+
+async def test_nothing_is_left_behind() -> None:
+    before = traces()
+    async with box() as container:
+        await container.exec("(setsid sleep 300 &) ; echo left > /usr/left")
+        assert traces() != before
+    assert traces() == before
+    assert descendants() == []
+
+
+async def test_environment_of_commands() -> None:
+    async with box(env={"GREETING": "good $day 'x'"}) as container:
+        result = await container.exec('echo "$GREETING|$EXTRA|$HOME|$PATH"; pwd', env={"EXTRA": "1"})
+    greeting, extra, home, path = result.output.splitlines()[0].split("|")
+    assert (greeting, extra, home) == ("good $day 'x'", "1", "/root")
+    assert "/usr/bin" in path
+    assert result.output.splitlines()[1] == "/"
+
+
+async def test_first_process_has_the_environment_of_the_spec_alone() -> None:
+    async with box(env={"GREETING": "hello"}) as container:
+        result = await container.exec("tr '\\0' '\\n' </proc/1/environ | cut -d= -f1 | sort | xargs")
+    assert set(result.output.split()) <= {"GREETING", "HOME", "PATH", "PWD", "SHLVL", "_"}
+    assert "GREETING" in result.output
+
+
+async def test_python_and_writable_system_directories() -> None:
+    async with box() as container:
+        made = "touch /app-file /etc/x /usr/x /usr/bin/x /usr/local/bin/x /tmp/x /root/x /var/lib/x /opt/x"
+        result = await container.exec(
+            f"python3 -c 'print(6 * 7)' && mkdir /app /tests /logs && {made} && rm /etc/passwd"
+        )
+    assert (result.output, result.exit_code) == ("42\n", 0)
+    assert not Path("/usr/x").exists()
+    assert Path("/etc/passwd").exists()
+
+
+async def test_spec_workdir_is_not_created() -> None:
+    async with box(workdir="/missing") as container:
+        assert (await container.exec("true")).exit_code == 126
+        await container.exec("mkdir /missing", cwd="/")
+        assert (await container.exec("pwd")).output == "/missing\n"
+
+
+async def test_killing_everything_inside_leaves_a_working_box() -> None:
+    async with box() as container:
+        assert (await container.exec("kill -9 -1; kill -9 1")).exit_code == 137
+        assert (await container.exec("echo alive")).output == "alive\n"
+
+
+async def test_orphans_are_reaped() -> None:
+    async with box() as container:
+        result = await container.exec(
+            "(setsid sleep 60 & echo $! >/tmp/pid); kill -9 $(cat /tmp/pid);"
+            "for i in $(seq 100); do kill -0 $(cat /tmp/pid) 2>/dev/null || { echo gone; break; }; sleep 0.02; done"
+        )
+    assert result.output == "gone\n"
+
+
+async def test_signals_are_not_ignored_in_commands() -> None:
+    async with box() as container:
+        assert (await container.exec("grep SigIgn /proc/self/status")).output.split()[1].strip("0") == ""
+
+
+async def test_thirty_commands_at_once() -> None:
+    async with box() as container:
+        results = await asyncio.gather(*(container.exec(f"sleep 0.1; echo {n}") for n in range(30)))
+    assert [r.output for r in results] == [f"{n}\n" for n in range(30)]
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("user", "answer"),
+    [
+        ("nobody", "65534:nogroup:0000000000000000"),
+        (65534, "65534:nogroup:0000000000000000"),
+        ("4242", "4242:root:0000000000000000"),
+        ("4242:7", "4242:lp:0000000000000000"),
+        ("nobody:daemon", "65534:daemon:0000000000000000"),
+    ],
+)
+async def test_users(user: str | int, answer: str) -> None:
+    async with box() as container:
+        result = await container.exec(
+            "echo $(id -u):$(id -gn):$(awk '/CapEff/ {print $2}' /proc/self/status)", user=user
+        )
+        assert result.output == f"{answer}\n"
+        assert (await container.exec("touch /etc/x", user=user)).exit_code != 0
+        assert (await container.exec("python3 -V", user=user)).exit_code == 0
+
+
+@pytest.mark.parametrize("user", ["no_such_user", "nobody:no_such_group", "a b", "$(id)", "-x", ""])
+async def test_users_that_cannot_be(user: str) -> None:
+    async with box() as container:
+        with pytest.raises(ContainerError, match="user|shell"):
+            await container.exec("true", user=user)
+        assert (await container.exec("echo on")).output == "on\n"
+
+
+async def test_directory_up_and_down(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "x.bin").write_bytes(os.urandom(300_000))
+    (source / "run me.sh").write_text("echo hi\n")
+    (source / "run me.sh").chmod(0o751)
+    (source / "link").symlink_to("deep/x.bin")
+    async with box() as container:
+        await container.exec("mkdir -p /a/b && echo stays >/a/b/stays")
+        await container.upload(source, "/a/b")
+        seen = await container.exec("cd /a/b; stat -c '%a %U' 'run me.sh'; readlink link; cat stays")
+        assert seen.output == "751 root\ndeep/x.bin\nstays\n"
+        await container.download("/a/b", tmp_path / "target")
+    assert (tmp_path / "target/deep/x.bin").read_bytes() == (source / "deep" / "x.bin").read_bytes()
+    assert (tmp_path / "target/link").readlink() == Path("deep/x.bin")
+    assert (tmp_path / "target/run me.sh").stat().st_mode & 0o777 == 0o751
+
+
+async def test_file_up_and_down(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"exit 3\n" * 500_000)
+    async with box() as container:
+        await container.upload(tmp_path / "a", "/new/dir/b c")
+        await container.exec("ln -s '/new/dir/b c' /link")
+        await container.download("/link", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+async def test_an_empty_directory_is_made(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    async with box() as container:
+        await container.upload(tmp_path / "empty", "/x/y")
+        await container.download("/x/y", tmp_path / "back")
+    assert list((tmp_path / "back").iterdir()) == []
+
+
+async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"touch /pwned\n" * 300_000)
+    async with box() as container:
+        with pytest.raises(TransferError, match="/nowhere"):
+            await container.download("/nowhere", tmp_path / "x")
+        with pytest.raises(TransferError, match="missing"):
+            await container.upload(tmp_path / "missing", "/x")
+        with pytest.raises(TransferError, match=r"/proc/sys/x"):
+            await container.upload(tmp_path / "big", "/proc/sys/x/y")
+        await container.exec("mkdir -p /full/big/x")
+        with pytest.raises(TransferError, match=r"/full/big"):
+            await container.upload(tmp_path / "big", "/full/big")
+        # The rest of an archive that nobody wanted must not be run by the shell that received it.
+        assert (await container.exec("ls /pwned")).exit_code != 0
+
+
+async def test_a_link_of_the_box_is_not_followed_on_the_host(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    async with box() as container:
+        await container.exec(
+            f"mkdir /out; ln -s {secret} /out/link; ln -s {tmp_path} /out/directory; ln -s {secret} /f"
+        )
+        await container.download("/out", tmp_path / "back")
+        with pytest.raises(TransferError):
+            await container.download("/f", tmp_path / "file")
+    assert list((tmp_path / "back").iterdir()) == []
+
+
+async def test_before_start_and_after_stop() -> None:
+    container = box()
+    with pytest.raises(ContainerDiedError):
+        await container.exec("true")
+    await container.stop()
+    with pytest.raises(ContainerStartError):
+        await container.start()
+    async with box() as other:
+        pass
+    await other.stop()
+    with pytest.raises(ContainerDiedError):
+        await other.exec("true")
+    with pytest.raises(ContainerDiedError):
+        await other.upload(__file__, "/x")
+
+
+async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
+    before = traces()
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nRUN sleep 60\n")
+    with pytest.raises(EnvironmentStartTimeoutError, match=r"0\.4 s"):
+        await box(tmp_path, start_timeout_sec=0.4).start()
+    assert (traces(), descendants()) == (before, [])
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.006, 0.010, 0.015, 0.030])
+async def test_cancelled_start_leaves_nothing(tmp_path: Path, delay: float) -> None:
+    before = traces()
+    (tmp_path / "Dockerfile").write_text("FROM x\nRUN sleep 60\n")
+    task = asyncio.create_task(box(tmp_path).start())
+    await asyncio.sleep(delay)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (traces(), descendants()) == (before, [])
+
+
+async def test_stop_during_a_command() -> None:
+    container = box()
+    await container.start()
+    command = asyncio.create_task(container.exec("sleep 60"))
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(container.stop(), 2)
+    with pytest.raises(ContainerDiedError):
+        await command
+    assert descendants() == []
+
+
+def test_warnings_for_limits() -> None:
+    spec = ContainerSpec(name="t", cpus=2, memory_mb=512, storage_mb=100)
+    warnings = LocalContainerFactory().check(spec)
+    assert [warning.split(":")[0] for warning in warnings] == [
+        "cpus=2",
+        "memory_mb=512",
+        "storage_mb=100",
+        "network=public",
+    ]
+    assert LocalContainerFactory(network="public").check(ContainerSpec(name="t")) == []
+    assert LocalContainerFactory().check(ContainerSpec(name="t", network="no-network")) == []
+
+
+def test_refused_specs(tmp_path: Path) -> None:
+    check = LocalContainerFactory().check
+    with pytest.raises(UnsupportedTaskError, match="GPU"):
+        check(ContainerSpec(name="t", gpus=1))
+    with pytest.raises(UnsupportedTaskError, match="container=docker"):
+        check(ContainerSpec(name="t", docker_image="debian"))
+    with pytest.raises(TaskError, match="Dockerfile"):
+        check(ContainerSpec(name="t", context_dir=tmp_path))
+    (tmp_path / "Dockerfile").write_text("FROM x\n")
+    check(ContainerSpec(name="t", docker_image="debian", context_dir=tmp_path))
+    (tmp_path / "docker-compose.yaml").write_text("services: {}\n")
+    with pytest.raises(UnsupportedTaskError, match=r"docker-compose\.yaml"):
+        check(ContainerSpec(name="t", context_dir=tmp_path))
+
+
+def test_unknown_network_is_refused_by_the_constructor() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        LocalContainerFactory(network="host")  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""A task's Dockerfile applied in a local box. Runs as root and as an ordinary user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.bubblewrap import is_privileged
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
+from tests.unit.containers.local_sandbox import as_root, box, needs_local
+
+pytestmark = needs_local
+
+
+def context(directory: Path, dockerfile: str) -> Path:
+    (directory / "Dockerfile").write_text(dockerfile)
+    (directory / "tool.sh").write_text("#!/bin/sh\necho tool\n")
+    (directory / "data" / "deep").mkdir(parents=True)
+    (directory / "data" / "deep" / "x").write_text("x\n")
+    (directory / "data" / "y").write_text("y\n")
+    return directory
+
+
+async def test_the_instructions_together(tmp_path: Path) -> None:
+    dockerfile = """\
+FROM debian:bookworm-slim
+ARG WHO=world
+ENV GREETING="hello $WHO" LATER=no
+WORKDIR /app
+RUN echo "$GREETING, $WHO, $LATER, $TASK, $PATH, $HOME" >said && pwd >>said
+ENV LATER=yes
+COPY data/ /data/
+COPY tool.sh /usr/local/bin/
+COPY --chmod=755 tool.sh /usr/bin/tool
+COPY tool.sh data /mixed/
+COPY tool.sh /app
+RUN ["/bin/sh", "-c", "tool >>said"]
+SHELL ["/bin/bash", "-c"]
+RUN [[ -n $BASH_VERSION ]] && echo bash >>said
+"""
+    spec = {"env": {"TASK": "from the task", "GREETING": "good day"}}
+    async with box(context(tmp_path, dockerfile), **spec) as container:
+        said = (await container.exec("cat said")).output.splitlines()
+        assert said[0].startswith("hello world, world, no, , /usr/local/sbin:")
+        assert said[0].endswith(", /root")
+        assert said[1:] == ["/app", "tool", "bash"]
+        assert (await container.exec('echo "$GREETING|$LATER|$TASK|$WHO"')).output == "good day|yes|from the task|\n"
+        found = "find /data /mixed /app/tool.sh /usr/local/bin/tool.sh -type f | sort | xargs"
+        assert (await container.exec(found)).output.split() == [
+            *("/app/tool.sh", "/data/deep/x", "/data/y", "/mixed/deep/x", "/mixed/tool.sh", "/mixed/y"),
+            "/usr/local/bin/tool.sh",
+        ]
+        await container.exec("echo up >../up")
+        await container.download("../up", tmp_path / "up")
+    assert (tmp_path / "up").read_text() == "up\n"
+
+
+async def test_the_spec_overrides_the_workdir(tmp_path: Path) -> None:
+    async with box(context(tmp_path, "FROM x\nWORKDIR /app\n"), workdir="/usr") as container:
+        assert (await container.exec("pwd")).output == "/usr\n"
+
+
+@as_root
+async def test_a_user_of_its_own(tmp_path: Path) -> None:
+    dockerfile = """\
+FROM x
+RUN useradd --create-home --uid 1234 agent
+COPY --chown=agent:agent data /home/agent/data
+USER agent
+WORKDIR /home/agent
+RUN id -un >>/home/agent/who && echo $HOME >>/home/agent/who
+"""
+    async with box(context(tmp_path, dockerfile)) as container:
+        seen = await container.exec("cat who; id -u; echo $HOME; stat -c %U data/y; touch /etc/x 2>&1")
+        assert seen.output.splitlines()[:5] == ["agent", "/home/agent", "1234", "/home/agent", "agent"]
+        assert seen.exit_code != 0
+        assert (await container.exec("id -u", user="root")).output == "0\n"
+
+
+@pytest.mark.skipif(is_privileged(), reason="root's box has other users")
+def test_a_user_that_an_ordinary_user_cannot_have(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedTaskError, match="USER agent"):
+        LocalContainerFactory().check(ContainerSpec(name="t", context_dir=context(tmp_path, "FROM x\nUSER agent\n")))
+
+
+async def test_a_failing_run_shows_line_and_output(tmp_path: Path) -> None:
+    dockerfile = "FROM x\nWORKDIR /app\nRUN for i in $(seq 100); do echo line $i; done; echo broken >&2; exit 7\n"
+    with pytest.raises(ContainerStartError) as caught:
+        await box(context(tmp_path, dockerfile)).start()
+    message = str(caught.value)
+    assert "line 3" in message
+    assert "exit code 7" in message
+    assert message.endswith("line 100\nbroken")
+    assert "line 50\n" not in message
+
+
+async def test_dockerignore_is_respected(tmp_path: Path) -> None:
+    (tmp_path / ".dockerignore").write_text("data/y\nDockerfile\n")
+    async with box(context(tmp_path, "FROM x\nCOPY . /all\n")) as container:
+        listed = (await container.exec("cd /all; find . -type f | sort")).output.split()
+    assert "./tool.sh" in listed
+    assert "./data/deep/x" in listed
+    assert "./data/y" not in listed
+
+
+async def test_a_copy_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="/proc/sys"):
+        await box(context(tmp_path, "FROM x\nCOPY data /proc/sys/data\n")).start()

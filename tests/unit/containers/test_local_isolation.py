@@ -1,0 +1,258 @@
+"""Tries to get out of a local box. Runs as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local_container import LocalContainer
+from tests.unit.containers.local_sandbox import as_root, box, needs_local
+
+pytestmark = needs_local
+
+
+@pytest.fixture
+async def container() -> AsyncIterator[LocalContainer]:
+    async with box(network="public") as started:
+        yield started
+
+
+async def output(container: LocalContainer, command: str) -> str:
+    return (await container.exec(command, timeout_sec=20)).output
+
+
+async def test_environment_of_the_caller_is_nowhere(container: LocalContainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARES_TEST_SECRET", "k3y-of-the-caller")
+    os.environ["ARES_TEST_SECRET"] = "k3y-of-the-caller"
+    async with box() as fresh:
+        seen = await output(
+            fresh, "cat /proc/*/environ /proc/*/task/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; env"
+        )
+    assert "HOME=/root" in seen
+    assert "k3y-of-the-caller" not in seen
+    assert not {line.split("=")[0] for line in seen.splitlines()} & (
+        {"PYTEST_CURRENT_TEST", "VIRTUAL_ENV", "PYTHONPATH", "ARES_TEST_SECRET"}
+    )
+
+
+async def test_homes_checkout_and_temporary_files_are_not_there(container: LocalContainer, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    home = os.path.expanduser("~")  # noqa: PTH111 (Path.home() fails where there is no home)
+    for path in (tmp_path / "secret", Path(__file__), Path.cwd() / "pyproject.toml"):
+        assert path.exists()
+        assert await output(container, f"test -e {path} || echo absent") == "absent\n"
+    names = {entry.name for entry in Path(home).iterdir()} if os.access(home, os.R_OK) else set()
+    inside = set((await output(container, f"ls -A {home} /root /home")).split())
+    assert not (names - {".pyenv"}) & inside
+    assert await output(container, "ls -A /tmp /home /mnt /media /srv /opt | grep -v : | grep .; echo end") == "end\n"
+
+
+async def test_secrets_in_etc_are_hidden(container: LocalContainer) -> None:
+    private = [path for path in Path("/etc").rglob("*") if path.is_file() and not path.stat().st_mode & 0o004]
+    assert private, "a host without a shadow file?"
+    for path in private:
+        text = await output(container, f"cat {path} 2>/dev/null")
+        assert not text or text.startswith(("root:*:", "root:*")), path
+    assert "$" not in await output(container, "cat /etc/shadow /etc/gshadow")
+
+
+async def test_people_are_hidden(container: LocalContainer) -> None:
+    ids = [int(line.split(":")[2]) for line in (await output(container, "cat /etc/passwd")).splitlines()]
+    assert 0 in ids
+    assert all(uid < 1000 or uid in (65533, 65534) for uid in ids)
+
+
+async def test_processes_of_the_host_are_out_of_sight(container: LocalContainer) -> None:
+    assert await output(container, f"test -e /proc/{os.getpid()}/cmdline && cat /proc/{os.getpid()}/cmdline") == ""
+    count = int(await output(container, "ls -d /proc/[0-9]* | wc -l"))
+    assert count < 12
+
+
+async def test_signals_do_not_reach_the_host(container: LocalContainer) -> None:
+    sleeper = await asyncio.create_subprocess_exec("sleep", "60")
+    await output(container, f"kill -9 {sleeper.pid} {os.getpid()} {os.getppid()}; kill -9 -1")
+    await asyncio.sleep(0.05)
+    assert sleeper.returncode is None
+    sleeper.kill()
+    await sleeper.wait()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"],
+)
+async def test_the_kernel_cannot_be_set(container: LocalContainer, path: str) -> None:
+    result = await container.exec(f"cat {path} >/dev/null; echo x >{path}")
+    assert result.exit_code != 0
+    remount = f"mount -o remount,rw,bind {path}; mount -o remount,rw /proc; umount -l /proc/sys; echo x >{path}"
+    assert (await container.exec(remount)).exit_code != 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mount -t tmpfs x /mnt",
+        "mount --bind /usr /mnt",
+        "mount -t proc proc /mnt",
+        "mount -t sysfs sys /mnt",
+        "mount -t cgroup2 cg /mnt",
+        "umount /etc",
+        "umount /proc/sys",
+        "mount -o remount,rw /run/ares_exp",
+        "touch /run/ares_exp/x",
+        "mknod /tmp/null c 1 3",
+        "mknod /tmp/disk b 8 0",
+        "chroot /usr true",
+        "chroot / true",
+        "unshare --user --map-root-user true",
+        "unshare --mount true",
+        "unshare --net true",
+        "nsenter --target 1 --mount --net true",
+        "hostname other",
+        "date --set '2001-01-01'",
+        "ip link add dummy0 type dummy",
+        "cat /dev/kmsg",
+        "cat /dev/mem",
+        "cat /proc/kcore | head -c 1 | grep .",
+        "cat /proc/kmsg",
+        "dmesg",
+        "ls /sys/kernel",
+        "ls /dev/sda /dev/vda /dev/nvme0n1 /dev/kvm /dev/fuse",
+        "ls /var/run/docker.sock /run/docker.sock /run/dbus /run/systemd/private",
+    ],
+)
+async def test_refused(container: LocalContainer, command: str) -> None:
+    assert (await container.exec(command, timeout_sec=20)).exit_code not in (0, None)
+
+
+async def test_system_calls_are_filtered(container: LocalContainer) -> None:
+    script = """
+import ctypes, errno, platform
+libc = ctypes.CDLL(None, use_errno=True)
+x86 = platform.machine() == "x86_64"
+calls = dict(keyctl=250, add_key=248, bpf=321, userfaultfd=323, io_uring_setup=425, perf_event_open=298)
+arm = dict(keyctl=219, add_key=217, bpf=280, userfaultfd=282, io_uring_setup=425, perf_event_open=241)
+for name, number in (calls if x86 else arm).items():
+    libc.syscall(number, 0, 0, 0, 0, 0)
+    print(name, errno.errorcode[ctypes.get_errno()])
+libc.syscall(56 if x86 else 220, 0x10000000 | 17, 0, 0, 0, 0)
+print("clone", errno.errorcode[ctypes.get_errno()])
+libc.syscall(435, 0, 0)
+print("clone3", errno.errorcode[ctypes.get_errno()])
+"""
+    seen = await output(container, f"python3 - <<'EOF'\n{script}\nEOF")
+    answers = dict(line.split() for line in seen.splitlines())
+    assert answers.pop("clone3") == "ENOSYS"
+    assert len(answers) == 7
+    assert set(answers.values()) == {"EPERM"}
+
+
+async def test_threads_and_children_still_work(container: LocalContainer) -> None:
+    script = "import threading, subprocess, multiprocessing as m; t = threading.Thread(target=print, args=('t',)); t.start(); t.join(); subprocess.run(['echo', 's']); m.get_context('fork').Pool(2).map(print, ['m'])"
+    assert set((await output(container, f'python3 -uc "{script}"')).split()) == {"t", "s", "m"}
+
+
+async def test_ptrace_sees_the_box_alone(container: LocalContainer) -> None:
+    script = f"import ctypes; print(ctypes.CDLL(None).ptrace(16, {os.getpid()}, 0, 0))"
+    assert await output(container, f'python3 -c "{script}"') == "-1\n"
+
+
+async def test_writes_stay_in_the_box(container: LocalContainer) -> None:
+    name = f"ares-escape-{os.getpid()}"
+    places = [
+        "/etc",
+        "/usr",
+        "/usr/bin",
+        "/usr/local/bin",
+        "/tmp",
+        "/var/tmp",
+        "/root",
+        "/home",
+        "/run",
+        "/dev/shm",
+        "/var/lib",
+    ]
+    for place in places:
+        await output(
+            container, f"echo x >{place}/{name}; echo x >/proc/self/root{place}/{name}-2; echo x >/proc/1/root/{name}"
+        )
+    await output(container, f"ln -s / /tmp/link; echo x >/tmp/link/../../../{name}; rm -rf /etc/hosts /usr/bin/env")
+    assert [place for place in places for suffix in ("", "-2") if Path(place, name + suffix).exists()] == []
+    assert not Path("/", name).exists()
+    assert Path("/etc/hosts").exists()
+    assert Path("/usr/bin/env").exists()
+
+
+async def test_open_descriptors_lead_nowhere(container: LocalContainer) -> None:
+    seen = (await output(container, "readlink /proc/*/fd/* | sort -u")).splitlines()
+    assert [line for line in seen if not line.startswith(("pipe:", "/dev/null", "/proc", "/run/ares_exp"))] == []
+
+
+@pytest.fixture
+def loopback_port() -> Iterator[int]:
+    """A service on the host's loopback that answers everybody with `hello`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"hello\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+ASK = "import socket; print(socket.create_connection(('127.0.0.1', {}), 2).recv(9))"
+
+
+async def test_services_of_the_host_are_unreachable(container: LocalContainer, loopback_port: int) -> None:
+    seen = await output(container, f'python3 -c "{ASK.format(loopback_port)}"')
+    assert "ConnectionRefusedError" in seen
+    assert (await output(container, "cat /proc/net/dev | tail -n +3 | cut -d: -f1")).split() == ["lo"]
+
+
+async def test_loopback_of_the_box_works(container: LocalContainer) -> None:
+    serve = "import socket; s = socket.create_server(('127.0.0.1', 8123)); s.accept()[0].sendall(b'inside')"
+    await output(
+        container,
+        f'python3 -c "{serve}" & for i in $(seq 50); do grep -q :1FBB /proc/net/tcp && break; sleep 0.05; done',
+    )
+    assert await output(container, f'python3 -c "{ASK.format(8123)}"') == "b'inside'\n"
+
+
+@pytest.mark.parametrize(("task", "answer"), [("public", "b'hello"), ("no-network", "ConnectionRefusedError")])
+async def test_public_network_when_both_ask_for_it(loopback_port: int, task: str, answer: str) -> None:
+    spec = ContainerSpec(name="t", network=task)  # type: ignore[arg-type]
+    async with LocalContainerFactory(network="public")(spec) as container:
+        assert answer in await output(container, f'python3 -c "{ASK.format(loopback_port)}"')
+        servers = await output(container, "cat /etc/resolv.conf")
+    assert servers == (Path("/etc/resolv.conf").read_text() if task == "public" else "")
+
+
+@as_root
+async def test_another_user_in_the_box_gains_nothing() -> None:
+    async with box() as container:
+        result = await container.exec("su -c id root; sudo -n id; mount -t tmpfs x /tmp", user="nobody", timeout_sec=20)
+    assert "uid=0" not in result.output
+
+
+async def test_two_boxes_do_not_see_each_other() -> None:
+    async with box() as one, box() as two:
+        await one.exec("echo x >/tmp/x; echo x >/dev/shm/x; ipcmk -M 100; (sleep 77 &)")
+        assert await output(two, "ls /tmp /dev/shm -A | grep -v : | grep .; ipcs -m | grep 0x") == ""
+        assert "sleep 77" not in await output(two, "cat /proc/*/cmdline | tr '\\0' ' '")

@@ -1,0 +1,53 @@
+"""The local sandbox as an ordinary user: the same tests, run by `nobody`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.containers.local_sandbox import as_ordinary_user, as_root, needs_local
+
+pytestmark = [*needs_local, as_root]
+
+
+def test_he_can_make_boxes() -> None:
+    run = as_ordinary_user("-c", _PREFLIGHT)
+    if run.returncode == 3:
+        pytest.skip(f"an ordinary user may not here: {run.stdout}")
+    assert (run.stdout, run.returncode) == ("uid=0(root) gid=0(root) groups=0(root)\n", 0), run.stderr
+
+
+_PREFLIGHT = """
+import asyncio, os
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import PreflightError
+
+async def main():
+    assert os.getuid() == 65534
+    factory = LocalContainerFactory()
+    try:
+        await factory.preflight()
+    except PreflightError as error:
+        print(error)
+        raise SystemExit(3)
+    async with factory(ContainerSpec(name="x")) as box:
+        print((await box.exec("id")).output, end="")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["test_local", "test_local_isolation", "test_local_lifetime", "test_local_dockerfile", "test_local_contract"],
+)
+def test_the_same_tests_pass(name: str) -> None:
+    run = as_ordinary_user(
+        *("-m", "pytest", f"tests/unit/containers/{name}.py"),
+        *("-q", "-p", "no:cacheprovider", "--basetemp", f"/tmp/ares_exp-tests-nobody-{name}"),
+    )
+    if "an ordinary user" not in run.stdout:
+        assert re.search(r"\d+ passed", run.stdout), run.stdout + run.stderr
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr

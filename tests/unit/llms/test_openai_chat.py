@@ -1,0 +1,364 @@
+"""The wire format against its own documentation, against the official client's types, and against itself."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ares_exp.errors import PolicyError
+from ares_exp.llms.openai_chat import request_from_body, request_to_body, response_from_body, response_to_body
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.wire import WireFormatError
+
+TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "required": ["path"]}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
+FULL = LLMRequest(
+    messages=[
+        {"role": "user", "content": [{"type": "text", "text": "look"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+    ],
+    max_output_tokens=100,
+    temperature=0.5,
+    top_p=0.9,
+    stream=True,
+    tools=[TOOL],
+    tool_choice={"type": "function", "function": {"name": "ls"}},
+    metadata={"episode": "7"},
+    service_tier="flex",
+    stop_sequences=["END"],
+    system_prompt="be brief",
+)
+
+
+def test_request_on_the_wire() -> None:
+    body = request_to_body(FULL, model="m")
+    assert body == {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "look"}]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        ],
+        "max_completion_tokens": 100,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stream": True,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "ls"}},
+        "metadata": {"episode": "7"},
+        "service_tier": "flex",
+        "stop": ["END"],
+    }
+    assert request_from_body(json.loads(json.dumps(body))) == FULL
+
+
+def test_what_is_not_set_is_not_sent() -> None:
+    assert set(request_to_body(LLMRequest([{"role": "user", "content": "x"}]), model="m")) == {"model", "messages"}
+
+
+def test_body_is_a_copy_that_may_be_changed() -> None:
+    body = request_to_body(FULL, model="m")
+    body["messages"][1]["content"][0]["text"] = "changed"
+    assert FULL.messages[0]["content"][0]["text"] == "look"
+
+
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, width=32) | text
+content = text | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": text}), max_size=3)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": content},
+    optional={"name": text, "tool_call_id": text, "extra": st.dictionaries(text, scalars, max_size=2)},
+)
+requests = st.builds(
+    LLMRequest,
+    messages=st.lists(messages, max_size=4),
+    max_output_tokens=st.none() | st.integers(1, 10**6),
+    temperature=st.none() | st.floats(0, 2),
+    top_p=st.none() | st.floats(0, 1),
+    stream=st.booleans(),
+    tools=st.none() | st.lists(st.just(TOOL), max_size=2),
+    tool_choice=st.none() | st.sampled_from(["auto", "none", "required"]) | st.just({"type": "function"}),
+    metadata=st.none() | st.dictionaries(text, text, max_size=2),
+    service_tier=st.none() | text,
+    stop_sequences=st.none() | st.lists(text, max_size=3),
+    system_prompt=st.none() | text,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(requests, st.sampled_from(["max_tokens", "max_completion_tokens"]))
+def test_requests_come_back_the_same(request: LLMRequest, field: Any) -> None:
+    body = json.loads(json.dumps(request_to_body(request, model="m", max_tokens_field=field)))
+    assert request_from_body(body) == request
+
+
+pieces = st.builds(ToolCallData, id=text, name=text, arguments=text)
+responses = st.builds(
+    LLMResponse,
+    data=st.builds(
+        lambda texts, calls: [*map(TextData, texts), *calls], st.lists(text, max_size=1), st.lists(pieces, max_size=2)
+    ),
+    cost=st.floats(0, 100),
+    usage=st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**6)),
+    prompt_token_ids=st.none() | st.lists(st.integers(0, 10**6), max_size=3),
+    completion_token_ids=st.none() | st.lists(st.integers(0, 10**6), max_size=3),
+    logprobs=st.none() | st.lists(st.floats(-100, 0), max_size=3),
+    finish_reason=st.none() | st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
+    model=st.none() | text.filter(bool),
+    latency_sec=st.none() | st.floats(0, 1000),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(responses)
+def test_responses_come_back_the_same(response: LLMResponse) -> None:
+    body = json.loads(json.dumps(response_to_body(response)))
+    assert response_from_body(body) == response
+
+
+def test_the_official_client_reads_our_answers() -> None:
+    from openai.types.chat import ChatCompletion
+
+    response = LLMResponse(
+        [TextData("hi"), ToolCallData("c1", "ls", "{}")],
+        logprobs=[-0.5],
+        model="m",
+        usage=Usage(3, 4),
+        finish_reason="stop",
+    )
+    parsed = ChatCompletion.model_validate(response_to_body(response, response_id="chatcmpl-9", created=5))
+    choice = parsed.choices[0]
+    assert (parsed.id, parsed.created, parsed.model, choice.finish_reason) == ("chatcmpl-9", 5, "m", "stop")
+    assert choice.message.content == "hi"
+    assert choice.message.tool_calls is not None
+    assert choice.message.tool_calls[0].id == "c1"
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert choice.logprobs.content[0].logprob == -0.5
+    assert parsed.usage is not None
+    assert parsed.usage.total_tokens == 7
+
+
+def answer(**choice: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, **choice}]}
+
+
+def test_an_answer_as_vllm_gives_it() -> None:
+    """Fields as in vLLM's `ChatCompletionResponse`, with `return_token_ids` and `logprobs`."""
+    body = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "qwen",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "hi",
+                    "refusal": None,
+                    "annotations": None,
+                    "audio": None,
+                    "function_call": None,
+                    "tool_calls": [],
+                    "reasoning_content": None,
+                },
+                "logprobs": {"content": [{"token": "hi", "logprob": -0.25, "bytes": [104, 105], "top_logprobs": []}]},
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": [6023],
+            }
+        ],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": {"prompt_tokens": 3, "total_tokens": 4, "completion_tokens": 1, "prompt_tokens_details": None},
+        "prompt_logprobs": None,
+        "prompt_token_ids": [1, 2, 3],
+        "kv_transfer_params": None,
+    }
+    assert response_from_body(body) == LLMResponse(
+        [TextData("hi")],
+        usage=Usage(3, 1),
+        prompt_token_ids=[1, 2, 3],
+        completion_token_ids=[6023],
+        logprobs=[-0.25],
+        finish_reason="stop",
+        model="qwen",
+    )
+
+
+def test_the_least_answer() -> None:
+    assert response_from_body(answer()) == LLMResponse.from_text("hi")
+    assert response_from_body(answer(message={})).data == []
+
+
+def test_a_refusal_is_text_and_comes_back() -> None:
+    response = response_from_body(answer(message={"content": None, "refusal": "I won't"}, finish_reason="stop"))
+    assert (response.text, response.finish_reason) == ("I won't", "refusal")
+    again = response_to_body(response)["choices"][0]
+    assert again["message"] == {"role": "assistant", "content": None, "refusal": "I won't"}
+    assert again["finish_reason"] == "stop"
+    assert response_from_body({"choices": [again]}) == response
+
+
+def test_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert response_from_body(answer(message={"content": parts})).data == [TextData("a"), TextData("b")]
+    with pytest.raises(WireFormatError, match="image_url"):
+        response_from_body(answer(message={"content": [{"type": "image_url"}]}), strict=False)
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        (replace(FULL, top_k=3), "`top_k`"),
+        (replace(FULL, metadata={"n": 1}), r"`metadata\.n`, a int"),
+    ],
+)
+def test_losses_in_writing_a_request(request_: LLMRequest, named: str) -> None:
+    with pytest.raises(WireFormatError, match=named):
+        request_to_body(request_, model="m")
+    with pytest.warns(UserWarning, match=named):
+        body = request_to_body(request_, model="m", strict=False)
+    assert "top_k" not in body
+    assert body["metadata"] in ({}, {"episode": "7"})
+
+
+def test_losses_in_writing_a_response() -> None:
+    two = LLMResponse([TextData("a"), TextData("b")])
+    late = LLMResponse([ToolCallData("c", "f", "{}"), TextData("a")])
+    for response in (two, late):
+        with pytest.raises(WireFormatError, match="several pieces"):
+            response_to_body(response)
+    with pytest.warns(UserWarning, match="several pieces"):
+        assert response_to_body(two, strict=False)["choices"][0]["message"]["content"] == "ab"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (answer() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the answer"),
+        (answer(stop_reason="END"), "`stop_reason` of the answer's choice"),
+        (answer(message={"content": "hi", "reasoning_content": "hm"}), "`reasoning_content` of the answer's message"),
+        ({"choices": answer()["choices"] * 2}, "all but the first of 2 choices"),
+        (answer(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
+    ],
+)
+def test_losses_in_reading_a_response(body: dict[str, Any], named: str) -> None:
+    with pytest.raises(WireFormatError, match=named):
+        response_from_body(body)
+    with pytest.warns(UserWarning, match=named):
+        assert response_from_body(body, strict=False).text == "hi"
+    said: list[str] = []
+    assert response_from_body(body, strict=False, report=said.append).text == "hi"
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("key", ["seed", "logit_bias", "stream_options", "parallel_tool_calls", "n"])
+def test_losses_in_reading_a_request(key: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], key: 2}
+    with pytest.raises(WireFormatError, match=f"`{key}` of the request"):
+        request_from_body(body)
+    with pytest.warns(UserWarning, match=key):
+        assert request_from_body(body, strict=False).messages[0]["content"] == "x"
+    assert request_from_body(body | {key: None}).messages[0]["content"] == "x"
+
+
+def test_reading_what_clients_spell_differently() -> None:
+    body = {"messages": [], "stop": "END", "max_tokens": 5, "max_completion_tokens": 5, "top_k": 2, "n": 1}
+    request = request_from_body(body)
+    assert (request.stop_sequences, request.max_output_tokens, request.top_k) == (("END",), 5, 2)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"role": "developer", "content": "be brief"},
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "system", "content": "be brief", "name": "boss"},
+    ],
+)
+def test_unusual_system_text_stays_as_it_is(first: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [first, {"role": "user", "content": "x"}]}
+    request = request_from_body(body)
+    assert request.system_prompt is None
+    assert request_to_body(request, model="m") == body
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (None, "`the request`"),
+        ({}, "`messages`"),
+        ({"messages": "hi"}, "`messages` to be list, got str: 'hi'"),
+        ({"messages": ["hi"]}, r"messages\[\]"),
+        ({"messages": [{"content": "hi"}]}, "`role`"),
+        ({"messages": [], "temperature": "hot"}, "`temperature` to be int or float, got str"),
+        ({"messages": [], "temperature": True}, "`temperature`"),
+        ({"messages": [], "stream": 1}, "`stream`"),
+        ({"messages": [], "stop": [1]}, r"`stop\[\]`"),
+        ({"messages": [], "tools": {}}, "`tools`"),
+        ({"messages": [], "max_tokens": 1, "max_completion_tokens": 2}, "one bound on output tokens"),
+    ],
+)
+def test_malformed_requests(body: Any, said: str) -> None:
+    with pytest.raises(WireFormatError, match=said):
+        request_from_body(body, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("hi", "`the answer`"),
+        ({"choices": []}, "at least one choice"),
+        (answer(logprobs={"content": [{"token": "x"}]}), "`logprob`"),
+        (answer(logprobs=5), "`logprobs`"),
+        (answer(token_ids=["1"]), r"`token_ids\[\]`"),
+        (answer(finish_reason=0), "`finish_reason`"),
+        (answer(message={"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]}), "`arguments`"),
+        (answer() | {"usage": {"completion_tokens": True}}, "`completion_tokens`"),
+        (answer() | {"model": 5}, "`model`"),
+    ],
+)
+def test_malformed_answers(body: Any, said: str) -> None:
+    with pytest.raises(WireFormatError, match=said) as raised:
+        response_from_body(body, strict=False)
+    assert isinstance(raised.value, PolicyError)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_what_was_got_is_shown_but_bounded() -> None:
+    with pytest.raises(WireFormatError, match="1000002 characters") as raised:
+        response_from_body("x" * 1_000_000)
+    assert len(str(raised.value)) < 500
+
+
+json_values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=10
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_damage_to_an_answer_is_understood_or_a_typed_error(data: st.DataObject) -> None:
+    body = json.loads(
+        json.dumps(response_to_body(LLMResponse([TextData("hi"), ToolCallData("c", "f", "{}")], logprobs=[-1])))
+    )
+    target: Any = body
+    while True:
+        key = data.draw(st.sampled_from(sorted(target)) if isinstance(target, dict) else st.just(0))
+        if not isinstance(target[key], dict | list) or not target[key] or data.draw(st.booleans()):
+            break
+        target = target[key]
+    target[key] = data.draw(json_values)
+    with suppress(WireFormatError):
+        assert isinstance(response_from_body(body, strict=False, report=lambda _: None), LLMResponse)

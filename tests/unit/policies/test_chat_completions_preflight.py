@@ -1,0 +1,157 @@
+"""What is refused before a run starts, and in which words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ares_exp.errors import PreflightError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from tests.loopback_endpoint import LoopbackEndpoint, drop, error, raw, slow
+
+KEY = "sk-loopback-0123456789"
+
+
+def policy_for(url: str, api_key_env: str | None = "LOOPBACK_KEY") -> ChatCompletionsPolicy:
+    return ChatCompletionsPolicy(model="m", base_url=url, api_key_env=api_key_env, preflight_timeout_sec=2)
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOPBACK_KEY", KEY)
+
+
+async def test_all_is_well(endpoint: LoopbackEndpoint) -> None:
+    await policy_for(endpoint.url).preflight()
+    assert [(other.method, other.path) for other in endpoint.others] == [("GET", "/v1/models")]
+    assert endpoint.others[0].headers["authorization"] == f"Bearer {KEY}"
+    assert not endpoint.requests, "the preflight must not pay for an answer"
+
+
+async def test_no_key_needed(endpoint: LoopbackEndpoint) -> None:
+    await policy_for(endpoint.url, api_key_env=None).preflight()
+    assert "authorization" not in endpoint.others[0].headers
+
+
+@pytest.mark.parametrize("status", [404, 405, 429, 500, 501])
+async def test_an_endpoint_without_a_model_list_is_fine(endpoint: LoopbackEndpoint, status: int) -> None:
+    endpoint.models = error(status)
+    await policy_for(endpoint.url).preflight()
+
+
+async def test_a_model_list_that_is_no_json_is_fine(endpoint: LoopbackEndpoint) -> None:
+    endpoint.models = raw(b"<html>", content_type="text/html")
+    await policy_for(endpoint.url).preflight()
+
+
+@pytest.mark.parametrize("value", ["", "  ", None])
+async def test_key_is_missing(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv("LOOPBACK_KEY")
+    else:
+        monkeypatch.setenv("LOOPBACK_KEY", value)
+    with pytest.raises(PreflightError, match="LOOPBACK_KEY, which is not set") as raised:
+        await policy_for(endpoint.url).preflight()
+    assert "policy.api_key_env=null" in str(raised.value)
+    assert not endpoint.others
+
+
+async def test_a_key_that_no_header_can_hold(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
+    with pytest.raises(PreflightError, match="LOOPBACK_KEY has characters") as raised:
+        await policy_for(endpoint.url).preflight()
+    assert "ключ" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_key_is_refused(endpoint: LoopbackEndpoint, status: int) -> None:
+    endpoint.models = error(status, f"Incorrect API key provided: {KEY}")
+    with pytest.raises(PreflightError, match=rf"answered {status}: .*\*\*\*.* key in LOOPBACK_KEY") as raised:
+        await policy_for(endpoint.url).preflight()
+    assert KEY not in str(raised.value)
+
+
+async def test_nobody_listens() -> None:
+    with LoopbackEndpoint() as closed:
+        url = closed.url
+    with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
+        await policy_for(url).preflight()
+    assert f"GET {url}/models failed" in str(raised.value)
+    assert "policy.base_url" in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+async def test_host_is_unknown() -> None:
+    with pytest.raises(PreflightError, match="no-such-host"):
+        await policy_for("http://no-such-host.invalid/v1").preflight()
+
+
+async def test_tls_fails(endpoint: LoopbackEndpoint) -> None:
+    url = endpoint.url.replace("http://", "https://")
+    with pytest.raises(PreflightError, match="SSL"):
+        await policy_for(url).preflight()
+
+
+async def test_connection_is_dropped(endpoint: LoopbackEndpoint) -> None:
+    endpoint.models = drop()
+    with pytest.raises(PreflightError, match=r"policy\.base_url"):
+        await policy_for(endpoint.url).preflight()
+
+
+async def test_no_answer_in_time(endpoint: LoopbackEndpoint) -> None:
+    endpoint.models = slow(30)
+    began = time.perf_counter()
+    policy = ChatCompletionsPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
+    with pytest.raises(PreflightError, match=r"no answer within 0\.2 s"):
+        await policy.preflight()
+    assert time.perf_counter() - began < 5
+
+
+def test_preflight_and_run_may_be_on_different_event_loops(endpoint: LoopbackEndpoint) -> None:
+    policy = policy_for(endpoint.url)
+    asyncio.run(policy.preflight())
+
+    async def run() -> str:
+        try:
+            return (await policy(LLMRequest([{"role": "user", "content": "hi"}]))).text
+        finally:
+            await policy.close()
+
+    assert asyncio.run(run()) == "hello"
+
+
+WITHOUT_CLIENT = """
+import asyncio, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "openai":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from ares_exp.errors import PreflightError
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+heavy = {"openai", "aiohttp", "httpx2"} & set(sys.modules)
+try:
+    asyncio.run(ChatCompletionsPolicy(model="m", api_key_env=None).preflight())
+except PreflightError as error:
+    print(heavy, error)
+"""
+
+
+def test_client_is_not_installed() -> None:
+    """Also: importing and making the policy loads none of the heavy packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CLIENT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.startswith("set() ")
+    assert "pip install 'ares-exp[openai]'" in done.stdout

@@ -1,0 +1,188 @@
+"""What is tried again, after how long, and what is an error at once: against a real HTTP server that misbehaves."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import PolicyError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.retry import Backoff, EndpointError, retry_after_sec
+from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
+
+HI = LLMRequest([{"role": "user", "content": "hi"}])
+Make = Callable[..., ChatCompletionsPolicy]
+
+
+@pytest.fixture
+async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def make(**more: Any) -> ChatCompletionsPolicy:
+            settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
+            policy = ChatCompletionsPolicy(**{**settings, **more})
+            stack.push_async_callback(policy.close)
+            return policy
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        error(408),
+        error(409),
+        error(429),
+        error(500),
+        error(503),
+        raw(b"<html>Bad gateway</html>", status=502, content_type="text/html"),
+        drop(),
+        drop(after=b'{"choices": ['),
+    ],
+    ids=["408", "409", "429", "500", "503", "502-html", "dropped", "dropped-midway"],
+)
+async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Behaviour) -> None:
+    endpoint.then(behaviour, behaviour)
+    assert (await make()(HI)).text == "hello"
+    assert len(endpoint.requests) == 3
+    assert endpoint.requests[0].body == endpoint.requests[2].body
+
+
+async def test_a_slow_answer_is_given_up_and_tried_again(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(slow(30), endless(b" "))
+    began = time.perf_counter()
+    response = await make(timeout_sec=0.3)(HI)
+    assert response.text == "hello"
+    assert len(endpoint.requests) == 3
+    assert 0.6 < time.perf_counter() - began < 5
+    assert response.latency_sec is not None
+    assert response.latency_sec > 0.6
+
+
+async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(503, "model is loading")
+    with pytest.raises(
+        EndpointError, match=r"answered 503: model is loading\. Gave up after 3 tries \(policy\.max_retries=2\)"
+    ) as raised:
+        await make(max_retries=2)(HI)
+    assert raised.value.status == 503
+    assert len(endpoint.requests) == 3
+
+
+async def test_a_timeout_says_which_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = slow(30)
+    with pytest.raises(EndpointError, match=r"gave no answer within 0\.05 s") as raised:
+        await make(timeout_sec=0.05, max_retries=0)(HI)
+    assert raised.value.status is None
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+async def test_other_4xx_are_errors_at_once(endpoint: LoopbackEndpoint, make: Make, status: int) -> None:
+    endpoint.otherwise = error(status, "the server's own words", code="its_code")
+    with pytest.raises(EndpointError, match=f"answered {status}: the server's own words") as raised:
+        await make()(HI)
+    assert (raised.value.status, raised.value.code) == (status, "its_code")
+    assert isinstance(raised.value, PolicyError)
+    assert len(endpoint.requests) == 1
+
+
+async def test_no_credit_is_an_error_at_once(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(429, "You exceeded your current quota", code="insufficient_quota")
+    with pytest.raises(EndpointError, match="exceeded your current quota"):
+        await make()(HI)
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_long_error_is_shortened(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(400, "x" * 100_000)
+    with pytest.raises(EndpointError) as raised:
+        await make()(HI)
+    assert len(str(raised.value)) < 700
+
+
+async def test_retry_after_in_seconds(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "0.4"}))
+    began = time.perf_counter()
+    await make()(HI)
+    assert 0.4 <= time.perf_counter() - began < 3
+
+
+async def test_retry_after_as_a_date(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(503, headers={"Retry-After": formatdate(time.time() + 1.9, usegmt=True)}))
+    began = time.perf_counter()
+    await make()(HI)
+    assert 0.5 < time.perf_counter() - began < 4
+
+
+async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = error(429, headers={"Retry-After": "3600"})
+    with pytest.raises(EndpointError, match=r"asks to wait 3600 s, more than policy\.max_retry_wait_sec=60"):
+        await make()(HI)
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_refused_connection(endpoint: LoopbackEndpoint, make: Make) -> None:
+    closed = LoopbackEndpoint()
+    with closed:
+        pass
+    with pytest.raises(EndpointError, match=r"failed: .*Gave up after 2 tries") as raised:
+        await make(base_url=closed.url, max_retries=1)(HI)
+    assert closed.url in str(raised.value)
+    assert "refused" in str(raised.value) or "Connect call failed" in str(raised.value)
+
+
+async def test_one_that_fails_does_not_disturb_others(endpoint: LoopbackEndpoint, make: Make) -> None:
+    policy = make()
+    endpoint.then(error(400))
+    with pytest.raises(EndpointError):
+        await policy(HI)
+    endpoint.then(answer("fine"))
+    assert (await policy(HI)).text == "fine"
+
+
+RETRYABLE = EndpointError("busy", status=503, retryable=True)
+
+
+def test_backoff_doubles_up_to_its_bound() -> None:
+    backoff = Backoff(max_retries=10_000, base_sec=1.0, max_wait_sec=5.0, rng=random.Random(0))
+    for tries, longest in [(1, 1), (2, 2), (3, 4), (4, 5), (9_999, 5)]:
+        waits = {backoff.wait_sec(tries, RETRYABLE) for _ in range(50)}
+        assert longest / 2 <= min(waits) < max(waits) <= longest
+        assert len(waits) > 40, "there is no jitter"
+
+
+def test_backoff_never_comes_back_before_it_is_asked() -> None:
+    backoff = Backoff(max_retries=1, base_sec=1.0, max_wait_sec=5.0)
+    asked = EndpointError("busy", retryable=True, retry_after_sec=3.0)
+    assert all(3.0 <= backoff.wait_sec(1, asked) <= 3.5 for _ in range(50))
+    at_bound = EndpointError("busy", retryable=True, retry_after_sec=5.0)
+    assert backoff.wait_sec(1, at_bound) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        (" 1.5 ", 1.5),
+        ("-3", 0.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("1e999", float("inf")),
+        ("nan", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after_header(text: str, seconds: float | None) -> None:
+    assert retry_after_sec({"retry-after": text}, now=10.0) == seconds
+
+
+def test_no_retry_after_header() -> None:
+    assert retry_after_sec({}) is None
