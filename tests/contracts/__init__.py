@@ -1,0 +1,5 @@
+"""Suites that any implementation of a protocol can run."""
+
+import pytest
+
+pytest.register_assert_rewrite("contracts.container_contract")

@@ -69,7 +69,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize("command", [pytest.param(command, marks=marks(command)) for command in COMMANDS])
 def test_a_command(command: str, here: Path, endpoint: Any) -> None:
-    done = run(command.replace("http://127.0.0.1:8000/v1", endpoint.base_url), here, OPENAI_API_KEY="sk-test")
+    done = run(command.replace("http://127.0.0.1:8000/v1", endpoint.url), here, OPENAI_API_KEY="sk-test")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
 

@@ -12,24 +12,18 @@ import pytest
 from ares_exp.containers.fifo_stream import FifoStream, fifo_pair
 
 
-def attach(directory: Path, command: str) -> tuple[FifoStream, subprocess.Popen[bytes]]:
+async def attach(directory: Path, command: str) -> tuple[FifoStream, subprocess.Popen[bytes]]:
     """A stream to a shell command that reads `x.in` and writes `x.out`."""
     with fifo_pair(directory, "x") as stream:
-        process = subprocess.Popen(["sh", "-c", f"exec <{directory}/x.in >{directory}/x.out; echo; {command}"])
-        while not os.read(stream._reader, 1) if os.get_blocking(stream._reader) else not _arrived(stream):
-            pass
+        process = subprocess.Popen(  # noqa: ASYNC220 (for milliseconds)
+            ["sh", "-c", f"exec <{directory}/x.in >{directory}/x.out; echo; {command}"]
+        )
+        assert await asyncio.wait_for(stream.read(), 10) == b"\n"
     return stream, process
 
 
-def _arrived(stream: FifoStream) -> bool:
-    try:
-        return os.read(stream._reader, 1) == b"\n"
-    except BlockingIOError:
-        return False
-
-
 async def test_both_directions_far_beyond_what_a_pipe_holds(tmp_path: Path) -> None:
-    stream, process = attach(tmp_path, "exec cat")
+    stream, process = await attach(tmp_path, "exec cat")
     data = os.urandom(3_000_000)
     writing = asyncio.create_task(stream.write(data))
     back = b""
@@ -43,7 +37,8 @@ async def test_both_directions_far_beyond_what_a_pipe_holds(tmp_path: Path) -> N
 
 
 async def test_the_end_and_a_reader_that_is_gone(tmp_path: Path) -> None:
-    stream, process = attach(tmp_path, "printf bye")
+    stream, process = await attach(tmp_path, "read go; printf bye")
+    await stream.write(b"go\n")
     process.wait(10)
     assert await stream.read() == b"bye"
     assert await stream.read() == b""
@@ -53,7 +48,7 @@ async def test_the_end_and_a_reader_that_is_gone(tmp_path: Path) -> None:
 
 
 async def test_closing_wakes_who_waits(tmp_path: Path) -> None:
-    stream, process = attach(tmp_path, "sleep 60 & exec sleep 60")
+    stream, process = await attach(tmp_path, "sleep 60 & exec sleep 60")
     reading, writing = asyncio.create_task(stream.read()), asyncio.create_task(stream.write(bytes(1_000_000)))
     await asyncio.sleep(0.05)
     stream.close()
@@ -65,7 +60,8 @@ async def test_closing_wakes_who_waits(tmp_path: Path) -> None:
 
 
 async def test_cancelling_a_read_loses_nothing(tmp_path: Path) -> None:
-    stream, process = attach(tmp_path, "sleep 0.1; printf data")
+    stream, process = await attach(tmp_path, "read go; sleep 0.1; printf data")
+    await stream.write(b"go\n")
     reading = asyncio.create_task(stream.read())
     await asyncio.sleep(0.01)
     reading.cancel()

@@ -55,7 +55,7 @@ def test_without_a_python3_the_box_has_ours() -> None:
     mask += 'mount --bind /dev/null "$d/python3"; done'
     if sys.base_prefix == "/usr":
         pytest.skip("the interpreter that runs the tests is the host's own")
-    ask = "python3 -c 'import sys; print(sys.version_info[:2], sys.prefix)'; touch $(dirname $(realpath $(which python3)))/x"
+    ask = "python3 -c 'import sys; print(sys.version_info[:2], sys.prefix)'; touch $(realpath $(which python3))-x"
     seen = on_a_host_with(mask, f"{ask} 2>/dev/null || echo read-only")
     assert seen == f"{sys.version_info[:2]} {Path(sys.base_prefix).resolve()}\nread-only\n"
 

@@ -27,9 +27,11 @@ pytestmark = needs_local
 
 
 def traces() -> tuple[list[str], list[str]]:
-    """Box directories, and mounts of boxes, on the host."""
+    """Box directories of this process, and mounts of boxes, on the host."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    return list(map(str, Path(tempfile.gettempdir()).glob("*ares_exp-box-*"))), [m for m in mounts if "ares_exp" in m]
+    return list(map(str, Path(tempfile.gettempdir()).glob(f"*ares_exp-box-{os.getpid()}-*"))), [
+        m for m in mounts if "ares_exp" in m
+    ]
 
 
 def descendants() -> list[str]:
@@ -135,7 +137,7 @@ async def test_users(user: str | int, answer: str) -> None:
 @pytest.mark.parametrize("user", ["no_such_user", "nobody:no_such_group", "a b", "$(id)", "-x", ""])
 async def test_users_that_cannot_be(user: str) -> None:
     async with box() as container:
-        with pytest.raises(ContainerError, match="user|shell"):
+        with pytest.raises(ContainerError, match=r"user|shell"):
             await container.exec("true", user=user)
         assert (await container.exec("echo on")).output == "on\n"
 

@@ -156,8 +156,16 @@ print("clone3", errno.errorcode[ctypes.get_errno()])
 
 
 async def test_threads_and_children_still_work(container: LocalContainer) -> None:
-    script = "import threading, subprocess, multiprocessing as m; t = threading.Thread(target=print, args=('t',)); t.start(); t.join(); subprocess.run(['echo', 's']); m.get_context('fork').Pool(2).map(print, ['m'])"
-    assert set((await output(container, f'python3 -uc "{script}"')).split()) == {"t", "s", "m"}
+    script = """
+import multiprocessing, subprocess, threading
+thread = threading.Thread(target=print, args=["thread"])
+thread.start()
+thread.join()
+subprocess.run(["echo", "child"])
+multiprocessing.get_context("fork").Pool(2).map(print, ["pool"])
+"""
+    seen = await output(container, f"python3 -u - <<'EOF'\n{script}\nEOF")
+    assert set(seen.split()) == {"thread", "child", "pool"}
 
 
 async def test_ptrace_sees_the_box_alone(container: LocalContainer) -> None:

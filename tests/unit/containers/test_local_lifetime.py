@@ -16,6 +16,7 @@ import pytest
 
 from ares_exp.containers.box_directory import BoxDirectory, remove_stale
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import ContainerDiedError
 from tests.unit.containers.local_sandbox import ROOT, box, needs_local
 
 pytestmark = needs_local
@@ -132,5 +133,5 @@ async def test_the_box_dies_with_its_bubblewrap() -> None:
         assert container._box is not None
         container._box._process.kill()
         await asyncio.wait_for(container._box._exited.wait(), 2)
-        with pytest.raises(Exception, match="sandbox|container|shell"):
+        with pytest.raises(ContainerDiedError):
             await container.exec("true")

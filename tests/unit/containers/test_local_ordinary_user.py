@@ -39,15 +39,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["test_local", "test_local_isolation", "test_local_lifetime", "test_local_dockerfile", "test_local_contract"],
-)
+@pytest.mark.parametrize("name", ["", "_isolation", "_lifetime", "_dockerfile", "_contract"])
 def test_the_same_tests_pass(name: str) -> None:
-    run = as_ordinary_user(
-        *("-m", "pytest", f"tests/unit/containers/{name}.py"),
-        *("-q", "-p", "no:cacheprovider", "--basetemp", f"/tmp/ares_exp-tests-nobody-{name}"),
-    )
-    if "an ordinary user" not in run.stdout:
-        assert re.search(r"\d+ passed", run.stdout), run.stdout + run.stderr
+    run = as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/containers/test_local{name}.py")
+    if re.search(r"SKIPPED.*container=local cannot make a sandbox", run.stdout):
+        pytest.skip(f"an ordinary user may not make boxes here: {run.stdout[-500:]}")
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr
+    assert re.search(r"\d+ passed", run.stdout), run.stdout + run.stderr
