@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.errors import ConfigError
+from ares_exp.secrets import scrub
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -136,11 +137,12 @@ def _explain(group: str, cause: BaseException) -> str:
         return str(cause)
     if not isinstance(cause, ValidationError):
         return f"`{group}` cannot be made: {cause}"
-    problems = [
-        f"`{'.'.join([group, *map(str, item['loc'])])}`: {item['msg']} (got {item['input']!r:.80})"
-        for item in cause.errors(include_url=False)
-    ]
-    return "; ".join(problems) + f". Set `{group}.…=…` accordingly; `--cfg job` shows what is in force."
+    problems = []
+    for item in cause.errors(include_url=False):
+        key = ".".join([group, *map(str, item["loc"])])
+        shown = scrub({key: item["input"]})[key]
+        problems.append(f"`{key}`: {item['msg']} (got {shown!r:.80})")
+    return f"{'; '.join(problems)}. `python -m ares_exp --cfg job -p {group}` shows what is in force."
 
 
 def close_matches(word: str, known: list[str]) -> str:

@@ -12,7 +12,9 @@ AresExpError
 │   │   ├── NoRequestError            it ended without one LLM request
 │   │   └── AgentSetupTimeoutError
 │   ├── PolicyError                 the policy could not answer a request
-│   │   └── ReplayDivergenceError     the request differs from the recorded one
+│   │   ├── ReplayDivergenceError     the request differs from the recorded one
+│   │   ├── EndpointError               the endpoint refused or failed (ares_exp.policies.retry)
+│   │   └── WireFormatError             its answer, or our request, has no place in the wire format (ares_exp.llms.wire)
 │   ├── ContainerError              the box, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError

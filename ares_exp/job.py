@@ -14,6 +14,7 @@ from ares_exp.config import instantiate_group, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import UserError
 from ares_exp.experiment import Components, Experiment, Settings
+from ares_exp.hydra_records import scrub_hydra_records
 from ares_exp.policies.policy import as_policy
 from ares_exp.provenance import collect_provenance
 from ares_exp.results import RunSummary
@@ -37,6 +38,7 @@ def run_job(config: DictConfig) -> RunSummary:
     from omegaconf import OmegaConf
 
     run_dir = RunDir(Path(HydraConfig.get().runtime.output_dir))
+    scrub_hydra_records(run_dir.path / ".hydra", list(HydraConfig.get().overrides.task))
     try:
         values: dict[str, Any] = OmegaConf.to_container(config, throw_on_missing=False)  # type: ignore[assignment]
         validate(values)

@@ -169,7 +169,7 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> None:
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
     path.parent.mkdir(parents=True, exist_ok=True)
     in_real_directory = path.parent.resolve() == target.resolve() / name.parent
-    if parts and parts[0] != "/" and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
+    if parts[:1] != ("/",) and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
         _remove(path)
         path.symlink_to(member.linkname)
     else:

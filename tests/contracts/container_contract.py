@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import stat
 import time
@@ -21,8 +22,8 @@ WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\n
 
 
 async def alive(box: Container, what: str) -> int:
-    """How many processes of the box have `what` as their command line (a `[x]` in it keeps the search out)."""
-    pattern = f"{what[:-1]}[{what[-1]}] $"
+    """How many processes of the box have `what` as their command line."""
+    pattern = f"^{what} $"
     result = await box.exec(
         f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null | grep -c '{pattern}'"
     )
@@ -32,7 +33,7 @@ async def alive(box: Container, what: str) -> int:
 async def until_alive(box: Container, what: str, count: int) -> None:
     """Waits until that many processes are there."""
     async with asyncio.timeout(SLACK_SEC):
-        while await alive(box, what) != count:
+        while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the box)
             await asyncio.sleep(0.02)
 
 
@@ -245,13 +246,11 @@ class ContainerContract:
         ["kill -9 $PPID", "kill -9 -1", "kill -9 0", "kill -TERM -- -1", "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)"],
     )
     async def test_killing_the_shell_around_it_has_a_defined_result(self, box: Container, command: str) -> None:
-        try:
+        with contextlib.suppress(ContainerDiedError):  # where the box itself ends by this, it says so
             result = await box.exec(f"echo before; {command}; sleep 0.1", timeout_sec=30)
             assert not result.timed_out
             assert isinstance(result.exit_code, int)
             assert (await box.exec("echo next")).output == "next\n"
-        except ContainerDiedError as error:
-            assert "container" in str(error)
 
     async def test_many_commands_at_once(self, box: Container) -> None:
         started = time.monotonic()
@@ -283,7 +282,7 @@ class ContainerContract:
         await box.exec("mkdir -p /into; chmod 1777 /into; echo stays > /into/other")
         await box.upload(tmp_path, "/into")
         result = await box.exec(
-            "stat -c %a . sub/file; cat other link; echo; readlink link dangling; ls -d sub/empty; ls | wc -l",
+            "stat -c %a . sub/file; cat other link; echo; readlink link dangling; ls -d sub/empty; ls -b | wc -l",
             cwd="/into",
         )
         expected = f"1777\n604\nstays\ntext\nsub/file\n/no/such\nsub/empty\n{len(WEIRD_NAMES) + 4}\n"

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from contracts.container_contract import ContainerContract
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
+from tests.contracts.container_contract import ContainerContract
 
 pytestmark = pytest.mark.docker
 

@@ -35,6 +35,7 @@ class PlainEnvironment:
         return transition(request("next"))
 
     async def close(self) -> None:
+        await asyncio.sleep(0.001)
         self.threads.add(threading.current_thread().name)
         self.closed += 1
 
@@ -102,6 +103,10 @@ class BlockingEnvironment(PlainEnvironment):
         super().__init__()
         self.stepping = threading.Event()
         self.unwound = 0
+
+    async def reset(self) -> TimeStep[LLMRequest]:
+        await asyncio.sleep(0.001)
+        return restart(request("first"))
 
     async def step(self, action: Any) -> TimeStep[LLMRequest]:
         self.stepping.set()

@@ -120,8 +120,9 @@ async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns):
 
 async def test_an_episode_cancelled_at_any_moment_is_closed():
     environments = [CountingEnvironment(length=30) for _ in range(40)]
-    for number, env in enumerate(environments):
-        episode = asyncio.create_task(play(drive_sync_gym(env)))
+    drivers = [drive_sync_gym(env) for env in environments]  # kept: not the safety net is under test
+    for number, driver in enumerate(drivers):
+        episode = asyncio.create_task(play(driver))
         await asyncio.sleep(0.0002 * number)
         episode.cancel()
         await asyncio.gather(episode, return_exceptions=True)

@@ -73,7 +73,8 @@ def test_an_environment_that_cannot_be_entered_is_closed():
             raise OSError("no room")
 
     env = Unenterable()
-    with pytest.raises(OSError, match="no room"), wrap_as_gym(env):
+    gym = wrap_as_gym(env)
+    with pytest.raises(OSError, match="no room"), gym:
         raise AssertionError("unreachable")
     assert env.closed == 1
 

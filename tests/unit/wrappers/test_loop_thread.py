@@ -163,6 +163,18 @@ def test_close_cancels_a_call_under_way_then_says_farewell_then_cancels_the_rest
     assert background.cancelled()
 
 
+def test_an_interrupt_does_not_cut_the_farewell_short():
+    loop_thread, said = LoopThread(), []
+
+    async def farewell():
+        await asyncio.sleep(0.01)
+        said.append("farewell")
+
+    loop_thread.interrupt()
+    loop_thread.close(farewell)
+    assert said == ["farewell"]
+
+
 def test_a_failing_farewell_still_ends_the_thread():
     loop_thread, before = LoopThread(), threading.active_count()
     with pytest.raises(ZeroDivisionError):

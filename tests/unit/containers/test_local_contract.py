@@ -1,0 +1,21 @@
+"""The container contract on the local sandbox. Runs as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import pytest
+from tests.contracts.container_contract import ContainerContract
+from tests.unit.containers.local_sandbox import needs_local
+
+from ares_exp.containers.bubblewrap import is_privileged
+from ares_exp.containers.container import ContainerFactory
+from ares_exp.containers.local import LocalContainerFactory
+
+pytestmark = needs_local
+
+
+class TestLocalContract(ContainerContract):
+    other_user = "nobody" if is_privileged() else None
+
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        return LocalContainerFactory()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ares_exp.environments.time_step import TimeStep, restart, termination, transition
+from ares_exp.errors import PolicyError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.rollout import Tally, run_episode
+
+REQUEST = LLMRequest([{"role": "user", "content": "?"}])
+
+
+class ThreeSteps:
+    def __init__(self) -> None:
+        self.actions: list[Any] = []
+        self.closed_with: list[Any] = []
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart(REQUEST)
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self.actions.append(action)
+        return termination(0.75) if len(self.actions) == 3 else transition(REQUEST)
+
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> ThreeSteps:
+        return self
+
+    async def __aexit__(self, kind: Any, *_: Any) -> None:
+        self.closed_with.append(kind)
+
+
+async def test_the_loop_plays_to_the_last_step_and_counts() -> None:
+    env, tally = ThreeSteps(), Tally()
+    answer = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        assert request is REQUEST
+        return answer
+
+    last = await run_episode(env, policy, tally)
+    assert (last.reward, env.actions, env.closed_with) == (0.75, [answer] * 3, [None])
+    assert (tally.num_steps, tally.prompt_tokens, tally.generated_tokens, tally.cost) == (3, 30, 15, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(PolicyError("refused"), "refused"), (KeyError("x"), "KeyError"), (TimeoutError(), "limit")],
+)
+async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(error: Exception, expected: str) -> None:
+    env = ThreeSteps()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        raise error
+
+    with pytest.raises(PolicyError, match=expected):
+        await run_episode(env, policy, Tally())
+    assert env.closed_with == [PolicyError]
+
+
+async def test_a_policy_that_never_answers_is_bounded() -> None:
+    env = ThreeSteps()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(PolicyError, match=r"0\.05 s"):
+        await run_episode(env, policy, Tally(), policy_timeout_sec=0.05)
+    assert env.closed_with == [PolicyError]
