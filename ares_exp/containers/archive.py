@@ -83,13 +83,13 @@ def unpack_directory(
             for member in _bounded(archive, target, max_bytes, max_members, strip_root=strip_root):
                 if member.issym():
                     symlinks.append(member)
-                elif member.isreg() or member.isdir() or member.islnk():
+                elif member.isreg() or member.isdir() or _links_to_a_file(member, target):
                     _extract(archive, member, target)
                 else:
-                    _logger.warning("Left out of the download to %s: special file %r.", target, member.name)
+                    _logger.warning("Left out of the download to %s: special file or link %r.", target, member.name)
         for member in symlinks:
             _make_symlink(member, target)
-    except (OSError, KeyError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError) as error:
         raise TransferError(f"Cannot unpack a download into {target}: {error}.") from error
 
 
@@ -152,6 +152,14 @@ def _bounded(
             yield member
 
 
+def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
+    """Whether it is a hard link to a file that has been unpacked before it."""
+    to = PurePosixPath(member.linkname)
+    if not member.islnk() or to.is_absolute() or ".." in to.parts:
+        return False
+    return (target / to).is_file() and not (target / to).is_symlink()
+
+
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     path = target / member.name
     if path.is_symlink() or (path.exists() and not (path.is_dir() and member.isdir())):
@@ -169,7 +177,8 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> None:
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
     path.parent.mkdir(parents=True, exist_ok=True)
     in_real_directory = path.parent.resolve() == target.resolve() / name.parent
-    if parts[:1] != ("/",) and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
+    relative = not PurePosixPath(member.linkname).is_absolute()
+    if relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
         _remove(path)
         path.symlink_to(member.linkname)
     else:

@@ -78,6 +78,7 @@ class Box:
         self._channels = channels
         self._errors = errors
         self._count = 0
+        self._streams: list[FifoStream] = []
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
         self._pidfd = os.pidfd_open(process.pid)
@@ -163,6 +164,7 @@ class Box:
                 answer = await self._ask(request, stream)
                 if answer != "ok\n":
                     raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended at once'}.")
+                self._streams = [one for one in self._streams if not one.is_closed] + [stream]
                 return stream
         except OSError as error:
             raise ContainerDiedError(f"The local sandbox takes no more commands: {error}.") from error
@@ -182,12 +184,14 @@ class Box:
         raise ContainerDiedError(f"The local sandbox no longer answers: {reason}.")
 
     async def kill(self) -> None:
-        """Ends the box and waits until all its processes are gone: milliseconds. Idempotent."""
+        """Ends the box, waits until all its processes are gone (milliseconds) and closes every stream. Idempotent."""
         self._control.close()
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), _GRACE_SEC)
         finally:
+            for stream in self._streams:
+                stream.close()
             if self.is_running:
                 self._process.kill()  # the box dies with its parent
         with contextlib.suppress(TimeoutError):

@@ -96,10 +96,9 @@ class DockerContainer:
         await in_thread(lambda: self._create(engine, image))
         self._first_process = await FirstProcess.attach(engine, self.container_name)
         await in_thread(lambda: engine.api.start(self.container_name))
-        channels = ShellChannels(self._open_shell, workdir=spec.workdir, login_shell=self._options.login_shell)
-        self._channels = channels
+        self._channels = ShellChannels(self._open_shell, workdir=spec.workdir, login_shell=self._options.login_shell)
         try:
-            await channels.exec(":", cwd="/")
+            await self.exec(":", cwd="/")
         except ContainerError as error:
             raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
 
@@ -152,9 +151,13 @@ class DockerContainer:
             raise ContainerDiedError("The container has not been started.")
         if user is not None and str(user) == self._default_user:
             user = None  # the same shells
-        return await self._channels.exec(
-            command, cwd=cwd, env=env, user=user, timeout_sec=timeout_sec, max_output_bytes=max_output_bytes
-        )
+        try:
+            return await self._channels.exec(
+                command, cwd=cwd, env=env, user=user, timeout_sec=timeout_sec, max_output_bytes=max_output_bytes
+            )
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
 
     async def _open_shell(self, user: User | None) -> EngineStream:
         engine = self._running_engine()
@@ -163,7 +166,6 @@ class DockerContainer:
             created = await in_thread(lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user))
             connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
         except engine_errors() as error:
-            await self._raise_if_dead(engine, error)
             raise ContainerError(
                 f"No shell could be opened in the container of {self._spec.name}"
                 f"{f' as user {as_user!r}' if as_user else ''}: {reason(error)}."
@@ -179,7 +181,7 @@ class DockerContainer:
         """
         source, path = Path(source), posixpath.join(self._workdir, str(target))
         directory, name = (path, "") if source.is_dir() else posixpath.split(path)
-        made = await self.exec(f"mkdir -p -- {shlex.quote(directory)}", user="root", cwd="/")
+        made = await self.exec(f"mkdir -p -- {shlex.quote(directory)}", user="root", cwd="/", timeout_sec=60)
         if made.exit_code != 0:
             raise TransferError(f"Cannot upload {source} to {path}: {made.output.strip()}.")
         await self._transfer(lambda api: put(api, self.container_name, source, directory, name), f"upload to {path}")
@@ -196,10 +198,13 @@ class DockerContainer:
 
     async def _transfer(self, copy: Callable[[APIClient], None], what: str) -> None:
         engine = self._running_engine()
+        failures: tuple[type[Exception], ...] = (*engine_errors(), TransferError)
         try:
             await in_thread(lambda: copy(engine.api))
-        except engine_errors() as error:
-            await self._raise_if_dead(engine, error)
+        except failures as error:
+            await self._raise_if_dead(error)
+            if isinstance(error, TransferError):
+                raise
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def _running_engine(self) -> Engine:
@@ -207,8 +212,9 @@ class DockerContainer:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         return self._engine
 
-    async def _raise_if_dead(self, engine: Engine, cause: Exception) -> None:
-        """Tells a dead container from a refused request."""
+    async def _raise_if_dead(self, cause: Exception) -> None:
+        """Tells a dead container from a refused request, and why it died."""
+        engine = self._running_engine()
         dead = await in_thread(lambda: cause_of_death(engine, self.container_name))
         if dead is not None:
             seen = self._first_process.epitaph() if self._first_process is not None else ""

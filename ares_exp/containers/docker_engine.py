@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,7 @@ class Engine:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         url = urlsplit(self.host)
         if url.scheme == "unix":
-            return await asyncio.open_unix_connection(url.path or url.netloc, limit=_STREAM_LIMIT)
+            return await asyncio.open_unix_connection(url.path, limit=_STREAM_LIMIT)
         return await asyncio.open_connection(url.hostname, url.port or 2375, limit=_STREAM_LIMIT)
 
 
@@ -139,7 +140,6 @@ def _engine() -> Engine:
 def _connected(pid: int, docker_host: str, context: str) -> Engine:
     """One client per process and address: after a fork, sockets and threads of the parent are of no use."""
     import docker
-    from docker.errors import DockerException
 
     host, secured = _address(docker_host)
     if secured or urlsplit(host).scheme not in ("unix", "tcp", "http"):
@@ -149,9 +149,12 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
             "`ssh -L /tmp/docker.sock:/var/run/docker.sock host`, and set DOCKER_HOST=unix:///tmp/docker.sock."
         )
     try:
+        if host.startswith("unix:"):  # docker-py leaks a socket when it cannot connect
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(urlsplit(host).path)
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC)
         return Engine(host, api, cpus=int(api.info()["NCPU"]))
-    except DockerException as error:
+    except engine_errors() as error:
         raise PreflightError(
             f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that "
             "you may use its socket (`docker version`), set DOCKER_HOST to another one, or use container=local."

@@ -118,30 +118,31 @@ def _pull(api: APIClient, image: str) -> None:
     from docker.utils import parse_repository_tag
 
     repository, tag = parse_repository_tag(image)
+    failure = ""
     for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        if "error" in event:
-            raise ContainerStartError(
-                f"The image {image} is not on this machine and could not be pulled: {event['error']}."
-            )
+        failure = failure or event.get("error", "")
+    if failure:
+        raise ContainerStartError(f"The image {image} is not on this machine and could not be pulled: {failure}.")
 
 
 def _build(api: APIClient, tag: str, context_dir: Path) -> None:
     events = api.build(
         path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels={"ares_exp.image": tag}
     )
-    instruction, last = "", collections.deque[str](maxlen=_LAST_LINES)
-    for line, error in _lines(events):
-        if error:
-            output = "\n".join(last) or "(no output)"
-            raise ContainerStartError(
-                f"The image of {context_dir} could not be built: {error.strip().rstrip('.')}.\n"
-                f"Failing instruction: {instruction or '(none)'}\nLast lines of its output:\n{output}"
-            )
+    instruction, failure, last = "", "", collections.deque[str](maxlen=_LAST_LINES)
+    for line, error in _lines(events):  # to its end: an answer dropped in the middle leaks its socket
+        failure = failure or error
         if re.match(r"Step \d+/\d+ : ", line):
             instruction = line.partition(" : ")[2]
             last.clear()
-        elif line.strip():
+        elif line.strip() and not line.startswith((" --->", "Removing intermediate container")):
             last.append(line)
+    if failure:
+        output = "\n".join(last) or "(no output)"
+        raise ContainerStartError(
+            f"The image of {context_dir} could not be built: {failure.strip().rstrip('.')}.\n"
+            f"Failing instruction: {instruction or '(none)'}\nLast lines of its output:\n{output}"
+        )
 
 
 def _lines(events: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import base64
+import json
 import posixpath
-from collections.abc import Generator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ares_exp.containers.archive import pack, unpack_directory, unpack_file
+from ares_exp.containers.docker_engine import CALL_TIMEOUT_SEC, EngineError
 from ares_exp.errors import TransferError
 
 if TYPE_CHECKING:
     from docker import APIClient
+    from requests import Response
 
 # Bits of Go's file mode, which the engine reports.
 _DIRECTORY, _SYMLINK = 1 << 31, 1 << 27
@@ -35,40 +37,31 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
 
     Raises:
         TransferError: There is no such file, or it is not fit to be unpacked.
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
+        EngineError, requests.exceptions.RequestException: The engine refused or is gone.
     """
-    from docker.errors import NotFound
-
     path = source
     for _ in range(_MAX_LINKS):
-        try:
-            chunks, stat = api.get_archive(container, path)
-        except NotFound as error:
-            raise TransferError(f"Cannot download {source}: there is no such file in the container.") from error
-        stream = cast("IO[bytes]", _ChunkReader(chunks))
-        with contextlib.closing(chunks):  # an answer that is not read to its end holds a lock of the engine
-            if stat["mode"] & _SYMLINK:
-                path = posixpath.join(posixpath.dirname(path), stat["linkTarget"])
-            elif stat["mode"] & _DIRECTORY:
-                return unpack_directory(stream, target, strip_root=True)
-            else:
-                return unpack_file(stream, target)
+        with _archive(api, container, path) as answer:
+            if answer.status_code == 404:
+                raise TransferError(f"Cannot download {source}: there is no such file in the container.")
+            if answer.status_code != 200:
+                raise EngineError(answer.json().get("message", answer.reason), answer.status_code)
+            stat = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+            if stat["mode"] & _DIRECTORY:
+                return unpack_directory(answer.raw, target, strip_root=True)
+            if not stat["mode"] & _SYMLINK:
+                return unpack_file(answer.raw, target)
+            path = posixpath.join(posixpath.dirname(path), stat["linkTarget"])
     raise TransferError(f"Cannot download {source}: more than {_MAX_LINKS} symbolic links to follow.")
 
 
-class _ChunkReader:
-    """A readable file over the chunks of an answer."""
-
-    def __init__(self, chunks: Generator[bytes, None, None]) -> None:
-        self._chunks = chunks
-        self._rest = bytearray()
-
-    def read(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            self._rest += chunk
-        data = bytes(self._rest[:size])
-        del self._rest[:size]
-        return data
+def _archive(api: APIClient, container: str, path: str) -> Response:
+    """Asks for a tar. docker-py's own call gives no way to close an answer that is not wanted to its end."""
+    answer: Response = api.get(
+        f"{api.base_url}/v{api.api_version}/containers/{container}/archive",
+        params={"path": path},
+        headers={"Accept-Encoding": "identity"},
+        stream=True,
+        timeout=CALL_TIMEOUT_SEC,
+    )
+    return answer

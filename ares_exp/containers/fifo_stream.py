@@ -53,8 +53,13 @@ class FifoStream:
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[int, asyncio.Future[None]] = {}
         self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
 
     async def read(self) -> bytes:
         """The next bytes; `b""` at the end. Cancelling it loses none.
@@ -98,7 +103,7 @@ class FifoStream:
         self._loop.remove_writer(self._writer)
         os.close(self._reader)
         os.close(self._writer)
-        for waiter in self._waiters:
+        for waiter in self._waiters.values():
             _wake(waiter)
 
     def _check_open(self) -> None:
@@ -106,14 +111,14 @@ class FifoStream:
             raise BrokenPipeError("The stream is closed.")
 
     async def _ready(self, add: Callable[..., None], remove: Callable[[int], bool], descriptor: int) -> None:
-        waiter = self._loop.create_future()
-        self._waiters.add(waiter)
+        waiter = self._waiters[descriptor] = self._loop.create_future()
         add(descriptor, _wake, waiter)
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
-            if not self._closed:  # else the number may belong to somebody else by now
+            # Else the stream is closed and the number belongs to somebody else, or, after a cancellation, the next
+            # one waits already.
+            if not self._closed and self._waiters[descriptor] is waiter:
                 remove(descriptor)
 
 

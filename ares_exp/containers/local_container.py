@@ -129,6 +129,13 @@ class LocalContainer:
         try:
             for step in dockerfile.steps:
                 await apply_step(step, context, run, self.upload)
+        except ContainerStartError as error:
+            hint = (
+                ""
+                if self._share_network
+                else "\n(The box has no network; container.network=public gives it the host's.)"
+            )
+            raise ContainerStartError(f"{error}{hint}") from error
         finally:
             await channels.close()
 

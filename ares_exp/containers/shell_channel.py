@@ -38,6 +38,7 @@ _SETTLE_SEC = 0.05
 _KILL_SEC = 2.0
 _END_SEC = 8.0
 _MAX_IDLE = 16
+_STOPPED = "The container has been stopped: it runs no more commands."
 
 
 class ChannelStream(Protocol):
@@ -161,7 +162,7 @@ class ShellChannels:
     async def _take(self, user: User | None) -> _Channel:
         """A free channel, or a new one."""
         if self._closed:
-            raise ContainerDiedError("The container has been stopped: it runs no more commands.")
+            raise ContainerDiedError(_STOPPED)
         idle = self._idle.get(user)
         return idle.pop() if idle else await self._open(user)
 
@@ -174,16 +175,20 @@ class ShellChannels:
                     await asyncio.wait({run.pump})
                 except BaseException:
                     run.pump.cancel()
+                    channel.stream.close()
                     raise
         except TimeoutError:
             raise ContainerDiedError(
                 f"The container no longer answers: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
             ) from None
+        if self._closed:
+            channel.stream.close()
+            raise ContainerDiedError(_STOPPED)
         if run.complaint:
             raise ContainerError(
                 f"No shell could be opened in the container as {user or 'its default user'}: {run.complaint}"
             )
-        if self._closed or not run.ended:
+        if not run.ended:
             raise ContainerDiedError("The container no longer answers: a shell that was opened in it ended at once.")
         channel.shells = parse_handshake(run.word)
         return channel

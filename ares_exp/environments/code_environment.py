@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
@@ -216,7 +217,7 @@ class CodeEnvironment:
         host, self._host = self._host, None
         container, self._container = self._container, None
         if host is not None or container is not None:
-            await _finish(_tear_down(host, container))
+            await finish(_tear_down(host, container))
 
     def _choose(self, options: dict[str, Any]) -> Task:
         wanted = options.pop("task", None)
@@ -267,19 +268,3 @@ async def _tear_down(host: AgentHost | None, container: Container | None) -> Non
     finally:
         if container is not None:
             await container.stop()
-
-
-async def _finish(coroutine: Any) -> None:
-    """Awaits `coroutine` to its end; a cancellation of the caller meanwhile is passed on after."""
-    task = asyncio.ensure_future(coroutine)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.done():
-                break
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()

@@ -14,9 +14,10 @@ from typing import Any
 from ares_exp.errors import EpisodeStateError
 from ares_exp.wrappers.async_gym import GymStep, Info
 from ares_exp.wrappers.gym import GymWrapper
-from ares_exp.wrappers.loop_thread import CANCEL_GRACE_SEC, CLOSE_LIMIT_SEC
+from ares_exp.wrappers.loop_call import CANCEL_GRACE_SEC
+from ares_exp.wrappers.loop_thread import CLOSE_LIMIT_SEC
 
-_CLOSE_LIMIT_SEC = CLOSE_LIMIT_SEC + 6 * CANCEL_GRACE_SEC
+_END_LIMIT_SEC = CLOSE_LIMIT_SEC + 6 * CANCEL_GRACE_SEC
 _JOIN_LIMIT_SEC = 1.0
 
 
@@ -66,26 +67,36 @@ class GymInThread:
     async def _end(self, farewell: Callable[[], object]) -> None:
         if not self._dismiss_worker.alive:
             return
+        job = self._submit(farewell)
         try:
-            async with asyncio.timeout(_CLOSE_LIMIT_SEC):
-                await self._call(farewell)
+            await asyncio.wait({job.done}, timeout=_END_LIMIT_SEC)
+        except asyncio.CancelledError:  # closing is not cut short: it releases what the environment holds
+            await asyncio.wait({job.done}, timeout=CANCEL_GRACE_SEC)
+            raise
         finally:
             self._dismiss_worker()
+        if not job.done.done():
+            raise TimeoutError(f"The environment was not closed within {_END_LIMIT_SEC:g} s.")
         self._worker.join(_JOIN_LIMIT_SEC)  # it has nothing left to do: microseconds
+        job.result()
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         if not self._dismiss_worker.alive:
             raise EpisodeStateError("This environment has been closed. Build a new one.")
-        if self._worker.ident is None:
-            self._worker.start()
-        job = _Job(self._gym, function)
-        self._jobs.put(job)
+        job = self._submit(function)
         try:
             await asyncio.wait({job.done})  # unlike awaiting it, leaves it alone when this task is cancelled
         except asyncio.CancelledError:
             await job.cancel()
             raise
         return job.result()
+
+    def _submit(self, function: Callable[[], Any]) -> _Job:
+        if self._worker.ident is None:
+            self._worker.start()
+        job = _Job(self._gym, function)
+        self._jobs.put(job)
+        return job
 
 
 class _Job:

@@ -2,26 +2,27 @@
 
 The loop outlives single calls: an environment's agent is a running coroutine, and a loop per call would cancel it.
 
-How a call travels: the caller's thread hands a `_Call` to the loop (`call_soon_threadsafe`) and waits on a plain lock,
-which signals can interrupt; the loop runs the coroutine in a task of its own and releases the lock. Results and
-exceptions come back as they are. (The futures of `concurrent.futures` would cost more and replace a `TimeoutError`.)
+How a call travels: the caller's thread hands a `LoopCall` to the loop (`call_soon_threadsafe`) and waits on its lock;
+the loop runs the coroutine in a task of its own and releases the lock. Results and exceptions come back as they are.
+(The futures of `concurrent.futures` would cost more and replace a `TimeoutError`.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+from ares_exp.wrappers.loop_call import CANCEL_GRACE_SEC, LoopCall
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-CANCEL_GRACE_SEC = 5.0
-"""How long a cancelled coroutine may take to unwind before nobody waits for it any longer."""
 CLOSE_LIMIT_SEC = 30.0
 """How long the farewell of `LoopThread.close` may take."""
 
@@ -36,7 +37,7 @@ class LoopThread:
             name: Name of the thread.
         """
         self._name = name
-        self._calls: set[_Call[Any]] = set()
+        self._calls: set[LoopCall[Any]] = set()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Future[None] | None = None
@@ -68,13 +69,16 @@ class LoopThread:
             asyncio.CancelledError: `interrupt()` or `close()` was called meanwhile.
             RuntimeError: The loop thread is closed, was started by another process, or is the calling thread itself.
         """
-        call = _Call(coroutine)
+        call = LoopCall(coroutine)
+        self._calls.add(call)
         try:
             loop = self._usable_loop()
-        except RuntimeError:
-            coroutine.close()
-            raise
-        return self._perform(call, loop, timeout)
+            if self._interrupted:  # looked at after `add`: `interrupt` sets it before it goes through the calls
+                raise asyncio.CancelledError
+            return self._perform(call, loop, timeout)
+        finally:
+            self._calls.discard(call)
+            call.drop()
 
     def interrupt(self) -> None:
         """Cancels the calls under way, and every later one until `resume()`. For other threads than the waiting one."""
@@ -82,7 +86,8 @@ class LoopThread:
         loop = self._loop
         if loop is not None and not self._is_inherited():
             for call in tuple(self._calls):
-                _cancel_soon(call, loop)
+                with suppress(RuntimeError):  # the loop has ended, the call with it
+                    loop.call_soon_threadsafe(call.cancel)
 
     def resume(self) -> None:
         """Lets calls through again after `interrupt()`."""
@@ -91,8 +96,9 @@ class LoopThread:
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancels the calls under way, awaits `farewell`, cancels what is left on the loop, ends loop and thread.
 
-        Every part is bounded. A second call does nothing, and so does one in a process that inherited a running loop
-        thread by fork. Called on the loop's own thread (a garbage collection there), it does not wait.
+        Every part is bounded, and `interrupt()` does not cut it short. A second call does nothing, and so does one in
+        a process that inherited a running loop thread by fork. Called on the loop's own thread (a garbage collection
+        there), it does not wait.
 
         Args:
             farewell: Called on the loop, started for it if need be; gets `CLOSE_LIMIT_SEC`. What it raises is raised.
@@ -101,10 +107,9 @@ class LoopThread:
             return
         loop = self._loop if farewell is None else self._start()
         self._closed = True
-        self._interrupted = False  # that was about the calls before this one
         if loop is None:
             return
-        call = _Call(_wind_up(self._calls, farewell, self._stop))
+        call = LoopCall(_wind_up(self._calls, farewell, self._stop))
         if self._is_own_thread():
             call.start()
             return
@@ -113,19 +118,14 @@ class LoopThread:
         finally:
             self._join(loop)
 
-    def _perform(self, call: _Call[T], loop: asyncio.AbstractEventLoop, timeout: float | None) -> T:
-        self._calls.add(call)
+    def _perform(self, call: LoopCall[T], loop: asyncio.AbstractEventLoop, timeout: float | None) -> T:
         try:
             loop.call_soon_threadsafe(call.start)
-            if self._interrupted:
-                _cancel_soon(call, loop)
-            if not call.done.acquire(timeout=-1 if timeout is None else timeout):
+            if not call.wait(math.inf if timeout is None else timeout):
                 raise TimeoutError(f"A call on the thread {self._name!r} did not end within {timeout:g} s.")
         except BaseException:
             call.give_up(loop)
             raise
-        finally:
-            self._calls.discard(call)
         return call.result()
 
     def _usable_loop(self) -> asyncio.AbstractEventLoop:
@@ -167,73 +167,7 @@ class LoopThread:
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
 
-class _Call(Generic[T]):
-    """One coroutine on its way to the loop, and its outcome on the way back. Once only."""
-
-    __slots__ = ("_coroutine", "_error", "_finished", "_timer", "_value", "done", "task")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._finished = False
-        self._timer: asyncio.TimerHandle | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.done = threading.Lock()
-        self.done.acquire()
-
-    def start(self) -> None:
-        """On the loop: begins."""
-        self.task = asyncio.get_running_loop().create_task(self._run())
-
-    def cancel(self) -> None:
-        """On the loop: cancels the coroutine, once; a waiting thread is released after the grace in any case."""
-        if self.task is None:
-            self._coroutine.close()
-            self.finish(asyncio.CancelledError())
-        elif not self._finished and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(CANCEL_GRACE_SEC, self.finish, asyncio.CancelledError())
-            loop.call_soon(self.task.cancel)  # soon: a task cancelled before its first step would never report back
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Releases the waiting thread."""
-        if not self._finished:
-            self._finished = True
-            self._error = error
-            if self._timer is not None:
-                self._timer.cancel()
-            self.done.release()
-
-    def give_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the waiting thread: cancels, and waits until the coroutine has unwound or the grace is over."""
-        try:
-            loop.call_soon_threadsafe(self.cancel)
-            self.done.acquire(timeout=CANCEL_GRACE_SEC)
-        except RuntimeError:  # the loop has ended
-            if self.task is None:
-                self._coroutine.close()
-
-    def result(self) -> T:
-        """In the waiting thread: what the coroutine returned or raised."""
-        error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
-        return self._value  # type: ignore[return-value]  # set when there is no error
-
-    async def _run(self) -> None:
-        try:
-            self._value = await self._coroutine
-        except BaseException as error:  # all of it belongs to the waiting thread; SystemExit would end the loop here
-            self.finish(error)
-        else:
-            self.finish()
-
-
-def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[_Call[Any]]) -> None:
+def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[LoopCall[Any]]) -> None:
     """The thread: runs the loop until `stop`, then cancels what is left. Nobody waits for ever, however it ends."""
     try:
         while not stop.done():
@@ -246,21 +180,15 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
             call.finish(RuntimeError("The event loop ended before the call did."))
 
 
-def _cancel_soon(call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # the loop has ended, the call with it
-        loop.call_soon_threadsafe(call.cancel)
-
-
 async def _wind_up(
-    calls: set[_Call[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
+    calls: set[LoopCall[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
 ) -> None:
-    """Cancels the other calls, says farewell, and lets the loop end."""
-    current = asyncio.current_task()
-    others = [call for call in calls if call.task is not current]
+    """Cancels the calls under way, says farewell, and lets the loop end."""
+    under_way = list(calls)
     try:
-        for call in others:
+        for call in under_way:
             call.cancel()
-        await _wait(call.task for call in others if call.task is not None)
+        await _wait(call.task for call in under_way)
         if farewell is not None:
             async with asyncio.timeout(CLOSE_LIMIT_SEC):
                 await farewell()

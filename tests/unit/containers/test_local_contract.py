@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.contracts.container_contract import ContainerContract
-from tests.unit.containers.local_sandbox import needs_local
 
 from ares_exp.containers.bubblewrap import is_privileged
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
+from tests.contracts.container_contract import ContainerContract
+from tests.unit.containers.local_sandbox import needs_local
 
 pytestmark = needs_local
 

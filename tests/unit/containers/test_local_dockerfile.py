@@ -93,7 +93,8 @@ async def test_a_failing_run_shows_line_and_output(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "line 3" in message
     assert "exit code 7" in message
-    assert message.endswith("line 100\nbroken")
+    assert "line 100\nbroken\n" in message
+    assert "no network" in message
     assert "line 50\n" not in message
 
 

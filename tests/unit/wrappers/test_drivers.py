@@ -130,6 +130,25 @@ async def test_an_episode_cancelled_at_any_moment_is_closed():
     assert any(0 < env.count < 30 for env in environments)
 
 
+async def test_a_cancelled_close_of_the_sync_driver_still_closes():
+    class SlowToClose(CountingEnvironment):
+        async def close(self):
+            await asyncio.sleep(0.05)
+            await super().close()
+
+    for turns in range(1, 10):
+        env = SlowToClose()
+        driver = drive_sync_gym(env)
+        await driver.reset()
+        close = asyncio.create_task(driver.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        close.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await close
+        assert env.closed == 1
+
+
 async def test_the_time_limit_of_the_caller_holds(drive):
     env = BlockingEnvironment()
     async with drive(env) as driver:
@@ -209,14 +228,19 @@ async def test_each_sync_driver_has_its_own_loop_and_the_callers_context():
 
 
 async def test_a_dropped_sync_driver_closes_the_environment():
-    env = CountingEnvironment()
-    driver = drive_sync_gym(env)
+    class Telling(CountingEnvironment):
+        async def close(self):
+            await super().close()
+            told.set()
+
+    told = threading.Event()
+    driver = drive_sync_gym(Telling())
     await driver.reset()
     gone = weakref.ref(driver)
     del driver
     gc.collect()
     assert gone() is None
-    assert env.closed == 1
+    await is_set(told)  # not at once: the worker thread may hold the wrapper a moment longer
 
 
 async def test_an_environment_that_cannot_be_entered_leaves_no_thread(drive):

@@ -128,6 +128,31 @@ def test_interrupt_holds_until_resume(loop_thread):
     assert loop_thread.run(give(3)) == 3
 
 
+def test_a_second_interrupt_does_not_disturb_the_unwinding(loop_thread):
+    events, begun = [], threading.Event()
+
+    async def unwind_slowly():
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            events.append("unwinding")
+            loop_thread.interrupt()
+            await asyncio.sleep(0.05)
+            events.append("unwound")
+
+    def interrupt_when_begun():
+        if begun.wait(5):
+            loop_thread.interrupt()
+
+    interrupter = threading.Thread(target=interrupt_when_begun)
+    interrupter.start()
+    with pytest.raises(asyncio.CancelledError):
+        loop_thread.run(unwind_slowly())
+    interrupter.join(5)
+    assert events == ["unwinding", "unwound"]
+
+
 def test_close_cancels_a_call_under_way_then_says_farewell_then_cancels_the_rest():
     loop_thread, events, begun, outcome = LoopThread(), [], threading.Event(), []
 

@@ -31,4 +31,6 @@ def exponential_average(values, alpha):
         result.append(alpha * value + (1 - alpha) * previous)
     return result
 PYTHON
-cd /app && python3 -B -m unittest
+
+# Without the seconds that unittest prints: a recorded episode of this task can be played again, word for word.
+cd /app && python3 -B -m unittest 2>&1 | sed 's/ in [0-9.]*s$//'

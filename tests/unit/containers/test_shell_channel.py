@@ -1,0 +1,191 @@
+"""The channel on shells of the host: what has to do with the pool and with poor shells. The rest is in the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import User
+from ares_exp.containers.shell_channel import ChannelStream, ShellChannels
+from ares_exp.errors import ContainerDiedError, ContainerError
+from tests.unit.containers.host_shell import host_channels
+
+SHELLS = [
+    pytest.param(tuple(shell.split()), id=shell)
+    for shell in ("sh", "bash", "dash", "busybox sh")
+    if shutil.which(shell.split()[0])
+]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the channel's shells live on Linux")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_any_posix_shell_will_do(shell: tuple[str, ...], tmp_path: Path) -> None:
+    async with host_channels(shell) as (channels, opened):
+        result = await channels.exec("pwd; echo $A; exit 3", cwd=str(tmp_path), env={"A": "it's\n'"})
+        assert (result.output, result.exit_code) == (f"{tmp_path}\nit's '\n", 3)
+        assert (await channels.exec(f"x='{'y' * 200_000}'; echo ${{#x}}")).output == "200000\n"
+        assert (await channels.exec("true", cwd="/no/such")).exit_code == 126
+        assert len(opened) == 1
+        late = await channels.exec(
+            "trap '' TERM; setsid sleep 99 & echo $!; (env -i sleep 99 & echo $!); kill -STOP $$", timeout_sec=0.5
+        )
+        assert late.timed_out
+        assert [is_alive(int(pid)) for pid in late.output.split()] == [False, False]
+
+
+async def test_a_poor_box(tmp_path: Path) -> None:
+    """Neither bash nor setsid: `sh` runs the commands, in the channel's own session."""
+    for program in ("sh", "cat", "sleep"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    async with host_channels(path=str(tmp_path)) as (channels, opened):
+        result = await channels.exec("echo $0; sleep 99 & echo $!; wait", timeout_sec=0.5)
+        assert result.timed_out
+        shell, pid = result.output.split()
+        assert shell == "sh"
+        assert not is_alive(int(pid))
+        assert opened[0].process.poll() is None
+
+
+async def test_one_shell_serves_commands_that_follow_each_other() -> None:
+    async with host_channels() as (channels, opened):
+        for n in range(20):
+            assert (await channels.exec(f"echo {n}")).output == f"{n}\n"
+        assert len(opened) == 1
+
+
+async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    async with host_channels() as (channels, opened):
+        assert (await channels.exec(f"(read line <{fifo}; echo noise) & echo started")).output == "started\n"
+        assert (await channels.exec("echo other")).output == "other\n"
+        assert len(opened) == 2
+        await channels.exec(f"echo go >{fifo}")
+        await asyncio.sleep(0.3)
+        both = await asyncio.gather(*(channels.exec("sleep 0.2; echo x") for _ in range(2)))
+        assert [result.output for result in both] == ["x\n", "x\n"]
+        assert len(opened) == 2
+
+
+async def test_shells_that_died_while_idle_are_replaced() -> None:
+    async with host_channels() as (channels, opened):
+        await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(5)))
+        for one in opened:
+            one.process.kill()
+        assert (await channels.exec("echo fine")).output == "fine\n"
+        late = await channels.exec("echo partial; sleep 99", timeout_sec=0.3)
+        assert (late.output, late.timed_out) == ("partial\n", True)
+
+
+async def test_a_command_that_stops_the_shell_around_it() -> None:
+    async with host_channels() as (channels, _):
+        late = await channels.exec("echo partial; kill -STOP $PPID; sleep 99", timeout_sec=0.3)
+        assert (late.output, late.timed_out) == ("partial\n", True)
+        assert (await channels.exec("echo next")).output == "next\n"
+
+
+async def test_a_shell_that_was_stopped_while_idle_costs_one_command() -> None:
+    async with host_channels() as (channels, opened):
+        await channels.exec("true")
+        opened[0].process.send_signal(signal.SIGSTOP)
+        late = await channels.exec("echo never", timeout_sec=0.3)
+        assert (late.output, late.timed_out) == ("", True)
+        assert (await channels.exec("echo next")).output == "next\n"
+
+
+async def test_cancelling_many_at_once_kills_all(tmp_path: Path) -> None:
+    async with host_channels() as (channels, _):
+        tasks = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(12)]
+        async with asyncio.timeout(20):
+            while len([path for path in tmp_path.iterdir() if path.stat().st_size]) < len(tasks):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        assert all(isinstance(error, asyncio.CancelledError) for error in done)
+        assert not any(is_alive(int(path.read_text())) for path in tmp_path.iterdir())
+
+
+async def test_a_second_cancellation_does_not_skip_the_killing() -> None:
+    async with host_channels() as (channels, _):
+        task = asyncio.create_task(channels.exec("echo $$ >&2; exec sleep 4999"))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert "sleep\0004999" not in "".join(_command_lines())
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+async def test_closing() -> None:
+    async with host_channels() as (channels, _):
+        await channels.exec("true")
+        running = asyncio.create_task(channels.exec("sleep 5"))
+        await channels.exec("true")
+        await channels.close()
+        with pytest.raises(ContainerDiedError, match="was stopped while a command ran"):
+            await running
+        with pytest.raises(ContainerDiedError, match="has been stopped"):
+            await channels.exec("true")
+        await channels.close()
+
+
+class Mute:
+    """A shell that says something and ends, as an engine does that cannot start one."""
+
+    def __init__(self, words: bytes) -> None:
+        self._words = [words]
+        self.closed = False
+
+    async def read(self) -> bytes:
+        return self._words.pop() if self._words else b""
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (b"unable to find user x\r\n", ContainerError, "as x: unable to find user x"),
+        (b"", ContainerDiedError, "at once"),
+    ],
+)
+async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception], message: str) -> None:
+    stream = Mute(words)
+
+    async def open_stream(user: User | None) -> ChannelStream:
+        return stream
+
+    channels = ShellChannels(open_stream)
+    with pytest.raises(error, match=message):
+        await channels.exec("true", user="x")
+    assert stream.closed
+    await channels.close()

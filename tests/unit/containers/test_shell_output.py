@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from ares_exp.containers.shell_output import BoundedOutput, MarkParser, ScriptRun
+
+KEY = "0123456789abcdef"
+
+
+def mark(word: str) -> bytes:
+    return f"\x1e{KEY} {word}\x1e".encode()
+
+
+STREAM = (
+    b"noise" + mark("start") + b"a\x1eb\x1e" + KEY.encode() + b"\x1e\x1e0123\n\xff" + mark("7") + b"late" + mark("end")
+)
+PARTS = [
+    (b"noise", "start"),
+    (b"a\x1eb\x1e" + KEY.encode() + b"\x1e\x1e0123\n\xff", "7"),
+    (b"late", "end"),
+    (b"", None),
+]
+
+
+def parts(chunks: list[bytes]) -> list[tuple[bytes, str | None]]:
+    """Everything that a parser yields, output of neighbours without a mark between them joined."""
+    parser, found, rest = MarkParser(KEY), [], b""
+    for chunk in chunks:
+        for output, word in parser.feed(chunk):
+            rest += output
+            if word is not None:
+                found.append((rest, word))
+                rest = b""
+    return [*found, (rest, None)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 19, 20, 1000])
+def test_marks_are_found_however_the_stream_is_cut(size: int) -> None:
+    assert parts([STREAM[at : at + size] for at in range(0, len(STREAM), size)]) == PARTS
+
+
+@pytest.mark.parametrize("at", range(len(STREAM)))
+def test_marks_are_found_when_cut_once(at: int) -> None:
+    assert parts([STREAM[:at], STREAM[at:]]) == PARTS
+
+
+def test_output_is_not_held_back() -> None:
+    assert list(MarkParser(KEY).feed(b"x" * 100)) == [(b"x" * 100, None)]
+    assert list(MarkParser(KEY).feed(b"x\x1enot a mark")) == [(b"x\x1enot a mark", None)]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 9, 10, 11])
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 300_000])
+@pytest.mark.parametrize("chunk", [1, 4096])
+def test_head_and_tail_are_kept(limit: int, length: int, chunk: int) -> None:
+    data = bytes(ord("a") + n % 26 for n in range(min(length, 3000 if chunk == 1 else length)))
+    output = BoundedOutput(limit)
+    for at in range(0, len(data), chunk):
+        output.add(data[at : at + chunk])
+    kept = data if len(data) <= limit else data[: (limit + 1) // 2] + data[len(data) - limit // 2 :]
+    assert output.text().encode() == kept
+    assert output.elided_bytes == len(data) - len(kept)
+
+
+def test_halves_are_decoded_apart() -> None:
+    output = BoundedOutput(4)
+    output.add("xé".encode()[:2] + b"middle" + "é!".encode()[1:])
+    assert output.text() == "x\ufffd\ufffd!"
+
+
+async def test_what_a_run_has_seen() -> None:
+    run = ScriptRun(KEY, BoundedOutput(100))
+    run.feed(b"sh: not found\n")
+    assert (run.begun, run.complaint) == (False, "sh: not found")
+    run.feed(mark("start") + b"out")
+    assert run.begun
+    assert not run.answered.done()
+    run.feed(mark("3") + b"background noise")
+    assert run.answered.done()
+    assert (run.exit_code(), run.output.text(), run.ended, run.lost) == (3, "out", False, False)
+    run.feed(mark("end"))
+    assert run.ended
