@@ -78,9 +78,11 @@ class Experiment:
             UserError: Something is wrong; nothing was started.
         """
         names = self._parts.source.load(self._warn)
+        agent_preflight = getattr(self._parts.agent_factory, "preflight", None)
         await asyncio.gather(
             self._parts.container_factory.preflight(),
             self._parts.policy.preflight(),
+            *([agent_preflight()] if agent_preflight is not None else []),
         )
         self._parts.source.check(
             self._parts.container_factory, provide_solution=self._needs_solution, report=self._warn

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, User
+from ares_exp.containers.container import ExecOptions, ExecResult
 from ares_exp.llms.request import LLMClient
 
 
 class AgentContainer(Protocol):
     """What a code agent sees of its container: it may work in it, but neither start nor stop it."""
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> ExecResult:
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `Container.exec`. `user` defaults to the task's agent user."""
         ...
 
@@ -44,7 +34,7 @@ class CodeAgent(Protocol):
 
 
 class CodeAgentFactory(Protocol):
-    """Makes a fresh agent for each episode."""
+    """Makes a fresh agent for each episode. Its `async preflight()`, if it has one, is called before the first."""
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:
         """An agent that works in `container` and asks `llm_client`."""

@@ -59,6 +59,10 @@ class ShellAgentFactory:
             max_output_chars=self.max_output_chars,
         )
 
+    async def preflight(self) -> None:
+        """Compiles the templates. Raises `ConfigError` as `templates` does."""
+        _ = self.templates
+
     @cached_property
     def templates(self) -> ShellTemplates:
         """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, TypedDict, Unpack, runtime_checkable
 
 User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""
@@ -34,6 +34,29 @@ class ExecResult:
     duration_sec: float
     timed_out: bool = False
     elided_bytes: int = 0
+
+
+class ExecOptions(TypedDict, total=False):
+    """Keyword arguments of `Container.exec`, all optional.
+
+    Attributes:
+        cwd: Working directory; default `ContainerSpec.workdir`, else the image's.
+        env: Variables on top of the container's.
+        user: Who runs it; default the image's user.
+        timeout_sec: After this many seconds the whole process tree is killed inside the box and what was printed so
+            far is returned with `timed_out=True`. `None`, the default: no limit. Cancelling the caller kills as well.
+        max_output_bytes: Bound on kept output, half from the head, half from the tail; default `MAX_OUTPUT_BYTES`.
+        login_shell: Whether the shell reads the profile files first; default yes, unless the backend was told
+            otherwise. They may reset variables that the image sets (Debian's resets `PATH`), and an agent may have
+            edited them.
+    """
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: User | None
+    timeout_sec: float | None
+    max_output_bytes: int
+    login_shell: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +102,15 @@ class Container(Protocol):
         """
         ...
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> ExecResult:
-        """Runs `command` in a fresh `bash -lc` (`sh -lc` where the image has no bash), stdin closed.
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Runs `command` in a fresh `bash -lc` (`sh` where the image has no bash), stdin closed.
 
         Commands may run at the same time. A non-zero exit code is a result, not an error. A background process that
         the command leaves behind lives on; its later output is dropped.
 
         Args:
             command: Shell source text, any length.
-            cwd: Working directory; default `ContainerSpec.workdir`, else the image's.
-            env: Variables on top of the container's.
-            user: Who runs it; default the image's user.
-            timeout_sec: After this many seconds the whole process tree is killed inside the box and what was printed
-                so far is returned with `timed_out=True`. `None`: no limit. Cancelling the caller kills as well.
-            max_output_bytes: Bound on kept output: half from the head, half from the tail.
+            options: See `ExecOptions`.
 
         Raises:
             ContainerDiedError: The box ended or no longer answers.

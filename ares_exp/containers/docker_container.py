@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, ContainerSpec, ExecResult, NetworkMode, User
+from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, NetworkMode, User
 from ares_exp.containers.docker_engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker_image import ensure_image
 from ares_exp.containers.docker_life import FIRST_COMMAND, FirstProcess, cause_of_death, owner_labels, remove
@@ -130,16 +130,7 @@ class DockerContainer:
         self._default_user = config["User"] or "root"
         self._workdir = spec.workdir or config["WorkingDir"] or "/"
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> ExecResult:
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `Container.exec`.
 
         Raises:
@@ -149,12 +140,10 @@ class DockerContainer:
         """
         if self._channels is None:
             raise ContainerDiedError("The container has not been started.")
-        if user is not None and str(user) == self._default_user:
-            user = None  # the same shells
+        if str(options.get("user")) == self._default_user:
+            options["user"] = None  # the same shells
         try:
-            return await self._channels.exec(
-                command, cwd=cwd, env=env, user=user, timeout_sec=timeout_sec, max_output_bytes=max_output_bytes
-            )
+            return await self._channels.exec(command, **options)
         except ContainerError as error:
             await self._raise_if_dead(error)
             raise

@@ -11,14 +11,14 @@ import posixpath
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from ares_exp.containers.box import ROOT_NAMES, Box
 from ares_exp.containers.box_directory import BoxDirectory
 from ares_exp.containers.box_transfer import receive, send
 from ares_exp.containers.bubblewrap import box_arguments, find_bwrap, is_privileged
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, ContainerSpec, ExecResult, User
+from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, User
 from ares_exp.containers.dockerfile import Dockerfile, read_dockerfile
 from ares_exp.containers.dockerfile_steps import apply_step, stage_context
 from ares_exp.containers.fifo_stream import FifoStream
@@ -139,16 +139,7 @@ class LocalContainer:
         finally:
             await channels.close()
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> ExecResult:
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `Container.exec`.
 
         Raises:
@@ -158,9 +149,7 @@ class LocalContainer:
         """
         if self._channels is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return await self._channels.exec(
-            command, cwd=cwd, env=env, user=user, timeout_sec=timeout_sec, max_output_bytes=max_output_bytes
-        )
+        return await self._channels.exec(command, **options)
 
     async def _open_shell(self, user: User | None, *, clean_env: bool = False) -> FifoStream:
         user = self._user if user is None else user

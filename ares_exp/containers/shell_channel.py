@@ -105,17 +105,17 @@ class ShellChannels:
         user: User | None = None,
         timeout_sec: float | None = None,
         max_output_bytes: int = MAX_OUTPUT_BYTES,
+        login_shell: bool | None = None,
     ) -> ExecResult:
         """As `Container.exec`. A command that kills the shell around it has exit code 137."""
         check_arguments(command, cwd, env or {})
         if self._workdir is not None:
             cwd = posixpath.join(self._workdir, cwd or "")
         exec_id, started_at = secrets.token_hex(8), time.monotonic()
+        login = self._login_shell if login_shell is None else login_shell
 
         def script(key: str, shells: BoxShells) -> str:
-            return framed_command(
-                command, key=key, exec_id=exec_id, shells=shells, cwd=cwd, env=env or {}, login=self._login_shell
-            )
+            return framed_command(command, key=key, exec_id=exec_id, shells=shells, cwd=cwd, env=env or {}, login=login)
 
         run, timed_out = await self._run(script, user, BoundedOutput(max_output_bytes), timeout_sec, exec_id)
         return ExecResult(
@@ -198,26 +198,21 @@ class ShellChannels:
         key = secrets.token_hex(8)
         text = script(key, channel.shells).encode("utf-8", "surrogateescape")
         run = ScriptRun(key, output)
-        run.pump = asyncio.create_task(self._pump(run, channel, text, keep))
+        run.pump = asyncio.create_task(_pump(run, channel.stream, text))
         self._pumps.add(run.pump)
-        run.pump.add_done_callback(self._pumps.discard)
+        # A callback, not a `finally` in the task: a task that is cancelled before its first step never enters it.
+        run.pump.add_done_callback(lambda task: self._settle(task, run, channel, keep))
         return run
 
-    async def _pump(self, run: ScriptRun, channel: _Channel, script: bytes, keep: bool) -> None:
-        """Reads a channel until it is free again, then gives it back; a channel that cannot be used again is closed."""
-        try:
-            await channel.stream.write(script)
-            while not run.ended and (data := await channel.stream.read()):
-                run.feed(data)
-        except OSError:
-            pass  # the same as the end of the stream
-        finally:
-            idle, free = self._idle.setdefault(channel.user, []), run.ended and not self._closed
-            if free and keep and len(idle) < _MAX_IDLE:
-                idle.append(channel)
-            elif keep or not free:
-                channel.stream.close()
-            run.answer()
+    def _settle(self, pump: asyncio.Task[None], run: ScriptRun, channel: _Channel, keep: bool) -> None:
+        """Gives a channel back that is free again, and closes one that cannot be used again."""
+        self._pumps.discard(pump)
+        idle, free = self._idle.setdefault(channel.user, []), run.ended and not self._closed
+        if free and keep and len(idle) < _MAX_IDLE:
+            idle.append(channel)
+        elif keep or not free:
+            channel.stream.close()
+        run.answer()
 
     async def _end_command(self, run: ScriptRun, user: User | None, exec_id: str) -> None:
         """Kills what a command started and collects what it had printed; closes the channel if that fails.
@@ -254,6 +249,16 @@ class ShellChannels:
                 if run.pump.done() and run.word:
                     return
                 run.pump.cancel()
+
+
+async def _pump(run: ScriptRun, stream: ChannelStream, script: bytes) -> None:
+    """Feeds a script to a shell and reads what comes back until nobody in the box holds its output any more."""
+    try:
+        await stream.write(script)
+        while not run.ended and (data := await stream.read()):
+            run.feed(data)
+    except OSError:
+        pass  # the same as the end of the stream
 
 
 _Script = Callable[[str, BoxShells], str]

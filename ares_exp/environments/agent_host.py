@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ares_exp.agents.code_agent import CodeAgentFactory
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, Container, ExecResult, User
+from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
 from ares_exp.errors import AgentError, ContainerDiedError, EpisodeError, NoRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -71,9 +71,15 @@ class AgentHost:
         loop = asyncio.get_running_loop()
         if timeout_sec is not None and timeout_sec != float("inf"):
             self._timer = loop.call_later(timeout_sec, self._expire)
-        agent = factory(container=_HostedContainer(self), llm_client=_HostedLLM(self))
-        self._task = loop.create_task(agent.run(instruction), name="code agent")
+        self._task = loop.create_task(self._run(factory, instruction), name="code agent")
         self._task.add_done_callback(lambda _: self._notify())
+
+    async def _run(self, factory: CodeAgentFactory, instruction: str) -> None:
+        """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
+        try:
+            await factory(container=_HostedContainer(self), llm_client=_HostedLLM(self)).run(instruction)
+        except SystemExit as error:
+            raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def call(self, kind: str, perform: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         """Lets one call of the agent through; `kind` is `llm`, `exec`, `upload` or `download`."""
@@ -138,14 +144,14 @@ class AgentHost:
             if call in self._pending:  # the agent gave the call up itself
                 self._pending.remove(call)
 
-    async def exec(
-        self, command: str, *, timeout_sec: float | None, env: Mapping[str, str] | None, **more: Any
-    ) -> ExecResult:
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command of the agent in the container."""
-        if more.get("user") is None:
-            more["user"] = self._user
-        limit = timeout_sec if self._limit_commands else None
-        return await self._container.exec(command, timeout_sec=limit, env={**(env or {}), **self._env}, **more)
+        if options.get("user") is None:
+            options["user"] = self._user
+        if not self._limit_commands:
+            options["timeout_sec"] = None
+        options["env"] = {**(options.get("env") or {}), **self._env}
+        return await self._container.exec(command, **options)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """Copies into the container for the agent."""
@@ -195,20 +201,8 @@ class _HostedContainer:
     def __init__(self, host: AgentHost) -> None:
         self._host = host
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-    ) -> ExecResult:
-        result: ExecResult = await self._host.call(
-            "exec", self._host.exec, command, cwd=cwd, env=env, user=user, timeout_sec=timeout_sec,
-            max_output_bytes=max_output_bytes,
-        )  # fmt: skip
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        result: ExecResult = await self._host.call("exec", self._host.exec, command, **options)
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:

@@ -27,11 +27,19 @@ class Message(dict[str, Any]):
         """Pickles as a plain dict: the default protocol would call `__setitem__`."""
         return Message, (dict(self),)
 
+    def __deepcopy__(self, memo: object) -> Message:
+        """Itself: vector environments copy observations, and what cannot change needs no copy."""
+        return self
+
 
 class FrozenList(tuple[Any, ...]):
     """A tuple whose items are known to be frozen, so that freezing it again costs nothing."""
 
     __slots__ = ()
+
+    def __deepcopy__(self, memo: object) -> FrozenList:
+        """Itself."""
+        return self
 
 
 def freeze(value: Any) -> Any:
@@ -77,6 +85,10 @@ class LLMRequest:
     stop_sequences: Sequence[str] | None = None
     system_prompt: str | None = None
     top_k: int | None = None
+
+    def __deepcopy__(self, memo: object) -> LLMRequest:
+        """Itself."""
+        return self
 
     def __post_init__(self) -> None:
         """Freezes what is mutable. Messages that are frozen already cost nothing."""

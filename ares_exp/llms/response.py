@@ -61,6 +61,12 @@ class LLMResponse:
     model: str | None = None
     latency_sec: float | None = None
 
+    def __post_init__(self) -> None:
+        """Turns lists into tuples, so that a response equals the one that is read back from a file."""
+        for name in ("data", "prompt_token_ids", "completion_token_ids", "logprobs"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+
     @property
     def text(self) -> str:
         """All text pieces joined."""

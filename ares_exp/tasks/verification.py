@@ -42,7 +42,9 @@ async def run_tests(container: Container, tests: Path, *, env: Mapping[str, str]
     except TransferError as error:
         raise AddTestsDirError(f"The tests in {tests} could not be copied to {TESTS_DIR}: {error}") from error
     await _as_root(container, f"chmod +x {TESTS_DIR}/test.sh")
-    return await container.exec(f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1", env=env, user=user)
+    script = f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1"
+    # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
+    return await container.exec(script, env=env, user=user, login_shell=False)
 
 
 async def _as_root(container: Container, command: str) -> None:

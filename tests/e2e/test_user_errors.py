@@ -37,6 +37,7 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["agent_timeout_sec=-5"], "agent_timeout_sec"),
         (["timeout_multiplier=0"], "timeout_multiplier"),
         (["agent.max_output_chars=-1"], "agent.max_output_chars"),
+        (["agent.templates_dir=gone"], "gone"),
         (["env.limit=0"], "env.limit"),
         (["env.path=no/such/folder"], "no/such/folder"),
         (["env.tasks=no-such-task"], "no-such-task"),

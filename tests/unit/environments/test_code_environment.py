@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,17 @@ async def test_an_agent_that_raises(make_environment: Any) -> None:
     with pytest.raises(AgentError, match="ValueError: oh no") as caught:
         await env.step(SUBMIT)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_an_agent_that_leaves_the_program(make_environment: Any) -> None:
+    async def leaves(container: Any, llm: Any) -> None:
+        await llm(ASK)
+        sys.exit(3)
+
+    env = make_environment(agent=agent_factory(leaves))
+    await env.reset()
+    with pytest.raises(AgentError, match=r"sys\.exit\(3\)"):
+        await env.step(SUBMIT)
 
 
 async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:

@@ -198,7 +198,7 @@ def test_an_answer_as_vllm_gives_it() -> None:
 
 def test_the_least_answer() -> None:
     assert response_from_body(answer()) == LLMResponse.from_text("hi")
-    assert response_from_body(answer(message={})).data == []
+    assert list(response_from_body(answer(message={})).data) == []
 
 
 def test_a_refusal_is_text_and_comes_back() -> None:
@@ -212,7 +212,7 @@ def test_a_refusal_is_text_and_comes_back() -> None:
 
 def test_content_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert response_from_body(answer(message={"content": parts})).data == [TextData("a"), TextData("b")]
+    assert list(response_from_body(answer(message={"content": parts})).data) == [TextData("a"), TextData("b")]
     with pytest.raises(WireFormatError, match="image_url"):
         response_from_body(answer(message={"content": [{"type": "image_url"}]}), strict=False)
 

@@ -1,3 +1,4 @@
+import copy
 import json
 import pickle
 
@@ -44,6 +45,13 @@ def test_requests_pickle_compare_and_serialise() -> None:
     request = LLMRequest([{"role": "user", "content": "hi"}], temperature=0.5)
     assert pickle.loads(pickle.dumps(request)) == request
     assert json.loads(json.dumps(request.messages)) == [{"role": "user", "content": "hi"}]
+
+
+def test_a_copy_is_the_request_itself() -> None:
+    request = LLMRequest([{"role": "user", "content": ["hi"]}])
+    assert copy.deepcopy(request) is request
+    assert copy.deepcopy(request.messages) is request.messages
+    assert copy.deepcopy(request.messages[0]) is request.messages[0]
 
 
 def test_what_is_not_json_is_refused() -> None:
