@@ -27,6 +27,7 @@ from ares_exp.wrappers.drivers import drive_async_gym, drive_directly
 
 STEPS = 50
 ROUNDS = 5
+EPISODES = 100
 
 
 class InMemoryContainer:
@@ -114,8 +115,9 @@ async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) 
     samples = []
     for _ in range(ROUNDS):
         began = time.process_time()
-        await asyncio.gather(*(play(wrap, agents) for _ in range(at_once)))
-        samples.append((time.process_time() - began) / (at_once * STEPS) * 1e6)
+        for _ in range(EPISODES // at_once):
+            await asyncio.gather(*(play(wrap, agents) for _ in range(at_once)))
+        samples.append((time.process_time() - began) / (EPISODES * STEPS) * 1e6)
     return statistics.median(samples)
 
 
