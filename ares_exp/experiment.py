@@ -184,6 +184,7 @@ class Experiment:
             started_at=started,
             finished_at=time.time(),
             phase_sec={**phases, "policy": tally.policy_sec},
+            container_image=getattr(environment, "container_image", None),
         )
 
     def _make_environment(self, planned: PlannedEpisode) -> Environment:

@@ -71,6 +71,7 @@ class EpisodeResult:
         cost: US dollars over the episode.
         started_at, finished_at: Epoch seconds.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`.
+        container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
     """
 
     episode_id: str
@@ -88,6 +89,7 @@ class EpisodeResult:
     started_at: float = 0.0
     finished_at: float = 0.0
     phase_sec: Mapping[str, float] = field(default_factory=dict)
+    container_image: str | None = None
 
     @property
     def duration_sec(self) -> float:

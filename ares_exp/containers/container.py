@@ -89,7 +89,14 @@ class ContainerSpec:
 
 @runtime_checkable
 class Container(Protocol):
-    """A running box. Made by a `ContainerFactory`, started once, stopped as often as one likes."""
+    """A running box. Made by a `ContainerFactory`, started once, stopped as often as one likes.
+
+    Attributes:
+        image: What its files come from, known when it has started: an image's name, or `"host"`; `None` before.
+    """
+
+    @property
+    def image(self) -> str | None: ...  # noqa: D102
 
     async def start(self) -> None:
         """Builds or pulls what is needed, then creates and starts the box.

@@ -58,7 +58,7 @@ class DockerContainer:
         slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-")[:40] or "task"
         self.container_name = f"ares-exp-{slug}-{secrets.token_hex(6)}"
         self._engine: Engine | None = None
-        self._built_image: str | None = None
+        self.image: str | None = None
         self._first_process: FirstProcess | None = None
         self._channels: ShellChannels | None = None
         self._default_user = ""
@@ -92,7 +92,7 @@ class DockerContainer:
         image = await ensure_image(
             engine.api, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir
         )
-        self._built_image = image if spec.docker_image is None else None
+        self.image = image
         await in_thread(lambda: self._create(engine, image))
         self._first_process = await FirstProcess.attach(engine, self.container_name)
         await in_thread(lambda: engine.api.start(self.container_name))
@@ -216,11 +216,14 @@ class DockerContainer:
             if self._channels is not None:
                 await self._channels.close()
             if self._engine is not None:
-                engine, image = self._engine, None if self._options.keep_image else self._built_image
+                engine, image = self._engine, self._image_to_remove()
                 await in_thread(lambda: remove(engine, self.container_name, image))
         finally:
             if self._first_process is not None:
                 self._first_process.close()
+
+    def _image_to_remove(self) -> str | None:
+        return self.image if self._spec.docker_image is None and not self._options.keep_image else None
 
     async def __aenter__(self) -> Self:
         """Starts the container."""

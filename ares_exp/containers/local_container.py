@@ -62,6 +62,7 @@ class LocalContainer:
         self._workdir = "/"
         self._channels: ShellChannels | None = None
         self._stopped = False
+        self.image: str | None = None
 
     async def start(self) -> None:
         """Starts the box and applies the task's Dockerfile in it.
@@ -87,6 +88,7 @@ class LocalContainer:
 
     async def _start(self) -> None:
         bwrap = await _in_thread(find_bwrap)
+        self.image = "host"  # whatever FROM says
         dockerfile = read_task_dockerfile(self._spec)
         if dockerfile is not None:
             self._user, self._workdir = dockerfile.user, dockerfile.workdir

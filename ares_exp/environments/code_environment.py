@@ -76,6 +76,7 @@ class CodeEnvironment:
         self.truncated_by: LimitName | None = None
         self.verdict: Verdict | None = None
         self.phase_sec: dict[str, float] = {}
+        self.container_image: str | None = None
         self._tokens = 0
         self._cost = 0.0
 
@@ -147,6 +148,7 @@ class CodeEnvironment:
                 replace(task.container_spec, start_timeout_sec=self._limits.time.start(task))
             )
             await self._container.start()
+            self.container_image = self._container.image
             await task.set_up(self._container)
             solution_env = await task.upload_solution(self._container) if self._provide_solution else {}
         self._host = AgentHost(

@@ -42,6 +42,7 @@ def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> Non
     assert len(results) >= 6
     assert {row["task_name"]: row["reward"] for row in results} == {row["task_name"]: 1.0 for row in results}
     assert all(row["outcome"] == "completed" for row in results)
+    assert all(row["container_image"] == "host" for row in results)
     for row in results:
         episode = EpisodeTrajectory.load(run_dir / "trajectories" / f"{row['episode_id']}.json")
         assert (episode.outcome, episode.total_reward) == (Outcome.COMPLETED, 1.0)
@@ -65,12 +66,17 @@ def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path)
 
 
 @pytest.mark.docker
-def test_docker_solves_the_same_samples(cli: Any, tmp_path: Path) -> None:
-    done = cli(*QUIET, "container=docker", timeout=300)
-    assert done.returncode == 0, done.stderr
-    results = rows(only_run(tmp_path))
-    assert len(results) >= 6
-    assert all(row["reward"] == 1.0 for row in results)
+def test_docker_solves_the_same_samples_through_every_wrapper(cli: Any, tmp_path: Path) -> None:
+    found = []
+    for wrapper in ("none", "async", "sync"):
+        done = cli(*QUIET, "container=docker", f"wrapper={wrapper}", f"hydra.run.dir={wrapper}", timeout=100)
+        assert done.returncode == 0, done.stderr
+        results = rows(tmp_path / wrapper)
+        assert len(results) >= 6
+        assert all(row["reward"] == 1.0 for row in results)
+        assert all(row["container_image"].startswith("ares-exp/") for row in results)
+        found.append(essence(tmp_path / wrapper))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.local
