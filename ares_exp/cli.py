@@ -6,6 +6,7 @@ at fault; 130 interrupted.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import textwrap
@@ -46,7 +47,7 @@ class _Command:
         ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(self._job)()
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # jobs let nothing through (`_job`)
             from ares_exp.cli_errors import explain
 
             return _fail(explain(error, sys.argv[1:]))
@@ -63,6 +64,10 @@ class _Command:
             summary = run_job(config)
         except UserError as error:
             self._exit_code = max(self._exit_code, _fail(str(error)))
+            return None
+        except Exception:
+            logging.getLogger(__name__).exception("This is a bug in ares_exp or in a component of your own")
+            self._exit_code = max(self._exit_code, EXIT_INCOMPLETE)
             return None
         if summary.interrupted:
             raise KeyboardInterrupt

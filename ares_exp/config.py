@@ -100,9 +100,12 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
+    from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     node = config[group]
+    if not OmegaConf.is_dict(node) or "_target_" not in node:
+        raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:

@@ -6,28 +6,32 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts
+from ares_exp.environments.time_step import TimeStep
 from ares_exp.episode_plan import PlannedEpisode, plan_episodes
+from ares_exp.errors import ConfigError, UserError
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.progress import Progress
 from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
 from ares_exp.rollout import Tally, run_episode
 from ares_exp.run_dir import RunDir
 from ares_exp.trackers.tracker import RunInfo, Tracker
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment, knows_handles
 from ares_exp.trajectories.collector import TrajectoryCollector
 
 logger = logging.getLogger(__name__)
 
 INTERRUPT_GRACE_SEC = 4.5
-"""How long interrupted episodes may take to clean up before the summary is printed without them."""
+"""How long interrupted episodes may take to clean up before the run ends without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +58,34 @@ class Settings:
     policy_timeout_sec: float | None
 
 
+@dataclass(slots=True)
+class _Playing:
+    """An episode under way, and what is known of it so far."""
+
+    planned: PlannedEpisode
+    started_at: float
+    tally: Tally
+    environment: TrajectoryCollectingEnvironment | None = None
+
+
 class Experiment:
-    """One run: every selected task, `attempts` times, at most `concurrency` at once."""
+    """One run: every selected task, `attempts` times, at most `concurrency` at once.
+
+    Attributes:
+        warnings: What the user was warned of.
+    """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
-        """Touches nothing yet. `warnings` collects what the user was warned of."""
+        """Touches nothing yet."""
         self.warnings: list[str] = []
         self._parts = components
         self._settings = settings
         self._run_dir = run_dir
         self._results: list[EpisodeResult] = []
+        self._playing: dict[str, _Playing] = {}
         self._workers: list[asyncio.Task[None]] = []
-        self._interrupted = False
-        self._progress: Progress | None = None
+        self._interrupt = asyncio.Event()
+        self._failures = 0
 
     async def prepare(self) -> Sequence[str]:
         """Reads the task set and checks everything that can be checked before the first container starts.
@@ -75,18 +94,20 @@ class Experiment:
             Names of the selected tasks.
 
         Raises:
-            UserError: Something is wrong; nothing was started.
+            UserError: Something is wrong, or several things; nothing was started.
         """
-        names = self._parts.source.load(self._warn)
-        agent_preflight = getattr(self._parts.agent_factory, "preflight", None)
-        await asyncio.gather(
-            self._parts.container_factory.preflight(),
-            self._parts.policy.preflight(),
-            *([agent_preflight()] if agent_preflight is not None else []),
-        )
-        self._parts.source.check(
-            self._parts.container_factory, provide_solution=self._needs_solution, report=self._warn
-        )
+        parts = self._parts
+        if self._settings.concurrency > 1 and not knows_handles(parts.collector):
+            raise ConfigError(
+                f"{type(parts.collector).__name__} records one episode at a time: its `record_step` takes no "
+                "`episode`. Set `concurrency=1`."
+            )
+        names = await asyncio.to_thread(parts.source.load, self._warn)
+        checks = [parts.container_factory.preflight(), parts.policy.preflight()]
+        if (agent_preflight := getattr(parts.agent_factory, "preflight", None)) is not None:
+            checks.append(agent_preflight())
+        _raise_all(await asyncio.gather(*checks, return_exceptions=True))
+        parts.source.check(parts.container_factory, provide_solution=parts.policy.needs_solution, report=self._warn)
         return names
 
     async def run(self, task_names: Sequence[str], info: RunInfo) -> RunSummary:
@@ -94,115 +115,149 @@ class Experiment:
         began = time.monotonic()
         planned = plan_episodes(task_names, attempts=self._settings.attempts, seed=self._settings.seed)
         self._progress = Progress(len(planned))
-        self._parts.tracker.start(info)
+        self._guard("The tracker", lambda: self._parts.tracker.start(info))
         self._progress.start()
         try:
             await self._play_all(deque(planned))
         finally:
             self._progress.stop()
-            await self._parts.policy.close()
-        summary = RunSummary(len(planned), tuple(self._results), self._interrupted, time.monotonic() - began)
-        self._run_dir.write_json(self._run_dir.summary, {**summary.to_dict(), "warnings": self.warnings})
-        await asyncio.to_thread(self._parts.tracker.finish, summary)
+        summary = RunSummary(
+            planned=len(planned),
+            results=tuple(self._results),
+            interrupted=self._interrupt.is_set(),
+            wall_sec=time.monotonic() - began,
+            recording_failures=self._failures,
+        )
+        totals = {**summary.to_dict(), "warnings": self.warnings}
+        self._guard("The summary", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
         return summary
+
+    async def close(self, summary: RunSummary | None = None) -> None:
+        """Releases policy and tracker; the tracker is told the totals, if there are any. Bounded by the tracker."""
+        try:
+            await self._parts.policy.close()
+        except Exception as error:
+            logger.warning("The policy could not be closed: %s: %s", type(error).__name__, error)
+        if summary is not None:
+            tracker = self._parts.tracker
+            await asyncio.to_thread(self._guard, "The tracker", lambda: tracker.finish(summary))
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more."""
-        self._interrupted = True
+        self._interrupt.set()
         for worker in self._workers:
             worker.cancel()
 
     async def _play_all(self, owed: deque[PlannedEpisode]) -> None:
+        """Keeps `concurrency` workers busy until nothing is owed, or until the interrupt and its grace are over."""
+        if self._interrupt.is_set():
+            return
         count = min(self._settings.concurrency, len(owed))
         self._workers = [asyncio.create_task(self._work(owed)) for _ in range(count)]
-        if self._interrupted:  # Ctrl-C came before there was anything to cancel
-            self.interrupt()
+        interrupt = asyncio.create_task(self._interrupt.wait())
+        pending: set[asyncio.Task[Any]] = {*self._workers}
         try:
-            pending: Iterable[asyncio.Task[None]] = self._workers
-            while pending and not self._interrupted:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for worker in done:
-                    _raise_unless_cancelled(worker)
+            while pending and not self._interrupt.is_set():
+                done, _ = await asyncio.wait({*pending, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+                pending -= done
+                for worker in done - {interrupt}:
+                    worker.result()
             if pending:
                 await asyncio.wait(pending, timeout=INTERRUPT_GRACE_SEC)
+            for playing in list(self._playing.values()):  # what did not end in time: its row says so
+                await self._record(self._result(playing, asyncio.CancelledError("it did not end in time")))
         finally:
+            interrupt.cancel()
             for worker in self._workers:
                 worker.cancel()
 
     async def _work(self, owed: deque[PlannedEpisode]) -> None:
-        while owed and not self._interrupted:
+        while owed and not self._interrupt.is_set():
             planned = owed.popleft()
-            assert self._progress is not None
             self._progress.episode_started(planned.task_name)
-            result = await self._play(planned)
-            self._results.append(result)
-            logger.info(
-                "%s: %s, reward %s, %.2f s", result.episode_id, result.outcome.value, result.reward, result.duration_sec
-            )
-            self._progress.episode_finished(result)
-            self._parts.tracker.log_episode(result)
-            await asyncio.to_thread(self._run_dir.append_episode, result.to_dict())
+            playing = self._playing[planned.episode_id] = _Playing(planned, time.time(), Tally())
+            result = self._result(playing, await self._play(playing))
+            if planned.episode_id in self._playing:
+                await finish(self._record(result))
 
-    async def _play(self, planned: PlannedEpisode) -> EpisodeResult:
-        """Plays one episode; whatever ends it becomes its result."""
-        tally, started = Tally(), time.time()
-        environment: Environment | None = None
-        outcome, reward, error = Outcome.COMPLETED, None, None
+    async def _play(self, playing: _Playing) -> BaseException | None:
+        """Plays one episode; returns what ended it, if that was an exception."""
+        planned = playing.planned
         try:
-            environment = self._make_environment(planned)
+            playing.environment = environment = self._make_environment(planned)
             spec = EpisodeSpec(planned.task_name, planned.attempt, planned.seed)
-            policy = self._parts.policy.for_episode(spec)
-            last = await run_episode(
-                self._parts.wrapper(environment), policy, tally, policy_timeout_sec=self._settings.policy_timeout_sec
+            await run_episode(
+                self._parts.wrapper(environment),
+                self._parts.policy.for_episode(spec),
+                playing.tally,
+                policy_timeout_sec=self._settings.policy_timeout_sec,
+                time_left=lambda: getattr(environment, "time_left_sec", None),
             )
-            reward = last.reward
-            if last.discount:
-                limit = getattr(environment, "truncated_by", None)
-                outcome, error = Outcome.TRUNCATED, ErrorInfo("limit", f"limit reached: {limit or 'unknown'}")
         except asyncio.CancelledError as cancelled:
-            if not self._interrupted:
-                raise
-            outcome, error = Outcome.CANCELLED, ErrorInfo("CancelledError", str(cancelled) or "the run was interrupted")
+            worker = asyncio.current_task()
+            if worker is not None and worker.cancelling() and not self._interrupt.is_set():
+                raise  # somebody cancels the run itself
+            return cancelled
         except Exception as failure:
-            outcome, error = Outcome.of(failure), ErrorInfo.of(failure)
-            logger.info("Episode %s: %s", planned.episode_id, outcome.value, exc_info=failure)
+            logger.info("Episode %s", planned.episode_id, exc_info=failure)
+            return failure
+        return None
+
+    def _result(self, playing: _Playing, failure: BaseException | None) -> EpisodeResult:
+        """What is known of an episode, as its row. A LAST step that was reached counts, whatever came after it."""
+        planned, tally, environment = playing.planned, playing.tally, playing.environment
+        last = tally.last or _last_step(environment)
+        outcome, error = _ending(last, failure, environment)
         verdict = getattr(environment, "verdict", None)
-        phases: Mapping[str, float] = getattr(environment, "phase_sec", {})
+        self._failures += environment.collector_failures if environment is not None else 0
         return EpisodeResult(
             episode_id=planned.episode_id,
             task_name=planned.task_name,
             attempt=planned.attempt,
             seed=planned.seed,
             outcome=outcome,
-            reward=reward,
+            reward=last.reward if last is not None else None,
             rewards=dict(verdict.rewards) if verdict is not None else {},
             error=error,
             num_steps=tally.num_steps,
             prompt_tokens=tally.prompt_tokens,
             generated_tokens=tally.generated_tokens,
             cost=tally.cost,
-            started_at=started,
+            started_at=playing.started_at,
             finished_at=time.time(),
-            phase_sec={**phases, "policy": tally.policy_sec},
+            phase_sec={**getattr(environment, "phase_sec", {}), "policy": tally.policy_sec},
             container_image=getattr(environment, "container_image", None),
         )
 
-    def _make_environment(self, planned: PlannedEpisode) -> Environment:
+    async def _record(self, result: EpisodeResult) -> None:
+        """Writes the row first; whoever fails to record does not end the run."""
+        del self._playing[result.episode_id]
+        self._results.append(result)
+        logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
+        row = result.to_dict()
+        await asyncio.to_thread(self._guard, "The result's row", lambda: self._run_dir.append_episode(row))
+        self._progress.episode_finished(result)
+        self._guard("The tracker", lambda: self._parts.tracker.log_episode(result))
+
+    def _make_environment(self, planned: PlannedEpisode) -> TrajectoryCollectingEnvironment:
         parts = EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.agent_factory,
             limits=self._settings.limits,
             seed=planned.seed,
-            provide_solution=self._needs_solution,
+            provide_solution=self._parts.policy.needs_solution,
             output_dir=self._run_dir.verifier / planned.episode_id,
         )
-        return TrajectoryCollectingEnvironment(
-            self._parts.source.make(planned.task_name, parts), self._parts.collector, episode_id=planned.episode_id
-        )
+        environment = self._parts.source.make(planned.task_name, parts)
+        return TrajectoryCollectingEnvironment(environment, self._parts.collector, episode_id=planned.episode_id)
 
-    @property
-    def _needs_solution(self) -> bool:
-        return self._parts.policy.needs_solution
+    def _guard(self, what: str, act: Callable[[], object]) -> None:
+        """Does `act`; a failure is reported and counted, and the run goes on."""
+        try:
+            act()
+        except Exception as error:
+            self._failures += 1
+            logger.warning("%s could not be recorded: %s: %s", what, type(error).__name__, error)
 
     def _warn(self, sentence: str) -> None:
         """Tells the user once, and keeps the sentence for the records."""
@@ -211,6 +266,29 @@ class Experiment:
             logger.warning("%s", sentence)
 
 
-def _raise_unless_cancelled(worker: asyncio.Task[None]) -> None:
-    if not worker.cancelled():
-        worker.result()
+def _ending(
+    last: TimeStep[Any] | None, failure: BaseException | None, environment: Environment | None
+) -> tuple[Outcome, ErrorInfo | None]:
+    if last is None:
+        ended = failure or RuntimeError("the episode ended without a LAST step")
+        return Outcome.of(ended), ErrorInfo.of(ended)
+    if last.discount:
+        limit = getattr(environment, "truncated_by", None)
+        return Outcome.TRUNCATED, ErrorInfo("limit", f"limit reached: {limit or 'unknown'}")
+    return Outcome.COMPLETED, None
+
+
+def _last_step(environment: Environment | None) -> TimeStep[Any] | None:
+    """The LAST step that the environment reached although its caller never got it (it was cancelled meanwhile)."""
+    time_step = getattr(environment, "time_step", None)
+    return time_step if time_step is not None and time_step.step_type == "LAST" else None
+
+
+def _raise_all(outcomes: Sequence[object]) -> None:
+    """Raises what went wrong: mistakes of the user together, anything else by itself."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    for error in errors:
+        if not isinstance(error, UserError):
+            raise error
+    if errors:
+        raise UserError("\n".join(str(error) for error in errors)) if len(errors) > 1 else errors[0]

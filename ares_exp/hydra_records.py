@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.run_dir import write_atomically
-from ares_exp.secrets import MASK, scrub, scrub_argv
-
-MIN_SECRET_CHARS = 4
-"""Shorter values would mask ordinary words when they are looked for in whole texts."""
+from ares_exp.secrets import MASK, scrub, typed_secrets
 
 
 def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
@@ -21,8 +18,7 @@ def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
     """
     from omegaconf import OmegaConf
 
-    raw = [text.partition("=")[2].strip("'\"") for text in overrides if scrub_argv([text]) != [text]]
-    typed = [value for value in raw if len(value) >= MIN_SECRET_CHARS]
+    typed = typed_secrets(overrides)
     for path in sorted(folder.glob("*.yaml")):
         data = OmegaConf.to_container(OmegaConf.load(path))
         clean = scrub({"root": data})["root"]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.config import instantiate_group, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import UserError
+from ares_exp.errors import ConfigError, UserError
 from ares_exp.experiment import Components, Experiment, Settings
 from ares_exp.hydra_records import scrub_hydra_records
 from ares_exp.policies.policy import as_policy
 from ares_exp.provenance import collect_provenance
 from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, write_atomically
-from ares_exp.secrets import scrub
+from ares_exp.secrets import SecretFilter, scrub, typed_secrets
 from ares_exp.summary import render_summary
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trackers.tracker import RunInfo
@@ -33,23 +35,39 @@ def run_job(config: DictConfig) -> RunSummary:
 
     Raises:
         UserError: Something is wrong; no container was started.
+        KeyboardInterrupt: Ctrl-C before the first episode.
     """
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
+    from hydra.types import RunMode
 
-    run_dir = RunDir(Path(HydraConfig.get().runtime.output_dir))
-    scrub_hydra_records(run_dir.path / ".hydra", list(HydraConfig.get().overrides.task))
+    hydra = HydraConfig.get()
+    run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
+    scrub_hydra_records(run_dir.path / ".hydra", list(hydra.overrides.task))
+    if sweeps:
+        scrub_hydra_records(Path(hydra.sweep.dir), sys.argv[1:])
     try:
-        values: dict[str, Any] = OmegaConf.to_container(config, throw_on_missing=False)  # type: ignore[assignment]
+        values = _resolved(config)
         validate(values)
-        components = build(config)
-        resolved: dict[str, Any] = scrub(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
-        summary = asyncio.run(_run(components, settings(values), run_dir, resolved))
+        job = _Job(build(config), settings(values), run_dir, scrub(values))
+        job.group = f"{values['name']}/{Path(hydra.sweep.dir).name}" if sweeps else None
+        return asyncio.run(job.run())
     except UserError:
-        run_dir.discard()
+        if not sweeps:  # Hydra goes on writing in the folders of a sweep
+            run_dir.discard()
         raise
-    render_summary(summary, run_dir=run_dir.path, stream=sys.stdout)
-    return summary
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
+    return {str(key): value for key, value in cast("dict[Any, Any]", values).items()}
 
 
 def build(config: DictConfig) -> Components:
@@ -93,46 +111,65 @@ def settings(values: Mapping[str, Any]) -> Settings:
     )
 
 
-async def _run(components: Components, chosen: Settings, run_dir: RunDir, config: Mapping[str, Any]) -> RunSummary:
-    experiment = Experiment(components, chosen, run_dir)
-    _install_signal_handlers(experiment)
-    task_names = await experiment.prepare()
-    provenance = await asyncio.to_thread(collect_provenance, task_set_path=components.source.path)
-    run_dir.claim()
-    _write_records(run_dir, config, {**provenance, "warnings": experiment.warnings, "tasks": list(task_names)})
-    info = RunInfo(
-        run_dir=run_dir.path,
-        name=f"{config['name']}/{run_dir.path.name}",
-        run_id=os.urandom(4).hex(),
-        config=config,
-        provenance=provenance,
-        group=None,
-        job_type=None,
-        tags=(),
-    )
-    return await experiment.run(task_names, info)
+class _Job:
+    """One run on its event loop: signals, records, episodes, summary."""
+
+    def __init__(self, components: Components, chosen: Settings, run_dir: RunDir, config: Mapping[str, Any]) -> None:
+        self.group: str | None = None
+        self._components = components
+        self._experiment = Experiment(components, chosen, run_dir)
+        self._run_dir = run_dir
+        self._config = config
+        self._presses = 0
+
+    async def run(self) -> RunSummary:
+        loop = asyncio.get_running_loop()
+        preparing = asyncio.ensure_future(self._experiment.prepare())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, preparing)
+        summary = None
+        try:
+            summary = await self._play(await preparing)
+        except asyncio.CancelledError:
+            if not self._presses:
+                raise
+            raise KeyboardInterrupt from None
+        finally:
+            await self._experiment.close(summary)
+        return summary
+
+    async def _play(self, task_names: Sequence[str]) -> RunSummary:
+        provenance = await asyncio.to_thread(collect_provenance, task_set_path=self._components.source.path)
+        info = RunInfo(
+            run_dir=self._run_dir.path,
+            name=f"{self._config['name']}/{self._run_dir.path.name}",
+            run_id=os.urandom(4).hex(),
+            config=self._config,
+            provenance=provenance,
+            group=self.group,
+        )
+        found = {"run_id": info.run_id, **provenance, "warnings": self._experiment.warnings, "tasks": list(task_names)}
+        self._run_dir.claim()
+        write_atomically(self._run_dir.config, _as_yaml(self._config))
+        self._run_dir.write_json(self._run_dir.provenance, found)
+        summary = await self._experiment.run(task_names, info)
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+        return summary
+
+    def _on_signal(self, preparing: asyncio.Future[Sequence[str]]) -> None:
+        """The first Ctrl-C (or SIGTERM) ends running episodes and prints the summary; the second leaves at once."""
+        self._presses += 1
+        if self._presses > 1:
+            os._exit(130)  # containers hold on to this process: they go with it
+        preparing.cancel()
+        self._experiment.interrupt()
+        with suppress(OSError, ValueError):  # nobody may be reading any more
+            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
+            sys.stderr.flush()
 
 
-def _write_records(run_dir: RunDir, config: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+def _as_yaml(config: Mapping[str, Any]) -> str:
     from omegaconf import OmegaConf
 
-    write_atomically(run_dir.config, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    run_dir.write_json(run_dir.provenance, provenance)
-
-
-def _install_signal_handlers(experiment: Experiment) -> None:
-    """The first Ctrl-C (or SIGTERM) ends running episodes and prints the summary; the second leaves at once."""
-    loop = asyncio.get_running_loop()
-    presses = 0
-
-    def on_signal() -> None:
-        nonlocal presses
-        presses += 1
-        if presses > 1:
-            sys.stderr.write("\x1b[?25h" if sys.stderr.isatty() else "")  # the progress bar hides the cursor
-            os._exit(130)  # containers hold on to this process: they go with it
-        sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
-        experiment.interrupt()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))

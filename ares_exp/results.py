@@ -110,12 +110,14 @@ class RunSummary:
         results: Finished episodes, in the order in which they finished.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
         wall_sec: Wall seconds of the run.
+        recording_failures: How many times a row, a trajectory or a metric could not be recorded.
     """
 
     planned: int
     results: tuple[EpisodeResult, ...]
     interrupted: bool = False
     wall_sec: float = 0.0
+    recording_failures: int = 0
 
     @property
     def scored(self) -> tuple[EpisodeResult, ...]:
@@ -130,8 +132,8 @@ class RunSummary:
 
     @property
     def complete(self) -> bool:
-        """Whether every episode that was asked for has a reward."""
-        return len(self.scored) == self.planned
+        """Whether every episode that was asked for has a reward, and everything was recorded."""
+        return len(self.scored) == self.planned and not self.recording_failures
 
     def count(self) -> dict[str, int]:
         """Number of episodes by outcome."""
@@ -150,6 +152,7 @@ class RunSummary:
             "cost": sum(result.cost for result in self.results),
             "interrupted": self.interrupted,
             "wall_sec": self.wall_sec,
+            "recording_failures": self.recording_failures,
         }
 
 

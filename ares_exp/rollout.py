@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +17,40 @@ from ares_exp.llms.response import LLMResponse
 
 @dataclass(slots=True)
 class Tally:
-    """What an episode used so far; kept by the caller, so that it survives an exception."""
+    """What an episode used so far, and its LAST step; kept by the caller, so that it survives an exception."""
 
     num_steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cost: float = 0.0
     policy_sec: float = 0.0
+    last: TimeStep[Any] | None = None
 
-    def add(self, response: LLMResponse, seconds: float) -> None:
-        """Counts one answer of the policy and the seconds that it took."""
+    def add(self, response: LLMResponse) -> None:
+        """Counts one answer of the policy."""
         self.num_steps += 1
         self.prompt_tokens += response.usage.prompt_tokens
         self.generated_tokens += response.usage.generated_tokens
         self.cost += response.cost
-        self.policy_sec += seconds
 
 
 async def run_episode(
-    environment: Environment, policy: LLMClient, tally: Tally, *, policy_timeout_sec: float | None = None
+    environment: Environment,
+    policy: LLMClient,
+    tally: Tally,
+    *,
+    policy_timeout_sec: float | None = None,
+    time_left: Callable[[], float | None] = lambda: None,
 ) -> TimeStep[Any]:
     """Plays one episode and returns its LAST time step. The environment is closed, whatever happens.
+
+    Args:
+        environment: Is entered, reset, stepped and left.
+        policy: Answers its observations.
+        tally: Counts; also when an exception ends the episode.
+        policy_timeout_sec: Bound on one answer.
+        time_left: Seconds that the environment's own time limit leaves, `None` without one. An answer that is not there
+            by then is given as `None`, and the environment ends the episode.
 
     Raises:
         PolicyError: The policy failed, or gave no answer within `policy_timeout_sec`.
@@ -45,21 +59,33 @@ async def run_episode(
     async with environment:
         time_step = await environment.reset()
         while time_step.step_type != "LAST":
-            response = await _ask(policy, time_step.observation, tally, policy_timeout_sec)
+            response = await _ask(policy, time_step.observation, tally, policy_timeout_sec, time_left())
             time_step = await environment.step(response)
+        tally.last = time_step
     return time_step
 
 
-async def _ask(policy: LLMClient, request: Any, tally: Tally, timeout_sec: float | None) -> LLMResponse:
+async def _ask(
+    policy: LLMClient, request: Any, tally: Tally, limit_sec: float | None, left_sec: float | None
+) -> LLMResponse | None:
+    """The policy's answer; `None` when the environment's time is up before."""
+    bounds = [bound for bound in (limit_sec, left_sec) if bound is not None]
+    timer = asyncio.timeout(min(bounds, default=None))
     began = time.perf_counter()
     try:
-        async with asyncio.timeout(timeout_sec):
+        async with timer:
             response = await policy(request)
     except PolicyError:
         raise
-    except TimeoutError as error:
-        raise PolicyError(f"The policy gave no answer within its limit of {timeout_sec} s.") from error
-    except Exception as error:
-        raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
-    tally.add(response, time.perf_counter() - began)
+    except (Exception, SystemExit) as error:
+        if not timer.expired():
+            raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
+        if left_sec is not None and (limit_sec is None or left_sec <= limit_sec):
+            return None
+        raise PolicyError(f"The policy gave no answer within its limit of {limit_sec:g} s.") from error
+    finally:
+        tally.policy_sec += time.perf_counter() - began
+    if not isinstance(response, LLMResponse):
+        raise PolicyError(f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}.")
+    tally.add(response)
     return response

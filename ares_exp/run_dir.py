@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -9,13 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import ConfigError
+from ares_exp.secrets import mask_known_secrets
+
+
+def dump_json(data: Any, *, indent: int | None = None) -> str:
+    """JSON text without the values of sensitive environment variables, that is always valid UTF-8."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, as a model may write it: only escapes can carry it
+        text = json.dumps(data, indent=indent, ensure_ascii=True, default=str)
+    return mask_known_secrets(text)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file that appears whole or not at all, and survives a power cut once this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -27,11 +39,18 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, data: Mapping[str, Any]) -> None:
-    """Appends one JSON line with a single write, durably: a reader may find a torn last line only after a crash."""
-    line = json.dumps(data, ensure_ascii=False) + "\n"
+    """Appends one JSON line durably, whole or not at all; only a crash in the middle can leave a torn last line.
+
+    Raises:
+        OSError: The disk is full, or something else; the file is as it was.
+    """
+    line = f"{dump_json(data)}\n".encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        if os.write(descriptor, line) != len(line):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -83,15 +102,13 @@ class RunDir:
         for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
             (self.path / ".hydra" / name).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
-        for folder in (self.path / ".hydra", self.path, self.path.parent, self.path.parent.parent):
-            try:
+        for folder in (self.path / ".hydra", self.path):
+            if folder.resolve() != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
-            except OSError:  # not empty: somebody else's
-                return
 
     def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
         """Writes indented JSON, atomically."""
-        write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+        write_atomically(path, dump_json(data, indent=2) + "\n")
 
     def append_episode(self, data: Mapping[str, Any]) -> None:
         """Appends a line to `episodes.jsonl`."""

@@ -7,6 +7,8 @@ says so, or when it is the user part of a URL. What names the place of a secret 
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -53,6 +55,42 @@ def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = _known_secrets()
     return {str(key): _scrub(value, is_sensitive(str(key)), known) for key, value in config.items()}
+
+
+def mask_known_secrets(text: str) -> str:
+    """`text` without the values of sensitive environment variables, as they are and as JSON spells them."""
+    for secret in _known_secrets():
+        text = text.replace(secret, MASK)
+        if (escaped := json.dumps(secret)[1:-1]) != secret:
+            text = text.replace(escaped, MASK)
+    return text
+
+
+class SecretFilter(logging.Filter):
+    """Masks secrets in log records, tracebacks included: those of the environment, and those that were typed."""
+
+    def __init__(self, typed: Iterable[str] = ()) -> None:
+        """`typed` are secrets from the command line, as `typed_secrets` finds them."""
+        super().__init__()
+        self._typed = tuple(typed)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Changes the record in place; every record passes."""
+        record.msg, record.args = self._mask(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self._mask(logging.Formatter().formatException(record.exc_info))
+        return True
+
+    def _mask(self, text: str) -> str:
+        for secret in self._typed:
+            text = text.replace(secret, MASK)
+        return mask_known_secrets(text)
+
+
+def typed_secrets(overrides: Iterable[str]) -> list[str]:
+    """Values of the `key=value` overrides that look sensitive; very short ones would mask ordinary words."""
+    values = [text.partition("=")[2].strip("'\"") for text in overrides if scrub_argv([text]) != [text]]
+    return [value for value in values if len(value) >= 4]
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ A deliberately small scaffold. Its prompts are the files in `templates/`; copy t
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 TEMPLATES = Path(__file__).parent / "templates"
-BASH_BLOCK = re.compile(r"^```(?:bash|sh|shell)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+OPENERS = frozenset({"```bash", "```sh", "```shell"})
 
 
 class ShellAgentFactory:
@@ -101,6 +100,22 @@ def _compile(environment: Environment, name: str) -> Template:
         ) from None
 
 
+def bash_blocks(reply: str) -> list[str]:
+    """The contents of the fenced bash blocks of a reply. A block that is not closed is none."""
+    blocks: list[str] = []
+    block: list[str] | None = None
+    for line in reply.replace("\r\n", "\n").split("\n"):
+        mark = line.rstrip()
+        if block is None:
+            block = [] if mark in OPENERS else None
+        elif mark == "```":
+            blocks.append("\n".join(block))
+            block = None
+        else:
+            block.append(line)
+    return blocks
+
+
 class ShellAgent:
     """Asks the LLM for one command at a time, runs it, shows it the output, until it submits."""
 
@@ -134,7 +149,7 @@ class ShellAgent:
 
     async def _act(self, reply: str) -> str | None:
         """Runs the command in `reply`; returns what the LLM is told of it, `None` when it submitted."""
-        blocks = BASH_BLOCK.findall(reply)
+        blocks = bash_blocks(reply)
         if len(blocks) != 1:
             return self._templates.format_error.render(blocks=len(blocks))
         result = await self._container.exec(blocks[0], timeout_sec=self._command_timeout_sec)

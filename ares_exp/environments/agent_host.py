@@ -7,6 +7,7 @@ recorded or answered from a record. An LLM call becomes a pending observation an
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Unpack
 
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
-from ares_exp.errors import AgentError, ContainerDiedError, EpisodeError, NoRequestError
+from ares_exp.errors import AgentError, ContainerDiedError, EpisodeError, EpisodeStateError, NoRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
@@ -62,14 +63,18 @@ class AgentHost:
         self._task: asyncio.Task[None] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
         self._time_is_up = False
+        self._closed = False
+        self._callers: set[asyncio.Task[Any]] = set()
         self._container_died: ContainerDiedError | None = None
         self._requests = 0
 
     def start(self, factory: CodeAgentFactory, instruction: str, *, timeout_sec: float | None) -> None:
         """Starts the agent on `instruction`; its time runs from now."""
         loop = asyncio.get_running_loop()
-        if timeout_sec is not None and timeout_sec != float("inf"):
+        if timeout_sec is not None:
+            self._deadline = time.monotonic() + timeout_sec
             self._timer = loop.call_later(timeout_sec, self._expire)
         self._task = loop.create_task(self._run(factory, instruction), name="code agent")
         self._task.add_done_callback(lambda _: self._notify())
@@ -82,12 +87,22 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def call(self, kind: str, perform: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        """Lets one call of the agent through; `kind` is `llm`, `exec`, `upload` or `download`."""
+        """Lets one call of the agent through; `kind` is `llm`, `exec`, `upload` or `download`.
+
+        Raises:
+            EpisodeStateError: The agent phase is over: what the agent left running may touch nothing any more.
+        """
+        caller = asyncio.current_task()
+        if self._closed or caller is None:
+            raise EpisodeStateError(f"The agent phase is over: no more {kind} calls.")
+        self._callers.add(caller)
         try:
             return await perform(*args, **kwargs)
         except ContainerDiedError as error:
             self._container_died = error
             raise
+        finally:
+            self._callers.discard(caller)
 
     async def next_request(self) -> LLMRequest | None:
         """Waits for the agent's next LLM call; `None` when it has returned instead.
@@ -96,26 +111,30 @@ class AgentHost:
             AgentError, ContainerError: The agent raised; its container failing is told apart from its own fault.
             TimeIsUpError: The agent's time limit has passed.
         """
-        while not self._pending:
+        while True:
             if self._task is None or self._task.done():
                 self._raise_if_failed()
                 return None
             if self._time_is_up:
-                break
+                raise TimeIsUpError
+            if self._pending:
+                self._observed = self._pending[0]
+                return self._observed.request
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
-        if self._time_is_up:
-            raise TimeIsUpError
-        self._observed = self._pending[0]
-        return self._observed.request
 
-    def answer(self, response: LLMResponse) -> None:
+    @property
+    def time_left_sec(self) -> float | None:
+        """Seconds until the agent's time limit; `None` without one."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def answer(self, response: LLMResponse | None) -> None:
         """Gives the observed LLM call its answer; one that the agent gave up meanwhile gets none.
 
         Raises:
-            TimeIsUpError: The agent's time limit has passed while the answer was awaited; the agent does not get it.
+            TimeIsUpError: There is no answer (`None`), or it came after the agent's time limit: the agent gets none.
         """
-        if self._time_is_up:
+        if self._time_is_up or response is None:
             raise TimeIsUpError
         call, self._observed = self._observed, None
         if call is not None and not call.answer.done():
@@ -123,12 +142,15 @@ class AgentHost:
             call.answer.set_result(response)
 
     async def cancel(self) -> None:
-        """Cancels the agent and waits, bounded, until its running command is dead. Idempotent."""
+        """Closes the door, cancels what still runs of the agent and waits, bounded, for its commands to be dead."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=CANCEL_GRACE_SEC)
+        tasks = {task for task in (self._task, *self._callers) if task is not None and not task.done()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_SEC)
         if self._task is not None and self._task.done() and not self._task.cancelled():
             self._task.exception()  # seen here: asyncio would report it again as never retrieved
 
@@ -176,8 +198,9 @@ class AgentHost:
         raise AgentError(f"The code agent raised {type(error).__name__}: {error}") from error
 
     def _expire(self) -> None:
-        self._time_is_up = True
-        self._notify()
+        if self._task is not None and not self._task.done():
+            self._time_is_up = True
+            self._notify()
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():

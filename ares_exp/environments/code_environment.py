@@ -92,6 +92,7 @@ class CodeEnvironment:
             ConfigError: No such task.
         """
         with self._one_call_at_a_time():
+            self.time_step = None
             await self._release()
             if seed is not None:
                 self._random.seed(seed)
@@ -105,8 +106,10 @@ class CodeEnvironment:
                 raise
             return self.time_step
 
-    async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
+    async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Hands `action` to the agent and waits for its next request.
+
+        `None` says that there was no answer before `time_left_sec` had passed: the episode is truncated.
 
         Returns:
             MID with the next request; LAST when the agent has returned (termination) or a limit was reached
@@ -123,12 +126,20 @@ class CodeEnvironment:
                     request = await self._apply(host, action)
                 self.time_step = await self._end() if request is None else transition(request)
             except BaseException:
+                self.time_step = None
                 await self._release()
                 raise
             return self.time_step
 
+    @property
+    def time_left_sec(self) -> float | None:
+        """Seconds that the agent's time limit leaves; `None` without a limit, or with no episode under way."""
+        return self._host.time_left_sec if self._host is not None else None
+
     async def close(self) -> None:
-        """Cancels the agent and removes the container. Idempotent."""
+        """Cancels the agent and removes the container. Idempotent. A LAST `time_step` stays readable."""
+        if self.time_step is not None and not self.time_step.last():
+            self.time_step = None
         await self._release()
 
     async def __aenter__(self) -> Self:
@@ -143,16 +154,21 @@ class CodeEnvironment:
 
     async def _begin(self, task: Task) -> LLMRequest:
         """Starts container and agent, up to the agent's first request."""
+        spec = replace(task.container_spec, start_timeout_sec=self._limits.time.start(task))
+        container = self._container = self._container_factory(spec)
         with self._phase("start"):
-            self._container = self._container_factory(
-                replace(task.container_spec, start_timeout_sec=self._limits.time.start(task))
-            )
-            await self._container.start()
-            self.container_image = self._container.image
-            await task.set_up(self._container)
-            solution_env = await task.upload_solution(self._container) if self._provide_solution else {}
+            try:
+                await container.start()
+                self.container_image = container.image
+                await task.set_up(container)
+                solution_env = await task.upload_solution(container) if self._provide_solution else {}
+            finally:
+                if self._container is not container:
+                    await finish(container.stop())
+            if self._container is not container:
+                raise EpisodeStateError("The environment was closed while it was being reset.")
         self._host = AgentHost(
-            self._container,
+            container,
             user=task.agent_user,
             env=solution_env,
             limit_commands=not self._provide_solution,
@@ -169,10 +185,11 @@ class CodeEnvironment:
         assert request is not None  # the host raises NoRequestError instead
         return request
 
-    async def _apply(self, host: AgentHost, action: LLMResponse) -> LLMRequest | None:
+    async def _apply(self, host: AgentHost, action: LLMResponse | None) -> LLMRequest | None:
         """Answers the pending request; returns the next one, `None` when the agent phase is over."""
         try:
             host.answer(action)
+            assert action is not None  # the host takes `None` for an answer that came too late
             self.step_count += 1
             self._tokens += action.usage.total_tokens
             self._cost += action.cost
@@ -215,7 +232,6 @@ class CodeEnvironment:
 
     async def _release(self) -> None:
         """Cancels the agent and removes the container, whatever happens to the caller meanwhile."""
-        self.time_step = None
         host, self._host = self._host, None
         container, self._container = self._container, None
         if host is not None or container is not None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
+from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.results import ErrorInfo, Outcome
@@ -86,6 +87,8 @@ class TrajectoryCollectingEnvironment:
         """Steps and records; a LAST step ends the episode."""
         try:
             time_step = await self._env.step(action)
+        except EpisodeStateError:
+            raise  # a call that made no sense: it changed nothing
         except BaseException as error:
             await self._end_with(error)
             raise
@@ -96,8 +99,10 @@ class TrajectoryCollectingEnvironment:
 
     async def close(self) -> None:
         """Closes the environment; an episode under way is recorded as closed."""
-        await self._end(Outcome.CLOSED)
-        await self._env.close()
+        try:
+            await self._end(Outcome.CLOSED)
+        finally:
+            await self._env.close()
 
     async def __aenter__(self) -> Self:
         """Enters the wrapped environment."""
@@ -115,7 +120,7 @@ class TrajectoryCollectingEnvironment:
 
     def _begin(self, start_time: float) -> None:
         """Opens an episode: after the environment's reset, which is what chooses the task."""
-        self._active, self._step_index, self.trajectory = True, 0, None
+        self._step_index, self.trajectory = 0, None
         episode_id, self._episode_id = self._episode_id, None
         task = getattr(self._env, "current_task", None)
         with self._reported("begin_episode"):
@@ -124,9 +129,12 @@ class TrajectoryCollectingEnvironment:
                 episode_id=episode_id,
                 start_time=start_time,
             )
+            self._active = True  # not where the collector failed: without a handle it would take another's episode
 
     def _record(self, time_step: TimeStep[Any], action: Any) -> None:
         """Records a time step; also one of another package's class with the same fields."""
+        if not self._active:
+            return
         with self._reported("record_step"):
             self._collector.record(
                 StepRecord(
@@ -176,6 +184,12 @@ class TrajectoryCollectingEnvironment:
         except Exception as error:
             self.collector_failures += 1
             logger.warning("The trajectory collector failed in %s: %s: %s", what, type(error).__name__, error)
+
+
+def knows_handles(collector: TrajectoryCollector) -> bool:
+    """Whether `collector` can keep concurrent episodes apart."""
+    names = _keywords(collector.record_step)
+    return names is None or "episode" in names
 
 
 class _Handles:

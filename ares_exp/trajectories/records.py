@@ -18,6 +18,7 @@ from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
 from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
 from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.run_dir import dump_json
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 4 * 1024**3
@@ -152,7 +153,7 @@ class EpisodeTrajectory:
         data = self.to_dict()
         table = MessageTable()
         data["steps"] = [_without_messages(step, table) for step in data["steps"]]
-        return json.dumps({"schema_version": SCHEMA_VERSION, **data, "messages": table.messages}, ensure_ascii=False)
+        return dump_json({"schema_version": SCHEMA_VERSION, **data, "messages": table.messages})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -176,30 +177,31 @@ class EpisodeTrajectory:
 
 
 class MessageTable:
-    """Every message of an episode once, in order of appearance."""
+    """Every distinct message of an episode once, in order of appearance."""
 
     def __init__(self) -> None:
         """An empty table."""
         self.messages: list[Mapping[str, Any]] = []
-        self._previous: list[int] = []
+        self._by_content: dict[object, int] = {}
 
     def ranges(self, messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """The `[start, stop)` pairs that spell `messages`; messages not seen at the same place before are added."""
-        self._previous = [self._index(place, message) for place, message in enumerate(messages)]
+        """The `[start, stop)` pairs that spell `messages`; messages not seen before are added."""
         ranges: list[list[int]] = []
-        for index in self._previous:
+        for index in map(self._index, messages):
             if ranges and ranges[-1][1] == index:
                 ranges[-1][1] = index + 1
             else:
                 ranges.append([index, index + 1])
         return ranges
 
-    def _index(self, place: int, message: Mapping[str, Any]) -> int:
-        # A conversation grows at its end. Comparing with the last request is cheap: equal messages share their strings.
-        if place < len(self._previous) and self.messages[self._previous[place]] == message:
-            return self._previous[place]
-        self.messages.append(message)
-        return len(self.messages) - 1
+    def _index(self, message: Mapping[str, Any]) -> int:
+        # The same conversation comes again and again: a string keeps its hash, so texts cost nothing to look up.
+        plain = all(type(value) is str for value in message.values())
+        key = tuple(message.items()) if plain else json.dumps(message)
+        index = self._by_content.setdefault(key, len(self.messages))
+        if index == len(self.messages):
+            self.messages.append(message)
+        return index
 
 
 def _without_messages(step: dict[str, Any], table: MessageTable) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 
 pytestmark = pytest.mark.local
 
-MARK = "61.8033"
+MARK = f"61.{uuid.uuid4().int % 10**12:012}"
+"""How long the episodes' command sleeps: a number that no other process has in its command line."""
 SLEEP = f"policy.replies=['```bash\nsleep {MARK}\n```']"
 
 
@@ -88,15 +90,58 @@ def test_one_press_records_cancelled_episodes_and_prints_the_summary(
     assert "Traceback" not in err
 
 
-def test_two_presses_leave_at_once(running: subprocess.Popen[str]) -> None:
+def boxes_of(process: subprocess.Popen[str]) -> list[str]:
+    command = ["pgrep", "-P", str(process.pid), "bwrap"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+
+UNWINDS_SLOWLY = """
+import asyncio
+class Policy:
+    async def __call__(self, request):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(3)
+            raise
+"""
+
+
+def test_two_presses_leave_at_once(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(UNWINDS_SLOWLY)
+    (tmp_path / "options" / "policy").mkdir(parents=True)
+    (tmp_path / "options" / "policy" / "slow.yaml").write_text("# unwinds slowly\n_target_: slow.Policy\n")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ares_exp",
+            "--config-dir",
+            "options",
+            "tracker=none",
+            "policy=slow",
+            "hydra.run.dir=run",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert wait_until(lambda: len(boxes_of(process)) == 4, 30)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "once more leaves at once" not in process.stderr.readline():
+        assert process.poll() is None
     began = time.monotonic()
-    running.send_signal(signal.SIGINT)
-    time.sleep(0.001)
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=5)
-    assert running.returncode == 130, err
-    assert time.monotonic() - began < 3
-    assert wait_until(lambda: not sleepers(), 2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=5)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 2
+    assert "cancelled" not in out, "the summary was printed: the first press ended the run"
+    assert wait_until(lambda: not boxes_of(process), 2)
 
 
 def test_kill_9_leaves_no_box(running: subprocess.Popen[str]) -> None:

@@ -15,6 +15,9 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
+# The sandbox's preflight comes before that of the policy and before the selection is looked at.
+pytestmark = pytest.mark.local
+
 CHAT = ("policy=chat_completions", "policy.model=m")
 
 
@@ -47,6 +50,7 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["env.exclude='*'"], "exclude"),
         (["env.tasks=["], "env.tasks=["),
         (["name=a/b"], "name"),
+        (["concurrency='${nothing}'"], "nothing"),
         (["policy=replay"], "policy.trajectory"),
         (["policy=replay", "policy.trajectory=gone"], "gone"),
         (["policy=chat_completions"], "policy.model"),

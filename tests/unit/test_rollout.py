@@ -50,7 +50,7 @@ async def test_the_loop_plays_to_the_last_step_and_counts() -> None:
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(PolicyError("refused"), "refused"), (KeyError("x"), "KeyError"), (TimeoutError(), "limit")],
+    [(PolicyError("refused"), "refused"), (KeyError("x"), "KeyError"), (TimeoutError("mine"), "TimeoutError: mine")],
 )
 async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(error: Exception, expected: str) -> None:
     env = ThreeSteps()
@@ -61,6 +61,33 @@ async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(err
     with pytest.raises(PolicyError, match=expected):
         await run_episode(env, policy, Tally())
     assert env.closed_with == [PolicyError]
+
+
+async def test_an_answer_that_is_none_is_a_policy_error() -> None:
+    async def policy(request: LLMRequest) -> Any:
+        return "text"
+
+    with pytest.raises(PolicyError, match="got str"):
+        await run_episode(ThreeSteps(), policy, Tally())
+
+
+async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:
+    async def policy(request: LLMRequest) -> LLMResponse:
+        raise SystemExit(3)
+
+    with pytest.raises(PolicyError, match="SystemExit"):
+        await run_episode(ThreeSteps(), policy, Tally())
+
+
+async def test_when_the_environments_time_is_up_it_gets_none_and_ends_the_episode() -> None:
+    env, tally = ThreeSteps(), Tally()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    last = await run_episode(env, policy, tally, policy_timeout_sec=30, time_left=lambda: 0.02)
+    assert (env.actions, tally.num_steps, tally.last) == ([None] * 3, 0, last)
 
 
 async def test_a_policy_that_never_answers_is_bounded() -> None:

@@ -1,4 +1,6 @@
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,41 @@ def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "\ud800")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "folder", "new")
     assert path.read_text() == "old"
-    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "x.json"]
+
+
+def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
+    text = "broken \ud83d emoji"
+    append_line(tmp_path / "x.jsonl", {"text": text})
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": text}
+    write_atomically(tmp_path / "x.yaml", text)
+    assert "emoji" in (tmp_path / "x.yaml").read_text()
+
+
+def test_a_line_that_does_not_fit_is_not_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    append_line(path, {"n": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+        with pytest.raises(OSError, match=r"No space|too large"):
+            append_line(path, {"text": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    append_line(path, {"n": 2})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"n": 1}, {"n": 2}]
+
+
+def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", 'pass"word-1234')
+    append_line(tmp_path / "x.jsonl", {"text": 'it is pass"word-1234.'})
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
 
 
 def test_lines_are_appended(tmp_path: Path) -> None:
@@ -41,7 +74,8 @@ def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> Non
     (refused / ".hydra").mkdir(parents=True)
     (refused / ".hydra" / "config.yaml").write_text("")
     RunDir(refused).discard()
-    assert not (tmp_path / "outputs").exists()
+    assert not refused.exists()
+    assert refused.parent.exists(), "somebody else's"
     (refused / ".hydra").mkdir(parents=True)
     (refused / "mine.txt").write_text("")
     RunDir(refused).discard()

@@ -19,6 +19,7 @@ from ares_exp.errors import (
     AgentSetupTimeoutError,
     ConfigError,
     ContainerDiedError,
+    ContainerError,
     EpisodeStateError,
     NoRequestError,
     RewardFileNotFoundError,
@@ -143,6 +144,87 @@ async def test_an_answer_after_the_time_limit_is_not_applied(make_environment: A
     await asyncio.sleep(0.4)
     last = await env.step(run("echo 42 > /answer"))
     assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 0)
+
+
+async def test_no_answer_in_time_truncates_and_verifies(make_environment: Any) -> None:
+    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
+    await env.reset()
+    assert 20 < env.time_left_sec <= 30
+    last = await env.step(None)
+    assert (last.reward, last.discount, env.truncated_by, env.step_count) == (0.0, 1.0, "time", 0)
+    await env.close()
+    assert env.time_step is last
+
+
+async def test_an_agent_that_returned_before_its_limit_is_not_truncated(make_environment: Any) -> None:
+    async def hasty(container: Any, llm: Any) -> None:
+        asking = asyncio.create_task(llm(ASK))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+
+    env = make_environment(agent=agent_factory(hasty), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
+    await env.reset()
+    await asyncio.sleep(0.5)
+    last = await env.step(SUBMIT)
+    assert (last.discount, env.truncated_by) == (0.0, None)
+
+
+async def test_what_an_agent_leaves_running_touches_nothing_during_verification(
+    make_environment: Any, make_task: Any
+) -> None:
+    refused: list[str] = []
+
+    async def leaves_a_task(container: Any, llm: Any) -> None:
+        async def cheat() -> None:
+            for _ in range(100):
+                try:
+                    await container.exec("echo 42 > /answer")
+                except EpisodeStateError as error:
+                    refused.append(str(error))
+                    return
+                await asyncio.sleep(0.02)
+
+        tasks.append(asyncio.create_task(cheat()))
+        await llm(ASK)
+        await container.exec("rm -f /answer")
+
+    tasks: list[asyncio.Task[None]] = []
+    test = "#!/bin/sh\nrm -f /answer; sleep 0.5\n[ -e /answer ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n"
+    env = make_environment(make_task(test=test), agent=agent_factory(leaves_a_task))
+    await env.reset()
+    assert (await env.step(SUBMIT)).reward == 0.0
+    await asyncio.wait(tasks, timeout=5)
+    assert all(task.done() for task in tasks)
+
+
+async def test_an_agent_that_ignores_its_cancellation_is_shut_out(make_environment: Any) -> None:
+    refused = asyncio.Event()
+
+    async def stubborn(container: Any, llm: Any) -> None:
+        await llm(ASK)
+        while True:
+            try:
+                await container.exec("sleep 60")
+            except asyncio.CancelledError:
+                continue
+            except EpisodeStateError:
+                refused.set()
+                return
+
+    env = make_environment(agent=agent_factory(stubborn), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.5)))
+    await env.reset()
+    assert (await env.step(SUBMIT)).discount == 1.0
+    assert refused.is_set()
+
+
+async def test_closing_while_resetting_leaves_nothing(make_environment: Any) -> None:
+    env = make_environment()
+    resetting = asyncio.create_task(env.reset())
+    await asyncio.sleep(0.01)
+    await env.close()
+    with pytest.raises((EpisodeStateError, ContainerError)):
+        await resetting
+    assert env.time_step is None
 
 
 async def test_states_that_make_no_sense(make_environment: Any) -> None:

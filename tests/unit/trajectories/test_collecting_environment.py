@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import AgentError, ContainerDiedError, PolicyError, VerifierError
+from ares_exp.errors import AgentError, ContainerDiedError, EpisodeStateError, PolicyError, VerifierError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -160,6 +160,51 @@ async def test_a_failing_collector_is_counted_and_changes_nothing(
             await play(env)
     assert env.collector_failures == 3
     assert "No space left" in caplog.text
+
+
+async def test_an_episode_that_could_not_begin_touches_no_other(tmp_path: Path, counting: Any) -> None:
+    class BeginsOnce(JsonTrajectoryCollector):
+        def begin_episode(self, *, task_name: str, **more: Any) -> Any:
+            if task_name == "bad":
+                raise OSError("no")
+            return super().begin_episode(task_name=task_name, **more)
+
+    collector = BeginsOnce(tmp_path)
+    async with (
+        TrajectoryCollectingEnvironment(counting(3, name="good"), collector) as good,
+        TrajectoryCollectingEnvironment(counting(1, name="bad"), collector) as bad,
+    ):
+        await good.reset()
+        await play(bad)
+        for _ in range(3):
+            await good.step(ANSWER)
+    [episode] = recorded(tmp_path)
+    assert (episode.task_name, episode.num_steps, episode.outcome) == ("good", 4, Outcome.COMPLETED)
+    assert bad.collector_failures == 1
+
+
+async def test_a_step_that_makes_no_sense_ends_no_recording(tmp_path: Path, counting: Any) -> None:
+    inner = counting(2)
+    async with collect(inner, tmp_path) as env:
+        await env.reset()
+        inner.fail = EpisodeStateError("busy")
+        with pytest.raises(EpisodeStateError):
+            await env.step(ANSWER)
+        inner.fail = None
+        await env.step(ANSWER)
+        await env.step(ANSWER)
+    assert [episode.outcome for episode in recorded(tmp_path)] == [Outcome.COMPLETED]
+
+
+async def test_a_cancelled_close_still_closes(tmp_path: Path, counting: Any) -> None:
+    inner = counting(2)
+    env = collect(inner, tmp_path)
+    await env.reset()
+    closing = asyncio.create_task(env.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert inner.closed == 1
 
 
 class ForeignCollector:

@@ -67,6 +67,28 @@ def test_an_edited_history_loads_as_it_was_at_each_step(tmp_path: Path) -> None:
     assert texts == [["a", "b"], ["a", "B", "c"], ["c"], ["a", "b"]]
 
 
+def test_a_sliding_window_stores_each_message_once(tmp_path: Path) -> None:
+    texts = [f"message {number}" for number in range(60)]
+    steps = [
+        StepRecord(
+            i, "MID", {"messages": [{"role": "user", "content": t} for t in texts[i : i + 10]]}, None, 0.0, 1.0, 0.0
+        )
+        for i in range(50)
+    ]
+    trajectory = record(tmp_path, steps)
+    assert len(json.loads((tmp_path / "e.json").read_text())["messages"]) == 59
+    assert EpisodeTrajectory.load(tmp_path / "e.json") == trajectory
+
+
+def test_messages_that_only_look_equal_stay_apart(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1"}, {"role": "user", "content": 1}, {"role": "user", "content": True}]
+    trajectory = record(tmp_path, [StepRecord(0, "FIRST", {"messages": messages}, None, None, None, 0.0)])
+    loaded = EpisodeTrajectory.load(tmp_path / "e.json")
+    assert loaded == trajectory
+    assert loaded.steps[0].observation is not None
+    assert [type(m["content"]) for m in loaded.steps[0].observation["messages"]] == [str, int, bool]
+
+
 def test_the_file_grows_linearly(tmp_path: Path) -> None:
     sizes = []
     for length in (50, 100):
