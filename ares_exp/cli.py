@@ -38,16 +38,22 @@ class _Command:
         import hydra
         from hydra.core.config_store import ConfigStore
         from hydra.errors import HydraException
+        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
         from ares_exp.conf_dir import conf_dir
         from ares_exp.config import ExperimentConfig
+        from ares_exp.run_dir import fresh_dir, refuse_used_run_dir
 
+        if (refusal := refuse_used_run_dir(sys.argv[1:])) is not None:
+            return _fail(refusal)
+        OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
         ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(self._job)()
-        except (HydraException, OmegaConfBaseException, ValueError) as error:  # jobs let nothing through (`_job`)
+        except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:  # none is a job's own
             from ares_exp.cli_errors import explain
 
             return _fail(explain(error, sys.argv[1:]))

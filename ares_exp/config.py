@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -83,8 +84,9 @@ def validate(config: Mapping[str, Any]) -> None:
         value, least, above = config[item.name], item.metadata.get("least"), item.metadata.get("above")
         if value is None or isinstance(value, str | bool):
             continue
-        if (least is not None and not value >= least) or (above is not None and not value > above):
-            expected = f"at least {least:g}" if least is not None else f"more than {above:g}"
+        too_low = (least is not None and not value >= least) or (above is not None and not value > above)
+        if too_low or not math.isfinite(value):
+            expected = f"at least {least:g}" if least is not None else f"a number above {above:g}"
             optional = f", or drop the limit with `{item.name}=null`" if item.default is None else ""
             raise ConfigError(f"Expected `{item.name}` to be {expected}, got {value!r}. Set `{item.name}=…`{optional}.")
     name = config["name"]

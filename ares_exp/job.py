@@ -21,7 +21,7 @@ from ares_exp.policies.policy import as_policy
 from ares_exp.provenance import collect_provenance
 from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, write_atomically
-from ares_exp.secrets import SecretFilter, scrub, typed_secrets
+from ares_exp.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
 from ares_exp.summary import render_summary
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trackers.tracker import RunInfo
@@ -39,13 +39,17 @@ def run_job(config: DictConfig) -> RunSummary:
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
     hydra = HydraConfig.get()
     run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
     for handler in logging.getLogger().handlers:
         handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
-    scrub_hydra_records(run_dir.path / ".hydra", list(hydra.overrides.task))
+    overrides = cast("list[str]", OmegaConf.to_container(hydra.overrides.task, resolve=False))
+    scrub_hydra_records(run_dir.path / ".hydra", overrides)
+    logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
     if sweeps:
+        sys.stdout.write(f"\n#{hydra.job.num}: {' '.join(scrub_argv(overrides))}\n")
         scrub_hydra_records(Path(hydra.sweep.dir), sys.argv[1:])
     try:
         values = _resolved(config)
@@ -125,8 +129,13 @@ class _Job:
     async def run(self) -> RunSummary:
         loop = asyncio.get_running_loop()
         preparing = asyncio.ensure_future(self._experiment.prepare())
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, preparing)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            # What is ignored (nohup) stays without effect, but by a handler: boxes would inherit the ignoring.
+            ignored = number is not signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
+            if ignored:
+                loop.add_signal_handler(number, lambda: None)
+            elif number is not signal.SIGQUIT:
+                loop.add_signal_handler(number, self._on_signal, preparing)
         summary = None
         try:
             summary = await self._play(await preparing)
@@ -148,7 +157,13 @@ class _Job:
             provenance=provenance,
             group=self.group,
         )
-        found = {"run_id": info.run_id, **provenance, "warnings": self._experiment.warnings, "tasks": list(task_names)}
+        found = {
+            "run_id": info.run_id,
+            "seed": self._config["seed"],
+            **provenance,
+            "warnings": self._experiment.warnings,
+            "tasks": list(task_names),
+        }
         self._run_dir.claim()
         write_atomically(self._run_dir.config, _as_yaml(self._config))
         self._run_dir.write_json(self._run_dir.provenance, found)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import errno
+import functools
+import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.secrets import mask_known_secrets
+
+EPISODES = "episodes.jsonl"
+USED = (
+    "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."
+)
 
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:
@@ -64,6 +71,28 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+@functools.cache  # Hydra asks more than once
+def fresh_dir(path: str) -> str:
+    """Makes the directory `path`, or, where there is one already, `path_2`, `path_3`, …: no two runs get the same."""
+    for number in itertools.count(1):
+        candidate = path if number == 1 else f"{path}_{number}"
+        try:
+            Path(candidate).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError
+
+
+def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
+    """What to say of a `hydra.run.dir=…` that holds another run, before Hydra writes into it; else `None`."""
+    for argument in argv:
+        key, _, value = argument.partition("=")
+        if key == "hydra.run.dir" and (Path(value.strip("'\"")) / EPISODES).exists():
+            return USED.format(value)
+    return None
+
+
 class RunDir:
     """Where one run writes."""
 
@@ -72,7 +101,7 @@ class RunDir:
         self.path = path
         self.config = path / "config.yaml"
         self.provenance = path / "provenance.json"
-        self.episodes = path / "episodes.jsonl"
+        self.episodes = path / EPISODES
         self.summary = path / "summary.json"
         self.trajectories = path / "trajectories"
         self.verifier = path / "verifier"
@@ -88,10 +117,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             self.episodes.touch(exist_ok=False)
         except FileExistsError:
-            raise ConfigError(
-                f"Expected a run directory of this run's own, but {self.path} holds another run. "
-                "Choose a fresh one with `hydra.run.dir=…`, or start again a second later."
-            ) from None
+            raise ConfigError(USED.format(self.path)) from None
         except OSError as error:
             raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
 

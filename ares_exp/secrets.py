@@ -124,7 +124,15 @@ def _scrub_argument(argument: str, known: tuple[str, ...]) -> str:
     return _scrub_text(argument, known)
 
 
+_protected: set[str] = set()
+
+
+def protect(values: Iterable[str]) -> None:
+    """Has these values masked, from now on, in whatever this process writes to files and logs."""
+    _protected.update(values)
+
+
 def _known_secrets() -> tuple[str, ...]:
-    """Values of sensitive environment variables, the longest first; short ones would mask ordinary words."""
-    values = {value for name, value in os.environ.items() if is_sensitive(name) and len(value) >= 8}
-    return tuple(sorted(values, key=len, reverse=True))
+    """Protected values and those of sensitive variables, the longest first; short ones would mask ordinary words."""
+    values = {*_protected, *(value for name, value in os.environ.items() if is_sensitive(name))}
+    return tuple(sorted((value for value in values if len(value) >= 8), key=len, reverse=True))

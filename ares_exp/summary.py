@@ -32,6 +32,11 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     if summary.results:
         _write(stream, _draw(_table(summary.results), stream))
     lines = [separator.join(_totals(summary)), "", *_places(run_dir), *_unscored(summary)]
+    if summary.recording_failures:
+        lines += [
+            "",
+            f"Not everything was recorded: {summary.recording_failures} failures, see the warnings in run.log.",
+        ]
     _write(stream, "\n".join(lines) + "\n")
     stream.flush()
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+
+from ares_exp.errors import PreflightError
 
 ROOT = Path(__file__).parent.parent
 SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "OPENAI_"))}
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Signals as in a terminal: under `nohup … &` they are ignored, which every process started here inherits."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -37,37 +48,38 @@ def cli(tmp_path: Path) -> Cli:
     return run
 
 
-def docker_reason() -> str | None:
-    """Why Docker cannot be used here; `None` when it can."""
-    if (
-        shutil.which("docker") is None
-        and not os.environ.get("DOCKER_HOST")
-        and not Path("/var/run/docker.sock").exists()
-    ):
-        return "no Docker engine here"
-    import docker
-    from docker.errors import DockerException
+@functools.cache
+def missing(backend: str) -> str | None:
+    """Why a backend (`docker`, `local`) cannot be used here; `None` when it can."""
+    from ares_exp import DockerContainerFactory, LocalContainerFactory
 
+    factory = {"docker": DockerContainerFactory, "local": LocalContainerFactory}[backend]()
     try:
-        client = docker.from_env(timeout=10)
-        client.ping()
-        client.close()
-    except (DockerException, OSError) as error:
-        return f"the Docker engine does not answer: {error}"
+        asyncio.run(factory.preflight())
+    except PreflightError as error:
+        return f"container={backend} is not to be had here: {error}"
     return None
 
 
-@pytest.fixture(scope="session")
-def _docker_reason() -> str | None:
-    return docker_reason()
-
-
 @pytest.fixture(autouse=True)
-def _skip_without_docker(request: pytest.FixtureRequest) -> None:
-    """Skips tests marked `docker` where there is no engine; fails them where one must be."""
-    if request.node.get_closest_marker("docker") is not None:
-        reason = request.getfixturevalue("_docker_reason")
-        if reason and os.environ.get("ARES_EXP_REQUIRE_DOCKER"):
-            pytest.fail(f"ARES_EXP_REQUIRE_DOCKER is set, but {reason}")
-        if reason:
+def _skip_without_backend(request: pytest.FixtureRequest) -> None:
+    """Skips tests marked `docker` or `local` where that backend cannot run."""
+    for backend in ("docker", "local"):
+        if request.node.get_closest_marker(backend) is not None and (reason := missing(backend)):
             pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fails tests skipped for want of a backend, where ARES_EXP_REQUIRE_BACKENDS says that all must be here."""
+    report = yield
+    if (
+        report.skipped
+        and os.environ.get("ARES_EXP_REQUIRE_BACKENDS")
+        and "is not to be had here" in str(report.longrepr)
+    ):
+        report.outcome = "failed"
+        report.longrepr = f"ARES_EXP_REQUIRE_BACKENDS is set, but: {report.longrepr}"
+    return report

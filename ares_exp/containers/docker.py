@@ -14,8 +14,10 @@ import pydantic
 
 from ares_exp.containers.container import ContainerSpec, NetworkMode
 from ares_exp.containers.docker_container import DockerContainer, DockerOptions
+from ares_exp.containers.docker_dockerfile import check_dockerfile
 from ares_exp.containers.docker_engine import connect, engine_errors, in_thread, reason
 from ares_exp.errors import PreflightError, TaskError, UnsupportedTaskError
+from ares_exp.secrets import is_sensitive, protect
 
 
 class DockerContainerFactory:
@@ -46,6 +48,7 @@ class DockerContainerFactory:
             extra_hosts: More lines of `/etc/hosts`, name to address (`host-gateway` is the engine's host).
             pids_limit: Bound on the processes of one container, so that a fork bomb stays inside.
         """
+        protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
             network=network,
             login_shell=login_shell,
@@ -79,7 +82,7 @@ class DockerContainerFactory:
 
         Raises:
             UnsupportedTaskError: The task needs several services or GPUs.
-            TaskError: It has neither an image nor a Dockerfile.
+            TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
         """
         context = spec.context_dir
         for name in ("docker-compose.yaml", "docker-compose.yml"):
@@ -98,6 +101,8 @@ class DockerContainerFactory:
                 f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or "
                 "set docker_image in the [environment] table of its task.toml."
             )
+        if spec.docker_image is None and context is not None:
+            check_dockerfile(context / "Dockerfile")
         if spec.storage_mb is not None:
             return [f"storage_mb={spec.storage_mb} of task {spec.name} is not enforced by container=docker"]
         return []

@@ -66,7 +66,7 @@ class LocalContainerFactory:
         """
         if spec.gpus:
             raise UnsupportedTaskError(
-                f"{spec.name}: container=local has no GPUs, {spec.gpus} asked for. Use container=docker for this task."
+                f"{spec.name}: container=local has no GPUs, {spec.gpus} asked for. Leave this task out."
             )
         dockerfile = read_task_dockerfile(spec)
         if dockerfile is not None and spec.context_dir is not None:

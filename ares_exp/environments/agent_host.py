@@ -104,8 +104,8 @@ class AgentHost:
         finally:
             self._callers.discard(caller)
 
-    async def next_request(self) -> LLMRequest | None:
-        """Waits for the agent's next LLM call; `None` when it has returned instead.
+    async def next_request(self, *, late: bool = False) -> LLMRequest | None:
+        """Waits for the agent's next LLM call, if `late` past its time limit; `None` when it has returned instead.
 
         Raises:
             AgentError, ContainerError: The agent raised; its container failing is told apart from its own fault.
@@ -115,7 +115,7 @@ class AgentHost:
             if self._task is None or self._task.done():
                 self._raise_if_failed()
                 return None
-            if self._time_is_up:
+            if self._time_is_up and not late:
                 raise TimeIsUpError
             if self._pending:
                 self._observed = self._pending[0]

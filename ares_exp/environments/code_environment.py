@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,10 @@ from ares_exp.tasks.task import Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+FIRST_REQUEST_GRACE_SEC = 2.0
+"""How long past its time limit an agent may take for its first request."""
 
 
 class CodeEnvironment:
@@ -176,14 +180,18 @@ class CodeEnvironment:
         timeout_sec = self._limits.time.agent(task)
         with self._phase("agent"):
             self._host.start(self._code_agent_factory, task.instruction, timeout_sec=timeout_sec)
-            try:
-                request = await self._host.next_request()
-            except TimeIsUpError:
-                raise AgentSetupTimeoutError(
-                    f"The code agent sent no LLM request within its limit of {timeout_sec:g} s."
-                ) from None
+            request = await self._first_request(self._host, timeout_sec)
         assert request is not None  # the host raises NoRequestError instead
         return request
+
+    async def _first_request(self, host: AgentHost, timeout_sec: float | None) -> LLMRequest | None:
+        """The agent's first request, also a little past its limit: the next step then truncates, and verifies."""
+        with suppress(TimeIsUpError):
+            return await host.next_request()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_REQUEST_GRACE_SEC):
+                return await host.next_request(late=True)
+        raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {timeout_sec:g} s.")
 
     async def _apply(self, host: AgentHost, action: LLMResponse | None) -> LLMRequest | None:
         """Answers the pending request; returns the next one, `None` when the agent phase is over."""

@@ -73,10 +73,12 @@ class HarborEnvironments:
                 report, (f"{task.name}: {text}" for text in container_factory.check(task.container_spec))
             ),
         )
-        refused = [text for task in self._tasks.values() if (text := _first_refusal(task, checks)) is not None]
+        refused = {name: text for name, task in self._tasks.items() if (text := _first_refusal(task, checks))}
         if refused:
-            more = f"\n… and {len(refused) - SHOWN_REFUSALS} more." if len(refused) > SHOWN_REFUSALS else ""
-            raise UnsupportedTaskError("\n".join(refused[:SHOWN_REFUSALS]) + more)
+            shown = list(refused.values())[:SHOWN_REFUSALS]
+            shown += [f"… and {len(refused) - len(shown)} more."] if len(refused) > len(shown) else []
+            shown.append(f"To play the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
+            raise UnsupportedTaskError("\n".join(shown))
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """The environment of one episode."""

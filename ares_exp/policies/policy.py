@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 
@@ -55,7 +56,13 @@ class Policy(LLMClient, Protocol):
 
 
 def as_policy(client: Policy | LLMClient) -> Policy:
-    """`client` itself if it is a policy; a plain `LLMClient`, of which nothing can be asked but answers, made one."""
+    """`client` itself if it is a policy; a plain `LLMClient`, of which nothing can be asked but answers, made one.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if not callable(client):
+        raise ConfigError(f"Expected the policy to be callable with an LLMRequest, got {type(client).__name__}.")
     if all(hasattr(client, name) for name in ("preflight", "for_episode", "close", "needs_solution")):
         return cast("Policy", client)
     return _PlainPolicy(client)

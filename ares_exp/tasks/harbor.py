@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.container import Container, ContainerSpec, User
-from ares_exp.errors import ContainerError, TaskError, UnsupportedTaskError, VerifierError
+from ares_exp.errors import ContainerError, ContainerStartError, TaskError, UnsupportedTaskError, VerifierError
+from ares_exp.secrets import protect
 from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.instruction import read_instruction
@@ -130,9 +131,16 @@ class HarborTask:
             )
         self._resolved("environment", self.config.environment.env)
         self._resolved("verifier", self.config.verifier.env)
+        protect(self._secrets)
         if needs_solution:
             self._require_solution()
             self._resolved("solution", self.config.solution.env)
+
+    @property
+    def _secrets(self) -> tuple[str, ...]:
+        """Host values that the task is given by a name that looks sensitive."""
+        config = self.config
+        return secret_values((config.verifier.env, config.environment.env, config.solution.env))
 
     def _require_solution(self) -> Path:
         script = self.path / "solution" / "solve.sh"
@@ -147,9 +155,11 @@ class HarborTask:
             ContainerError: The container failed.
         """
         await _as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
+        here = await container.exec("pwd", user="root", timeout_sec=60)
+        if here.exit_code != 0:  # every command of the agent would fail in the same way
+            raise ContainerStartError(f"Task {self.name}: {here.output.strip()}. Make it in the Dockerfile (WORKDIR).")
         if self._brings_files():
-            found = await container.exec("pwd", user="root")
-            target = self.config.environment.workdir or (found.output.splitlines() or ["/"])[-1]
+            target = self.config.environment.workdir or (here.output.splitlines() or ["/"])[-1]
             await container.upload(self._environment_dir, target)
 
     def _brings_files(self) -> bool:
@@ -197,12 +207,12 @@ class HarborTask:
             user=verifier.user,
             output_dir=output_dir,
             reward_key=self.reward_key,
-            secrets=secret_values((verifier.env, self.config.environment.env, self.config.solution.env)),
+            secrets=self._secrets,
         )
 
 
 async def _as_root(container: Container, command: str) -> None:
-    result = await container.exec(command, cwd="/", user="root")
+    result = await container.exec(command, cwd="/", user="root", timeout_sec=60)
     if result.exit_code != 0:
         raise ContainerError(
             f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"

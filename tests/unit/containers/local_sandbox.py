@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
 import stat
 import subprocess
@@ -16,23 +14,12 @@ from ares_exp.containers.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local_container import LocalContainer
-from ares_exp.errors import PreflightError
 
 ROOT = Path(__file__).parent.parent.parent.parent
 NOBODY = 65534
 
 
-@functools.cache
-def local_reason() -> str | None:
-    """Why there can be no local box here; `None` when there can."""
-    try:
-        asyncio.run(LocalContainerFactory().preflight())
-    except PreflightError as error:
-        return str(error)
-    return None
-
-
-needs_local = [pytest.mark.local, pytest.mark.skipif(local_reason() is not None, reason=str(local_reason()))]
+needs_local = pytest.mark.local
 as_root = pytest.mark.skipif(not is_privileged(), reason="only root's box has more users than root")
 
 

@@ -13,7 +13,7 @@ import pytest
 from ares_exp.containers.host_root import mounts, write_layer
 from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
 
-pytestmark = [*needs_local, as_root]
+pytestmark = [needs_local, as_root]
 
 IN_A_BOX = """
 import asyncio, sys

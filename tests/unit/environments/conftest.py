@@ -11,7 +11,6 @@ from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import PreflightError
 from ares_exp.tasks.harbor import HarborTask, load_task
 
 PASSES_WITH_ANSWER = (
@@ -47,10 +46,6 @@ def make_task(tmp_path: Path) -> MakeTask:
 async def make_environment(make_task: MakeTask) -> AsyncIterator[MakeEnvironment]:
     """Makes environments in the local sandbox; closes them after the test."""
     factory = LocalContainerFactory()
-    try:
-        await factory.preflight()
-    except PreflightError as error:
-        pytest.skip(str(error))
     made: list[CodeEnvironment] = []
 
     def make(

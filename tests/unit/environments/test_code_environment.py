@@ -146,6 +146,19 @@ async def test_an_answer_after_the_time_limit_is_not_applied(make_environment: A
     assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 0)
 
 
+async def test_a_time_limit_of_nothing_still_gives_a_verdict(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(make_task(toml="[agent]\ntimeout_sec = 0.0\n"))
+    assert (await env.reset()).first()
+    last = await env.step(run("echo 42 > /answer"))
+    assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, "time")
+
+
+async def test_a_missing_workdir_is_found_before_the_first_step(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(make_task(toml='[environment]\nworkdir = "/no/such"\n'))
+    with pytest.raises(ContainerError, match="/no/such"):
+        await env.reset()
+
+
 async def test_no_answer_in_time_truncates_and_verifies(make_environment: Any) -> None:
     env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
     await env.reset()
