@@ -48,7 +48,7 @@ class _Command:
 
         if (refusal := refuse_used_run_dir(sys.argv[1:])) is not None:
             return _fail(refusal)
-        OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True)
+        OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
         ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
         try:

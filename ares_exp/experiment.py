@@ -86,6 +86,7 @@ class Experiment:
         self._workers: list[asyncio.Task[None]] = []
         self._interrupt = asyncio.Event()
         self._failures = 0
+        self._unwritten_rows = 0
 
     async def prepare(self) -> Sequence[str]:
         """Reads the task set and checks everything that can be checked before the first container starts.
@@ -115,7 +116,7 @@ class Experiment:
         began = time.monotonic()
         planned = plan_episodes(task_names, attempts=self._settings.attempts, seed=self._settings.seed)
         self._progress = Progress(len(planned))
-        self._guard("The tracker", lambda: self._parts.tracker.start(info))
+        self._guard("The tracker's start", lambda: self._parts.tracker.start(info))
         self._progress.start()
         try:
             await self._play_all(deque(planned))
@@ -126,10 +127,11 @@ class Experiment:
             results=tuple(self._results),
             interrupted=self._interrupt.is_set(),
             wall_sec=time.monotonic() - began,
-            recording_failures=self._failures,
+            recording_failures=self._failures + self._parts.tracker.failures,
+            unwritten_rows=self._unwritten_rows,
         )
         totals = {**summary.to_dict(), "warnings": self.warnings}
-        self._guard("The summary", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
+        self._guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
         return summary
 
     async def close(self, summary: RunSummary | None = None) -> None:
@@ -140,7 +142,7 @@ class Experiment:
             logger.warning("The policy could not be closed: %s: %s", type(error).__name__, error)
         if summary is not None:
             tracker = self._parts.tracker
-            await asyncio.to_thread(self._guard, "The tracker", lambda: tracker.finish(summary))
+            await asyncio.to_thread(self._guard, "The tracker's end", lambda: tracker.finish(summary))
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more."""
@@ -235,7 +237,10 @@ class Experiment:
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
         row = result.to_dict()
-        await asyncio.to_thread(self._guard, "The result's row", lambda: self._run_dir.append_episode(row))
+        if not await asyncio.to_thread(
+            self._guard, "Writing the result's row", lambda: self._run_dir.append_episode(row)
+        ):
+            self._unwritten_rows += 1
         self._progress.episode_finished(result)
         self._guard("The tracker", lambda: self._parts.tracker.log_episode(result))
 
@@ -251,13 +256,15 @@ class Experiment:
         environment = self._parts.source.make(planned.task_name, parts)
         return TrajectoryCollectingEnvironment(environment, self._parts.collector, episode_id=planned.episode_id)
 
-    def _guard(self, what: str, act: Callable[[], object]) -> None:
-        """Does `act`; a failure is reported and counted, and the run goes on."""
+    def _guard(self, what: str, act: Callable[[], object]) -> bool:
+        """Does `act` and says whether it could; a failure is reported and counted, and the run goes on."""
         try:
             act()
         except Exception as error:
             self._failures += 1
-            logger.warning("%s could not be recorded: %s: %s", what, type(error).__name__, error)
+            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+            return False
+        return True
 
     def _warn(self, sentence: str) -> None:
         """Tells the user once, and keeps the sentence for the records."""

@@ -111,6 +111,7 @@ class RunSummary:
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
         wall_sec: Wall seconds of the run.
         recording_failures: How many times a row, a trajectory or a metric could not be recorded.
+        unwritten_rows: Results of these that are not in `episodes.jsonl`.
     """
 
     planned: int
@@ -118,6 +119,7 @@ class RunSummary:
     interrupted: bool = False
     wall_sec: float = 0.0
     recording_failures: int = 0
+    unwritten_rows: int = 0
 
     @property
     def scored(self) -> tuple[EpisodeResult, ...]:
@@ -132,8 +134,8 @@ class RunSummary:
 
     @property
     def complete(self) -> bool:
-        """Whether every episode that was asked for has a reward, and everything was recorded."""
-        return len(self.scored) == self.planned and not self.recording_failures
+        """Whether every episode that was asked for has a reward, and a row."""
+        return len(self.scored) == self.planned and not self.unwritten_rows
 
     def count(self) -> dict[str, int]:
         """Number of episodes by outcome."""
@@ -153,6 +155,7 @@ class RunSummary:
             "interrupted": self.interrupted,
             "wall_sec": self.wall_sec,
             "recording_failures": self.recording_failures,
+            "unwritten_rows": self.unwritten_rows,
         }
 
 

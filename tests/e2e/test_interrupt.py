@@ -102,7 +102,7 @@ class Policy:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            await asyncio.sleep(3)
+            await asyncio.sleep(30)
             raise
 """
 
@@ -139,7 +139,7 @@ def test_two_presses_leave_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=5)
     assert process.returncode == 130
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
     assert "cancelled" not in out, "the summary was printed: the first press ended the run"
     assert wait_until(lambda: not boxes_of(process), 2)
 

@@ -175,7 +175,7 @@ async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -
     summary = await play(experiment(tmp_path, tracker=FailingTracker()), tmp_path)
     assert [row["reward"] for row in rows(tmp_path)] == [1.0] * 3
     assert summary.recording_failures == 4
-    assert not summary.complete
+    assert summary.complete
 
 
 async def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +185,8 @@ async def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCapture
 
     summary = await play(experiment(tmp_path, run_dir=Full(tmp_path / "run")), tmp_path)
     assert len(summary.results) == 3
-    assert summary.recording_failures == 3
+    assert summary.recording_failures == summary.unwritten_rows == 3
+    assert not summary.complete
     assert "No space left" in caplog.text
 
 
@@ -202,7 +203,7 @@ async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            await asyncio.sleep(2)
+            await asyncio.sleep(30)
             raise
 
     made = experiment(tmp_path, count=5, concurrency=3, trouble=unwinds_slowly)
@@ -212,7 +213,7 @@ async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
     began = time.monotonic()
     made.interrupt()
     summary = await playing
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 10
     assert summary.interrupted
     assert [result.outcome.value for result in summary.results] == ["cancelled"] * 3
     assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"] * 3
