@@ -25,7 +25,14 @@ def main() -> int:
 
         print_help(sys.argv[1:])
         return EXIT_OK
+    sys.argv[1:] = _flags_first(sys.argv[1:])
     return _Command().run()
+
+
+def _flags_first(arguments: list[str]) -> list[str]:
+    """Flags before overrides, whatever the order in which they were typed: Hydra's parser takes them in no other."""
+    overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
+    return [one for one in arguments if one not in overrides] + overrides
 
 
 class _Command:

@@ -22,6 +22,9 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
+    if "Config group override must be" in text:
+        chosen = next((argument for argument in argv if argument.endswith("=null")), "group=null")
+        return f"`{chosen}` chooses no option: the empty choice of a group is `{chosen.partition('=')[0]}=none`."
     if "No match in the defaults list" in text:
         word = _first_quoted(text)
         return f"There is no group or key `{word}`.{close_matches(word, _known_keys())} Groups: {', '.join(GROUPS)}."

@@ -105,7 +105,9 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-    node = config[group]
+    node = None if OmegaConf.is_missing(config, group) else config[group]
+    if node is None:
+        raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
     try:

@@ -56,10 +56,18 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["policy=chat_completions"], "policy.model"),
         ([*CHAT], "OPENAI_API_KEY"),
         (["--no-such-flag"], "--no-such-flag"),
+        (["collector=null"], "collector=none"),
+        (["~collector"], "collector"),
+        (["--config-dir", "broken", "policy=yaml"], "broken/policy/yaml.yaml"),
+        (["--config-dir", "broken", "policy=targetless"], "_target_"),
+        (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["--config-dir", "no/such/folder"], "no/such/folder"),
     ],
 )
 def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    (tmp_path / "broken" / "policy").mkdir(parents=True)
+    (tmp_path / "broken" / "policy" / "yaml.yaml").write_text("foo: [\n")
+    (tmp_path / "broken" / "policy" / "targetless.yaml").write_text("foo: 1\n")
     done = cli("tracker=none", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert expected in done.stderr
