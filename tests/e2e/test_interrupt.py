@@ -77,7 +77,7 @@ def test_one_press_records_cancelled_episodes_and_prints_the_summary(
     running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
 ) -> None:
     running.send_signal(number)
-    out, err = running.communicate(timeout=5)
+    out, err = running.communicate(timeout=8)
     assert running.returncode == 130, err
     assert not sleepers()
     rows = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]

@@ -267,7 +267,7 @@ def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> No
         return latency, turns
 
     latency, turns = asyncio.run(play())
-    assert latency < 0.05
+    assert latency < 0.4  # less than importing wandb alone takes
     assert turns > 1
 
 
@@ -279,7 +279,7 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     tracker = WandbTracker(init_timeout_sec=1.0)
     began = time.perf_counter()
     tracker.start(_info(tmp_path / "run"))
-    assert time.perf_counter() - began < 0.05
+    assert time.perf_counter() - began < 0.5  # half of what waiting for the service would take
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.finish(RunSummary(3, RESULTS))
