@@ -16,13 +16,13 @@ from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts
-from ares_exp.environments.time_step import TimeStep
 from ares_exp.episode_plan import PlannedEpisode, plan_episodes
 from ares_exp.errors import ConfigError, UserError
+from ares_exp.playing import Playing
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.progress import Progress
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
-from ares_exp.rollout import Tally, run_episode
+from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.rollout import run_episode
 from ares_exp.run_dir import RunDir
 from ares_exp.trackers.tracker import RunInfo, Tracker
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment, knows_handles
@@ -58,16 +58,6 @@ class Settings:
     policy_timeout_sec: float | None
 
 
-@dataclass(slots=True)
-class _Playing:
-    """An episode under way, and what is known of it so far."""
-
-    planned: PlannedEpisode
-    started_at: float
-    tally: Tally
-    environment: TrajectoryCollectingEnvironment | None = None
-
-
 class Experiment:
     """One run: every selected task, `attempts` times, at most `concurrency` at once.
 
@@ -82,7 +72,7 @@ class Experiment:
         self._settings = settings
         self._run_dir = run_dir
         self._results: list[EpisodeResult] = []
-        self._playing: dict[str, _Playing] = {}
+        self._playing: dict[str, Playing] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._interrupt = asyncio.Event()
         self._failures = 0
@@ -167,7 +157,7 @@ class Experiment:
             if pending:
                 await asyncio.wait(pending, timeout=INTERRUPT_GRACE_SEC)
             for playing in list(self._playing.values()):  # what did not end in time: its row says so
-                await self._record(self._result(playing, asyncio.CancelledError("it did not end in time")))
+                await self._record(playing, asyncio.CancelledError("it did not end in time"))
         finally:
             interrupt.cancel()
             for worker in self._workers:
@@ -177,12 +167,12 @@ class Experiment:
         while owed and not self._interrupt.is_set():
             planned = owed.popleft()
             self._progress.episode_started(planned.task_name)
-            playing = self._playing[planned.episode_id] = _Playing(planned, time.time(), Tally())
-            result = self._result(playing, await self._play(playing))
+            playing = self._playing[planned.episode_id] = Playing(planned, time.time())
+            failure = await self._play(playing)
             if planned.episode_id in self._playing:
-                await finish(self._record(result))
+                await finish(self._record(playing, failure))
 
-    async def _play(self, playing: _Playing) -> BaseException | None:
+    async def _play(self, playing: Playing) -> BaseException | None:
         """Plays one episode; returns what ended it, if that was an exception."""
         planned = playing.planned
         try:
@@ -205,34 +195,10 @@ class Experiment:
             return failure
         return None
 
-    def _result(self, playing: _Playing, failure: BaseException | None) -> EpisodeResult:
-        """What is known of an episode, as its row. A LAST step that was reached counts, whatever came after it."""
-        planned, tally, environment = playing.planned, playing.tally, playing.environment
-        last = tally.last or _last_step(environment)
-        outcome, error = _ending(last, failure, environment)
-        verdict = getattr(environment, "verdict", None)
-        self._failures += environment.collector_failures if environment is not None else 0
-        return EpisodeResult(
-            episode_id=planned.episode_id,
-            task_name=planned.task_name,
-            attempt=planned.attempt,
-            seed=planned.seed,
-            outcome=outcome,
-            reward=last.reward if last is not None else None,
-            rewards=dict(verdict.rewards) if verdict is not None else {},
-            error=error,
-            num_steps=tally.num_steps,
-            prompt_tokens=tally.prompt_tokens,
-            generated_tokens=tally.generated_tokens,
-            cost=tally.cost,
-            started_at=playing.started_at,
-            finished_at=time.time(),
-            phase_sec={**getattr(environment, "phase_sec", {}), "policy": tally.policy_sec},
-            container_image=getattr(environment, "container_image", None),
-        )
-
-    async def _record(self, result: EpisodeResult) -> None:
+    async def _record(self, playing: Playing, failure: BaseException | None) -> None:
         """Writes the row first; whoever fails to record does not end the run."""
+        result = playing.result(failure)
+        self._failures += playing.environment.collector_failures if playing.environment is not None else 0
         del self._playing[result.episode_id]
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
@@ -271,24 +237,6 @@ class Experiment:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             logger.warning("%s", sentence)
-
-
-def _ending(
-    last: TimeStep[Any] | None, failure: BaseException | None, environment: Environment | None
-) -> tuple[Outcome, ErrorInfo | None]:
-    if last is None:
-        ended = failure or RuntimeError("the episode ended without a LAST step")
-        return Outcome.of(ended), ErrorInfo.of(ended)
-    if last.discount:
-        limit = getattr(environment, "truncated_by", None)
-        return Outcome.TRUNCATED, ErrorInfo("limit", f"limit reached: {limit or 'unknown'}")
-    return Outcome.COMPLETED, None
-
-
-def _last_step(environment: Environment | None) -> TimeStep[Any] | None:
-    """The LAST step that the environment reached although its caller never got it (it was cancelled meanwhile)."""
-    time_step = getattr(environment, "time_step", None)
-    return time_step if time_step is not None and time_step.step_type == "LAST" else None
 
 
 def _raise_all(outcomes: Sequence[object]) -> None:

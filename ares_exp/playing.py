@@ -1,0 +1,78 @@
+"""An episode under way, and the row that becomes of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ares_exp.environments.environment import Environment
+from ares_exp.environments.time_step import TimeStep
+from ares_exp.episode_plan import PlannedEpisode
+from ares_exp.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.rollout import Tally
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+
+
+@dataclass(slots=True)
+class Playing:
+    """What is known of an episode so far, whatever ends it.
+
+    Attributes:
+        planned: Which episode it is.
+        started_at: Epoch seconds.
+        tally: What it used.
+        environment: Its environment; `None` until it is made.
+    """
+
+    planned: PlannedEpisode
+    started_at: float
+    tally: Tally = field(default_factory=Tally)
+    environment: TrajectoryCollectingEnvironment | None = None
+
+    def result(self, failure: BaseException | None) -> EpisodeResult:
+        """The episode as a row. A LAST step that was reached counts, whatever came after it.
+
+        Args:
+            failure: The exception that ended the episode, if one did.
+        """
+        planned, tally, environment = self.planned, self.tally, self.environment
+        last = tally.last or _last_step(environment)
+        outcome, error = _ending(last, failure, environment)
+        verdict = getattr(environment, "verdict", None)
+        return EpisodeResult(
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            attempt=planned.attempt,
+            seed=planned.seed,
+            outcome=outcome,
+            reward=last.reward if last is not None else None,
+            rewards=dict(verdict.rewards) if verdict is not None else {},
+            error=error,
+            num_steps=tally.num_steps,
+            prompt_tokens=tally.prompt_tokens,
+            generated_tokens=tally.generated_tokens,
+            cost=tally.cost,
+            started_at=self.started_at,
+            finished_at=time.time(),
+            phase_sec={**getattr(environment, "phase_sec", {}), "policy": tally.policy_sec},
+            container_image=getattr(environment, "container_image", None),
+        )
+
+
+def _ending(
+    last: TimeStep[Any] | None, failure: BaseException | None, environment: Environment | None
+) -> tuple[Outcome, ErrorInfo | None]:
+    if last is None:
+        ended = failure or RuntimeError("the episode ended without a LAST step")
+        return Outcome.of(ended), ErrorInfo.of(ended)
+    if last.discount:
+        limit = getattr(environment, "truncated_by", None)
+        return Outcome.TRUNCATED, ErrorInfo("limit", f"limit reached: {limit or 'unknown'}")
+    return Outcome.COMPLETED, None
+
+
+def _last_step(environment: Environment | None) -> TimeStep[Any] | None:
+    """The LAST step that the environment reached although its caller never got it (it was cancelled meanwhile)."""
+    time_step = getattr(environment, "time_step", None)
+    return time_step if time_step is not None and time_step.step_type == "LAST" else None
