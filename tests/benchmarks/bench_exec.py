@@ -17,7 +17,7 @@ import docker
 
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker_container import DockerContainer
+from ares_exp.containers.docker.container import DockerContainer
 
 ROUNDS, BLOCK, LIVES = 6, 20, 5
 BOXES, SECONDS = 8, 4.0

@@ -15,8 +15,8 @@ from docker.errors import ImageNotFound, NotFound
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker_container import DockerContainer
-from ares_exp.containers.docker_image import image_tag
+from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.containers.docker.image import image_tag
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerStartError,

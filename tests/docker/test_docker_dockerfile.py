@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.docker_dockerfile import check_dockerfile
+from ares_exp.containers.docker.dockerfile_check import check_dockerfile
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local_container import LocalContainer
+from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
+from ares_exp.containers.local.container import LocalContainer
 
 ROOT = Path(__file__).parent.parent.parent.parent
 NOBODY = 65534

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.bubblewrap import MINIMUM_VERSION, box_arguments, find_bwrap, is_privileged
+from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, box_arguments, find_bwrap, is_privileged
 from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
 
 pytestmark = needs_local
@@ -18,7 +18,7 @@ pytestmark = needs_local
 def found_with(path: Path) -> str:
     """The answer of `find_bwrap` in a fresh process whose PATH begins with `path`."""
     run = subprocess.run(
-        [sys.executable, "-c", "from ares_exp.containers.bubblewrap import find_bwrap; print(find_bwrap())"],
+        [sys.executable, "-c", "from ares_exp.containers.local.bubblewrap import find_bwrap; print(find_bwrap())"],
         env={"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, read_dockerfile
-from ares_exp.containers.dockerfile_steps import check_sources, find_sources, stage_context
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, read_dockerfile
+from ares_exp.containers.local.dockerfile_steps import check_sources, find_sources, stage_context
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.fifo_stream import FifoStream, fifo_pair
+from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 
 
 async def attach(directory: Path, command: str) -> tuple[FifoStream, subprocess.Popen[bytes]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.host_root import mounts, write_layer
+from ares_exp.containers.local.host_root import mounts, write_layer
 from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
 
 pytestmark = [needs_local, as_root]

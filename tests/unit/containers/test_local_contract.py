@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.containers.bubblewrap import is_privileged
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.bubblewrap import is_privileged
 from tests.contracts.container_contract import ContainerContract
 from tests.unit.containers.local_sandbox import needs_local
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.bubblewrap import is_privileged
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
 from tests.unit.containers.local_sandbox import as_root, box, needs_local
 

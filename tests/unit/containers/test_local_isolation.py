@@ -13,7 +13,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local_container import LocalContainer
+from ares_exp.containers.local.container import LocalContainer
 from tests.unit.containers.local_sandbox import as_root, box, needs_local
 
 pytestmark = needs_local

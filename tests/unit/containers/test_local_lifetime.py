@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.box_directory import BoxDirectory, remove_stale
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.box_directory import BoxDirectory, remove_stale
 from ares_exp.errors import ContainerDiedError
 from tests.unit.containers.local_sandbox import ROOT, box, needs_local
 

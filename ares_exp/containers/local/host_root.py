@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ares_exp.containers.bubblewrap import HOSTNAME
+from ares_exp.containers.local.bubblewrap import HOSTNAME
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -13,9 +13,9 @@ from typing import Annotated
 import pydantic
 
 from ares_exp.containers.container import ContainerSpec, NetworkMode
-from ares_exp.containers.docker_container import DockerContainer, DockerOptions
-from ares_exp.containers.docker_dockerfile import check_dockerfile
-from ares_exp.containers.docker_engine import connect, engine_errors, in_thread, reason
+from ares_exp.containers.docker.container import DockerContainer, DockerOptions
+from ares_exp.containers.docker.dockerfile_check import check_dockerfile
+from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
 from ares_exp.errors import PreflightError, TaskError, UnsupportedTaskError
 from ares_exp.secrets import is_sensitive, protect
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 import pydantic
 
-from ares_exp.containers.box_directory import remove_stale
-from ares_exp.containers.bubblewrap import find_bwrap
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.dockerfile_steps import check_sources
-from ares_exp.containers.local_container import LocalContainer, read_task_dockerfile
+from ares_exp.containers.local.box_directory import remove_stale
+from ares_exp.containers.local.bubblewrap import find_bwrap
+from ares_exp.containers.local.container import LocalContainer, read_task_dockerfile
+from ares_exp.containers.local.dockerfile_steps import check_sources
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
 
 _PROBE = ContainerSpec(name="probe", network="no-network", start_timeout_sec=30.0)

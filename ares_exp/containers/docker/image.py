@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.containers.docker_engine import engine_errors, reason
+from ares_exp.containers.docker.engine import engine_errors, reason
 from ares_exp.errors import ContainerStartError
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from ares_exp.containers.box import ROOT_NAMES, Box
-from ares_exp.containers.box_directory import BoxDirectory
-from ares_exp.containers.box_transfer import receive, send
-from ares_exp.containers.bubblewrap import box_arguments, find_bwrap, is_privileged
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, User
-from ares_exp.containers.dockerfile import Dockerfile, read_dockerfile
-from ares_exp.containers.dockerfile_steps import apply_step, stage_context
-from ares_exp.containers.fifo_stream import FifoStream
-from ares_exp.containers.host_root import SEARCH_PATH, mounts, write_layer
+from ares_exp.containers.local.box import ROOT_NAMES, Box
+from ares_exp.containers.local.box_directory import BoxDirectory
+from ares_exp.containers.local.box_transfer import receive, send
+from ares_exp.containers.local.bubblewrap import box_arguments, find_bwrap, is_privileged
+from ares_exp.containers.local.dockerfile import Dockerfile, read_dockerfile
+from ares_exp.containers.local.dockerfile_steps import apply_step, stage_context
+from ares_exp.containers.local.fifo_stream import FifoStream
+from ares_exp.containers.local.host_root import SEARCH_PATH, mounts, write_layer
 from ares_exp.containers.shell_channel import ShellChannels
 from ares_exp.errors import (
     ContainerDiedError,

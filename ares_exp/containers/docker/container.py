@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, NetworkMode, User
-from ares_exp.containers.docker_engine import Engine, connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker_image import ensure_image
-from ares_exp.containers.docker_life import FIRST_COMMAND, FirstProcess, cause_of_death, owner_labels, remove
-from ares_exp.containers.docker_stream import EngineStream
-from ares_exp.containers.docker_transfer import get, put
+from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
+from ares_exp.containers.docker.image import ensure_image
+from ares_exp.containers.docker.life import FIRST_COMMAND, FirstProcess, cause_of_death, owner_labels, remove
+from ares_exp.containers.docker.stream import EngineStream
+from ares_exp.containers.docker.transfer import get, put
 from ares_exp.containers.shell_channel import ShellChannels
 from ares_exp.errors import (
     ContainerDiedError,

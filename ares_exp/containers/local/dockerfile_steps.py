@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ares_exp.containers.container import ExecResult
-from ares_exp.containers.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, Step
+from ares_exp.containers.local.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, Step
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
 _LAST_LINES = 20

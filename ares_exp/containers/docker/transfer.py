@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.containers.archive import pack, unpack_directory, unpack_file
-from ares_exp.containers.docker_engine import CALL_TIMEOUT_SEC, EngineError
+from ares_exp.containers.docker.engine import CALL_TIMEOUT_SEC, EngineError
 from ares_exp.errors import TransferError
 
 if TYPE_CHECKING:

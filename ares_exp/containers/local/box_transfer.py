@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from ares_exp.containers import archive
-from ares_exp.containers.fifo_stream import FifoStream
-from ares_exp.containers.host_root import SEARCH_PATH
+from ares_exp.containers.local.fifo_stream import FifoStream
+from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.errors import TransferError
 
 _CHUNK_BYTES = 1024 * 1024

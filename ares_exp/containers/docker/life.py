@@ -11,8 +11,8 @@ import socket
 import uuid
 from pathlib import Path
 
-from ares_exp.containers.docker_engine import Engine, engine_errors, reason
-from ares_exp.containers.docker_stream import EngineStream
+from ares_exp.containers.docker.engine import Engine, engine_errors, reason
+from ares_exp.containers.docker.stream import EngineStream
 
 FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
 """What keeps a container alive: it ends with its stdin, which ends with our connection, however we end.

@@ -15,12 +15,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from ares_exp.containers.bubblewrap import CHANNELS
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import User
-from ares_exp.containers.fifo_stream import FifoStream, fifo_pair
-from ares_exp.containers.host_root import SEARCH_PATH
-from ares_exp.containers.seccomp import compiled_filter
+from ares_exp.containers.local.bubblewrap import CHANNELS
+from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
+from ares_exp.containers.local.host_root import SEARCH_PATH
+from ares_exp.containers.local.seccomp import compiled_filter
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
 
 SHELL_TIMEOUT_SEC = 20.0

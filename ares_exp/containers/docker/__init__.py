@@ -1,0 +1,5 @@
+"""`container=docker`: containers of a Docker engine."""
+
+from ares_exp.containers.docker.factory import DockerContainerFactory
+
+__all__ = ["DockerContainerFactory"]

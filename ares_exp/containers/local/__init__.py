@@ -1,0 +1,5 @@
+"""`container=local`: bubblewrap boxes on the host's own root."""
+
+from ares_exp.containers.local.factory import LocalContainerFactory
+
+__all__ = ["LocalContainerFactory"]
