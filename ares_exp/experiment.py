@@ -98,7 +98,12 @@ class Experiment:
         if (agent_preflight := getattr(parts.agent_factory, "preflight", None)) is not None:
             checks.append(agent_preflight())
         _raise_all(await asyncio.gather(*checks, return_exceptions=True))
-        parts.source.check(parts.container_factory, provide_solution=parts.policy.needs_solution, report=self._warn)
+        await asyncio.to_thread(
+            parts.source.check,
+            parts.container_factory,
+            provide_solution=parts.policy.needs_solution,
+            report=self._warn,
+        )
         return names
 
     async def run(self, task_names: Sequence[str], info: RunInfo) -> RunSummary:
@@ -125,11 +130,13 @@ class Experiment:
         return summary
 
     async def close(self, summary: RunSummary | None = None) -> None:
-        """Releases policy and tracker; the tracker is told the totals, if there are any. Bounded by the tracker."""
-        try:
-            await self._parts.policy.close()
-        except Exception as error:
-            logger.warning("The policy could not be closed: %s: %s", type(error).__name__, error)
+        """Releases policy, containers and tracker; the tracker is told the totals, if any. Bounded by the tracker."""
+        for what, part in (("policy", self._parts.policy), ("container backend", self._parts.container_factory)):
+            try:
+                if (close := getattr(part, "close", None)) is not None:
+                    await close()
+            except Exception as error:
+                logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
         if summary is not None:
             tracker = self._parts.tracker
             await asyncio.to_thread(self._guard, "The tracker's end", lambda: tracker.finish(summary))

@@ -15,6 +15,7 @@ from ares_exp.errors import TransferError
 MAX_BYTES = 1024**3
 MAX_MEMBERS = 100_000
 _SPOOL_BYTES = 8 * 1024 * 1024
+_PREFIX = ".download-"
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ def unpack_directory(
     """Unpacks an untrusted tar stream into the host directory `target`, which is made when missing.
 
     Links that could leave `target` and special files are left out with a warning. Symlinks are made last, so that no
-    member is ever written through one.
+    member is ever written through one. Everything is unpacked beside and moved when it is complete, so that a download
+    that breaks off leaves `target` as it was.
 
     Args:
         stream: Only its `read(size)` is used.
@@ -78,17 +80,25 @@ def unpack_directory(
     """
     symlinks: list[tarfile.TarInfo] = []
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in _bounded(archive, target, max_bytes, max_members, strip_root=strip_root):
-                if member.issym():
-                    symlinks.append(member)
-                elif member.isreg() or member.isdir() or _links_to_a_file(member, target):
-                    _extract(archive, member, target)
-                else:
-                    _logger.warning("Left out of the download to %s: special file or link %r.", target, member.name)
-        for member in symlinks:
-            _make_symlink(member, target)
+        destination = target.resolve()
+        home = destination if destination.is_dir() else destination.parent
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home, prefix=_PREFIX) as scratch:
+            new = Path(scratch) / "new"
+            new.mkdir()
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in _bounded(archive, target, max_bytes, max_members, strip_root=strip_root):
+                    if member.issym():
+                        symlinks.append(member)
+                    elif member.isreg() or member.isdir() or _links_to_a_file(member, new):
+                        _extract(archive, member, new)
+                    else:
+                        _logger.warning("Left out of the download to %s: special file or link %r.", target, member.name)
+            for member in symlinks:
+                if not _make_symlink(member, new):
+                    name, to = member.name, member.linkname
+                    _logger.warning("Left out of the download to %s: link %r to %r.", target, name, to)
+            _move(new, destination)
     except (OSError, tarfile.TarError) as error:
         raise TransferError(f"Cannot unpack a download into {target}: {error}.") from error
 
@@ -108,7 +118,7 @@ def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) 
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
             tarfile.open(fileobj=stream, mode="r|") as archive,
-            tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as scratch,
+            tempfile.TemporaryDirectory(dir=target.parent, prefix=_PREFIX) as scratch,
         ):
             member = archive.next()
             if member is None or not member.isreg():
@@ -167,11 +177,14 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     archive.extract(member, target, filter="data")
 
 
-def _make_symlink(member: tarfile.TarInfo, target: Path) -> None:
+def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     """Makes a link that cannot leave `target`: relative, and going up only at its beginning and not beyond the top.
 
     The directory that it lies in is a real one, not a link, so counting `..` against its depth is exact; what follows
     can only pass through links that obey the same rule.
+
+    Returns:
+        Whether it is such a link.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
@@ -181,8 +194,22 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> None:
     if relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
         _remove(path)
         path.symlink_to(member.linkname)
-    else:
-        _logger.warning("Left out of the download to %s: link %r to %r.", target, member.name, member.linkname)
+        return True
+    return False
+
+
+def _move(new: Path, target: Path) -> None:
+    """Moves a file or directory to `target`; directories are merged, anything else in the way is replaced."""
+    to_directory = target.is_dir() and not target.is_symlink()
+    if new.is_dir() and not new.is_symlink():
+        if to_directory:
+            for child in new.iterdir():
+                _move(child, target / child.name)
+            return
+        target.unlink(missing_ok=True)
+    elif to_directory:
+        shutil.rmtree(target)
+    new.replace(target)
 
 
 def _remove(path: Path) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypedDict, Unpack, runtime_checkable
 
+from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+
 User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""
 
-NetworkMode = Literal["public", "no-network"]
+Shell = Literal["bash -lc", "bash -c", "sh -c"]
+"""What reads a command: a login shell, which reads profile files first, or a plain one. No bash in the image: `sh`."""
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 
@@ -22,11 +25,12 @@ class ExecResult:
 
     Attributes:
         output: stdout and stderr merged in the order in which they were written, decoded as UTF-8 (invalid bytes
-            become U+FFFD). Head and tail only when `elided_bytes` is not 0.
+            become U+FFFD). stdout alone when they were separated. Head and tail only when `elided_bytes` is not 0.
         exit_code: Exit status, 128 + n for death by signal n; `None` when the time limit ended the command.
         duration_sec: Wall seconds, measured by the caller's clock.
         timed_out: Whether the time limit ended it. Everything that it had started is dead then.
-        elided_bytes: Bytes dropped from the middle of the output.
+        elided_bytes: Bytes dropped from the middle of the output, and of the separate stderr.
+        stderr: stderr, where it was to be separated; else `None`.
     """
 
     output: str
@@ -34,6 +38,7 @@ class ExecResult:
     duration_sec: float
     timed_out: bool = False
     elided_bytes: int = 0
+    stderr: str | None = None
 
 
 class ExecOptions(TypedDict, total=False):
@@ -46,9 +51,9 @@ class ExecOptions(TypedDict, total=False):
         timeout_sec: After this many seconds the whole process tree is killed inside the box and what was printed so
             far is returned with `timed_out=True`. `None`, the default: no limit. Cancelling the caller kills as well.
         max_output_bytes: Bound on kept output, half from the head, half from the tail; default `MAX_OUTPUT_BYTES`.
-        login_shell: Whether the shell reads the profile files first; default yes, unless the backend was told
-            otherwise. They may reset variables that the image sets (Debian's resets `PATH`), and an agent may have
-            edited them.
+        shell: What reads the command; default `"bash -lc"`, unless the backend was told otherwise. Profile files may
+            reset variables that the image sets (Debian's resets `PATH`), and an agent may have edited them.
+        separate_stderr: Whether stderr comes apart from stdout; costs a millisecond. Default no.
     """
 
     cwd: str | None
@@ -56,7 +61,8 @@ class ExecOptions(TypedDict, total=False):
     user: User | None
     timeout_sec: float | None
     max_output_bytes: int
-    login_shell: bool
+    shell: Shell
+    separate_stderr: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,11 @@ class ContainerSpec:
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
         workdir: Default directory of commands, overriding the image's; not created.
         env: Environment variables of the container, its first process included.
-        network: `"public"` or `"no-network"`.
+        network: What may be reached from the start on.
+        phase_networks: What `Container.set_network` will be asked for later; nothing else may be.
         cpus, memory_mb, storage_mb, gpus: Limits; `None` is unlimited.
+        users: Who will run commands, besides the image's own user, as far as the task says. A backend that knows only
+            some users refuses the others before it starts anything.
         start_timeout_sec: Bound on build + create + start, seconds.
     """
 
@@ -79,12 +88,19 @@ class ContainerSpec:
     context_dir: Path | None = None
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    network: NetworkMode = "public"
+    network: NetworkPolicy = PUBLIC
+    phase_networks: frozenset[NetworkPolicy] = frozenset()
     cpus: float | None = None
     memory_mb: int | None = None
     storage_mb: int | None = None
     gpus: int | None = None
+    users: frozenset[User] = frozenset()
     start_timeout_sec: float = 600.0
+
+    @property
+    def networks(self) -> frozenset[NetworkPolicy]:
+        """Every network policy of the container's life."""
+        return self.phase_networks | {self.network}
 
 
 @runtime_checkable
@@ -146,6 +162,20 @@ class Container(Protocol):
         """
         ...
 
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """Lets `policy` decide from now on what the box may reach, its running processes included.
+
+        What it no longer allows is cut off, open connections too. The box's own loopback is there under any policy.
+
+        Args:
+            policy: One of `ContainerSpec.networks`.
+
+        Raises:
+            ValueError: It is none of these.
+            ContainerError: It could not be put in force; which one is in force is then unknown.
+        """
+        ...
+
     async def stop(self) -> None:
         """Kills and removes the box. Idempotent, never raises for a box that is gone already."""
         ...
@@ -163,7 +193,10 @@ class Container(Protocol):
 
 @runtime_checkable
 class ContainerFactory(Protocol):
-    """Makes containers of one backend. Constructing it validates its options and touches nothing."""
+    """Makes containers of one backend. Constructing it validates its options and touches nothing.
+
+    A backend that holds something between containers has an `async def close()` too, which a run calls at its end.
+    """
 
     name: str
     """Short name of the backend (`"local"`, `"docker"`), for records and messages."""

@@ -1,44 +1,21 @@
-"""Commands of one container through persistent shells, so that no command costs an engine call.
-
-A *channel* is one `sh` in the box that reads source from a stream. A command borrows a free channel, or opens one, and
-a *pump* task reads the channel until nobody in the box holds the command's output any more; only then is the channel
-free again. So a background process that a command leaves behind lives on, yet neither hangs it nor writes into the
-output of the next one. Time limits and cancellation kill the command's processes through another channel.
-"""
+"""One persistent shell in a box: it runs one script at a time, and forks the process of the next one ahead."""
 
 from __future__ import annotations
 
 import asyncio
-import posixpath
+import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Protocol
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, User
-from ares_exp.containers.shell_output import BoundedOutput, ScriptRun
-from ares_exp.containers.shell_script import (
-    BoxShells,
-    check_arguments,
-    framed_command,
-    handshake,
-    kill_trees,
-    parse_handshake,
-)
-from ares_exp.errors import ContainerDiedError, ContainerError
+from ares_exp.containers.container import Shell, User
+from ares_exp.containers.shell_output import BoundedOutput, MarkParser
+from ares_exp.containers.shell_script import BoxShell, parse_hello, server
 
-OPEN_TIMEOUT_SEC = 60.0
-"""Bound on opening a channel: an engine under load takes seconds, one that hangs must not hang us."""
-
-# After the exit code, how long a command waits for its channel to come free. Longer: a background process holds it.
+_MAX_COMPLAINT = 500
+# How long after its answer a channel is ready again. Longer: a background process holds it.
 _SETTLE_SEC = 0.05
-# A killed tree is gone within milliseconds; the rest is for a loaded machine. First one try, then all together.
-_KILL_SEC = 2.0
-_END_SEC = 8.0
-_MAX_IDLE = 16
-_STOPPED = "The container has been stopped: it runs no more commands."
 
 
 class ChannelStream(Protocol):
@@ -68,207 +45,155 @@ class ChannelStream(Protocol):
         ...
 
 
-OpenStream = Callable[[User | None], Awaitable[ChannelStream]]
-"""Opens a fresh POSIX `sh` (source from stdin) in the container as that user, `None` being the container's default.
+class ScriptRun:
+    """One script in a channel's shell: what has been seen of it so far.
 
-Its working directory is the container's default one. It raises `ContainerDiedError` with the reason when the
-container is gone, and another `ContainerError` when this user cannot have a shell.
-"""
+    Attributes:
+        output: Receives what the script printed until its exit code.
+        pid: The process that has begun it, which becomes the command; 0 before.
+        sink: What its mark `sink` said: the process whose stdout may be written to.
+        answered: Set when the exit code is known, or will never be.
+        word: The exit code in decimal; empty while, or if, it is not known.
+    """
+
+    def __init__(self, output: BoundedOutput) -> None:
+        """Args: output: Where its output goes."""
+        self.output = output
+        self.pid = 0
+        self.sink: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.answered = asyncio.Event()
+        self.word = ""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the box has begun it."""
+        return self.pid != 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether no exit code was reported although the script began (asked once `answered` is set)."""
+        return self.begun and not self.word
+
+    def exit_code(self) -> int:
+        """What the shell reported; 137 when the command killed the shell that was to report."""
+        return int(self.word) if self.word else 137
+
+    def answer(self, word: str = "") -> None:
+        """Notes the exit code, or that there will be none, and wakes who waits for it."""
+        if not self.answered.is_set():
+            self.word = word
+            self.answered.set()
+            self.sink.cancel()
 
 
-class ShellChannels:
-    """Runs the commands of one container on a pool of shells, as many at the same time as asked."""
+class Channel:
+    """A shell and the task that reads it.
 
-    def __init__(self, open_stream: OpenStream, *, workdir: str | None = None, login_shell: bool = True) -> None:
-        """Keeps what is needed to open shells; opens none yet.
+    Attributes:
+        user: Who runs it.
+        box: What it said of itself.
+        ready: Done when a script may be run, or when none ever will (`is_open` tells).
+        run: The script that has begun or is about to, until the next one may; `None` when ready.
+        settling_until: `time.monotonic()` until which it can be expected to become ready.
+    """
+
+    def __init__(
+        self, stream: ChannelStream, user: User | None, shell: Shell, on_change: Callable[[Channel], None]
+    ) -> None:
+        """Takes over the stream and makes its shell serve.
 
         Args:
-            open_stream: Opens one shell.
-            workdir: Default directory of commands; `None` is where the shells start. Relative `cwd`s start there.
-            login_shell: Whether commands run in `bash -lc` (reads the profile files) or in `bash -c` (faster).
+            stream: A fresh shell.
+            user: Who runs it.
+            shell: What its commands are most likely read by.
+            on_change: Called when it becomes ready, and when it has closed.
         """
-        self._open_stream = open_stream
-        self._workdir = workdir
-        self._login_shell = login_shell
-        self._idle: dict[User | None, list[_Channel]] = {}
-        self._pumps: set[asyncio.Task[None]] = set()
-        self._doomed: dict[User | None, set[str]] = {}
-        self._kill_lock = asyncio.Lock()
-        self._closed = False
-
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-        login_shell: bool | None = None,
-    ) -> ExecResult:
-        """As `Container.exec`. A command that kills the shell around it has exit code 137."""
-        check_arguments(command, cwd, env or {})
-        if self._workdir is not None:
-            cwd = posixpath.join(self._workdir, cwd or "")
-        exec_id, started_at = secrets.token_hex(8), time.monotonic()
-        login = self._login_shell if login_shell is None else login_shell
-
-        def script(key: str, shells: BoxShells) -> str:
-            return framed_command(command, key=key, exec_id=exec_id, shells=shells, cwd=cwd, env=env or {}, login=login)
-
-        run, timed_out = await self._run(script, user, BoundedOutput(max_output_bytes), timeout_sec, exec_id)
-        return ExecResult(
-            output=run.output.text(),
-            exit_code=None if timed_out else run.exit_code(),
-            duration_sec=time.monotonic() - started_at,
-            timed_out=timed_out,
-            elided_bytes=run.output.elided_bytes,
-        )
-
-    async def close(self) -> None:
-        """Closes every shell; commands under way raise `ContainerDiedError`. Idempotent. Kills no command by itself."""
-        self._closed = True
-        for task in self._pumps:
-            task.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        for channels in self._idle.values():
-            for channel in channels:
-                channel.stream.close()
-        self._idle.clear()
-
-    async def _run(
-        self, script: _Script, user: User | None, output: BoundedOutput, timeout_sec: float | None, exec_id: str
-    ) -> tuple[ScriptRun, bool]:
-        """Runs a command to its exit code or its time limit; returns it and whether the limit ended it."""
-        for _ in range(_MAX_IDLE + 2):
-            run = self._start(await self._take(user), script, output)
-            try:
-                await asyncio.wait({run.answered}, timeout=timeout_sec)
-                timed_out = not run.answered.done()
-                if timed_out or run.lost:
-                    await self._end_command(run, user, exec_id)
-                else:
-                    await asyncio.wait({run.pump}, timeout=_SETTLE_SEC)
-            except asyncio.CancelledError:
-                await finish(self._end_command(run, user, exec_id))
-                raise
-            if self._closed:
-                raise ContainerDiedError("The container was stopped while a command ran in it.")
-            if run.begun or timed_out:
-                return run, timed_out
-        raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
-
-    async def _take(self, user: User | None) -> _Channel:
-        """A free channel, or a new one."""
-        if self._closed:
-            raise ContainerDiedError(_STOPPED)
-        idle = self._idle.get(user)
-        return idle.pop() if idle else await self._open(user)
-
-    async def _open(self, user: User | None) -> _Channel:
-        try:
-            async with asyncio.timeout(OPEN_TIMEOUT_SEC):
-                channel = _Channel(await self._open_stream(user), user)
-                run = self._start(channel, lambda key, _: handshake(key), BoundedOutput(0), keep=False)
-                try:
-                    await asyncio.wait({run.pump})
-                except BaseException:
-                    run.pump.cancel()
-                    channel.stream.close()
-                    raise
-        except TimeoutError:
-            raise ContainerDiedError(
-                f"The container no longer answers: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
-            ) from None
-        if self._closed:
-            channel.stream.close()
-            raise ContainerDiedError(_STOPPED)
-        if run.complaint:
-            raise ContainerError(
-                f"No shell could be opened in the container as {user or 'its default user'}: {run.complaint}"
-            )
-        if not run.ended:
-            raise ContainerDiedError("The container no longer answers: a shell that was opened in it ended at once.")
-        channel.shells = parse_handshake(run.word)
-        return channel
-
-    def _start(self, channel: _Channel, script: _Script, output: BoundedOutput, *, keep: bool = True) -> ScriptRun:
-        """Feeds a script to a channel and starts the task that reads what comes back."""
-        key = secrets.token_hex(8)
-        text = script(key, channel.shells).encode("utf-8", "surrogateescape")
-        run = ScriptRun(key, output)
-        run.pump = asyncio.create_task(_pump(run, channel.stream, text))
-        self._pumps.add(run.pump)
+        self.user = user
+        self.box = BoxShell()
+        self.run: ScriptRun | None = None
+        self.settling_until = 0.0
+        self.is_open = True
+        self.complaint = ""
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._key = secrets.token_hex(8)
+        self._parser = MarkParser(self._key)
+        self._stream = stream
+        self._shell: Shell = shell
+        self._on_change = on_change
+        self._listener = asyncio.create_task(self._listen())
         # A callback, not a `finally` in the task: a task that is cancelled before its first step never enters it.
-        run.pump.add_done_callback(lambda task: self._settle(task, run, channel, keep))
-        return run
+        self._listener.add_done_callback(lambda _: self.close())
 
-    def _settle(self, pump: asyncio.Task[None], run: ScriptRun, channel: _Channel, keep: bool) -> None:
-        """Gives a channel back that is free again, and closes one that cannot be used again."""
-        self._pumps.discard(pump)
-        idle, free = self._idle.setdefault(channel.user, []), run.ended and not self._closed
-        if free and keep and len(idle) < _MAX_IDLE:
-            idle.append(channel)
-        elif keep or not free:
-            channel.stream.close()
-        run.answer()
+    def begin(self, output: BoundedOutput) -> ScriptRun:
+        """Lets a channel that is ready expect a script, to be sent next.
 
-    async def _end_command(self, run: ScriptRun, user: User | None, exec_id: str) -> None:
-        """Kills what a command started and collects what it had printed; closes the channel if that fails.
-
-        Raises:
-            ContainerDiedError: The container is gone.
+        Args:
+            output: Where its output goes.
         """
-        if self._closed:
+        self.ready = asyncio.get_running_loop().create_future()
+        self.run = ScriptRun(output)
+        return self.run
+
+    async def send(self, script: Callable[[str, BoxShell], str]) -> None:
+        """Sends a script, made for this channel's key and shell; or what one that runs waits for."""
+        with contextlib.suppress(OSError):  # the listener sees the end of the stream
+            await self._stream.write(script(self._key, self.box).encode("utf-8", "surrogateescape"))
+
+    async def wait_closed(self) -> None:
+        """Waits until what reads the stream has noticed `close`."""
+        await asyncio.wait({self._listener})
+
+    def close(self) -> None:
+        """Lets go of the shell; its script's waiter learns that no answer will come. Idempotent."""
+        if not self.is_open:
             return
+        self.is_open = False
+        self._listener.cancel()
+        self._stream.close()
+        if self.run is not None:
+            self.run.answer()
+        if not self.ready.done():
+            self.ready.set_result(None)
+        self._on_change(self)
+
+    async def _listen(self) -> None:
         try:
-            async with asyncio.timeout(_END_SEC):
-                for _ in range(2):  # the first may come before the command's first process has its environment
-                    await self._kill(exec_id, user)
-                    await asyncio.wait({run.pump}, timeout=_KILL_SEC / 4)
-                    if run.pump.done():
-                        return
-        except TimeoutError:
-            pass  # the engine does not answer; the next command will tell
-        finally:
-            run.pump.cancel()
+            await self._stream.write(server(self._key, self._shell).encode())
+            while data := await self._stream.read():
+                for output, mark in self._parser.feed(data):
+                    self._take_in(output)
+                    word, _, rest = (mark or "").partition(" ")
+                    if word:
+                        self._note(word, rest)
+                    if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
+                        await self._stream.write(f"{self._key}\n".encode())
+        except OSError:
+            pass  # the same as the end of the stream
 
-    async def _kill(self, exec_id: str, user: User | None) -> None:
-        """Kills the processes of a command, together with those of all others that wait to be killed now."""
-        doomed = self._doomed.setdefault(user, set())
-        doomed.add(exec_id)
-        async with self._kill_lock:
-            exec_ids = frozenset(doomed)
-            doomed.clear()
-            if exec_id not in exec_ids:
-                return
-            for take in (self._take, self._open):  # a channel that sat idle may have died, or been stopped by a signal
-                run = self._start(await take(user), lambda key, _: kill_trees(exec_ids, key=key), BoundedOutput(0))
-                await asyncio.wait({run.pump}, timeout=_KILL_SEC)
-                if run.pump.done() and run.word:
-                    return
-                run.pump.cancel()
+    def _take_in(self, output: bytes) -> None:
+        if self.run is None:  # before the first script: the engine's words when it could not start the shell
+            self.complaint = (self.complaint + output.decode("utf-8", "replace"))[:_MAX_COMPLAINT].strip()
+        elif self.run.begun and not self.run.word:
+            self.run.output.add(output)
 
-
-async def _pump(run: ScriptRun, stream: ChannelStream, script: bytes) -> None:
-    """Feeds a script to a shell and reads what comes back until nobody in the box holds its output any more."""
-    try:
-        await stream.write(script)
-        while not run.ended and (data := await stream.read()):
-            run.feed(data)
-    except OSError:
-        pass  # the same as the end of the stream
-
-
-_Script = Callable[[str, BoxShells], str]
-"""Makes a script for a key that only this script knows, and for what the channel's box offers."""
-
-
-@dataclass(slots=True)
-class _Channel:
-    """One shell in the box."""
-
-    stream: ChannelStream
-    user: User | None
-    shells: BoxShells = field(default_factory=BoxShells)
+    def _note(self, word: str, rest: str) -> None:
+        run = self.run
+        if word == "hello":
+            self.box = parse_hello(rest)
+        elif word == "ready":
+            if run is not None:
+                run.answer()
+            self.run = None
+            if not self.ready.done():
+                self.ready.set_result(None)
+            self._on_change(self)
+        elif run is None:
+            return
+        elif word == "start":
+            run.pid = int(rest)
+        elif word == "sink":
+            if not run.sink.done():
+                run.sink.set_result(int(rest))
+        else:
+            self.settling_until = time.monotonic() + _SETTLE_SEC
+            run.answer(word)

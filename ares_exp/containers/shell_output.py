@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 _MARK = b"\x1e"
-_MAX_COMPLAINT = 500
 
 
 class MarkParser:
-    """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame a command.
+    """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame its scripts.
 
     A mark may be cut anywhere by the transport. Only new bytes and a carry shorter than a mark are searched: looking
     through all that came so far would cost the square of the output.
     """
 
     def __init__(self, key: str) -> None:
-        """Args: key: Random hex of this command, unknown to it."""
+        """Args: key: Random hex, unknown to what runs in the box."""
         self._prefix = _MARK + key.encode() + b" "
         self._carry = b""
 
@@ -75,58 +73,3 @@ class BoundedOutput:
 
     def _trim(self) -> None:
         del self._tail[: max(0, len(self._tail) - self._tail_limit)]
-
-
-class ScriptRun:
-    """One script in a channel's shell: what has been seen of it so far.
-
-    Attributes:
-        output: Receives what the script printed between its marks.
-        pump: The task that reads the channel; done when the channel is free again, or lost.
-        answered: Done when the exit code is known, or will never be.
-        begun: The shell has begun the script.
-        word: What the shell reported: the exit code in decimal. Empty when it has not.
-        complaint: What came instead of the begin, if anything: the engine's words when it could not start the shell.
-        ended: Nobody in the box holds the script's output any more.
-    """
-
-    pump: asyncio.Task[None]
-
-    def __init__(self, key: str, output: BoundedOutput) -> None:
-        """Args: key: That of the script's marks. output: Where its output goes."""
-        self.output = output
-        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.begun = False
-        self.complaint = ""
-        self.word = ""
-        self.ended = False
-        self._parser = MarkParser(key)
-
-    @property
-    def lost(self) -> bool:
-        """Whether no exit code was reported although the script began (asked once `answered` is done)."""
-        return self.begun and not self.word
-
-    def exit_code(self) -> int:
-        """What the shell reported; 137 when the command killed the shell that was to report."""
-        return int(self.word) if self.word else 137
-
-    def feed(self, data: bytes) -> None:
-        """Takes in what the shell printed."""
-        for output, mark in self._parser.feed(data):
-            if not self.begun:
-                self.complaint = (self.complaint + output.decode("utf-8", "replace"))[:_MAX_COMPLAINT].strip()
-            elif not self.word:
-                self.output.add(output)
-            if mark == "start":
-                self.begun = True
-            elif mark == "end":
-                self.ended = True
-            elif mark is not None:
-                self.word = mark
-                self.answer()
-
-    def answer(self) -> None:
-        """Wakes whoever waits on `answered`."""
-        if not self.answered.done():
-            self.answered.set_result(None)

@@ -1,7 +1,7 @@
-"""The `sh` source that a channel's shell is fed: a handshake, one framed command, the killing of process trees.
+"""The `sh` source that a channel's shell is fed: the server, one command, the killing of process trees.
 
-Every script prints the marks `start`, an exit code and `end` (see `MarkParser`). POSIX `sh` only: the box may have
-nothing but busybox.
+POSIX `sh` only: the box may have nothing but busybox. Everything that the runner has to know comes as marks in the
+output (see `MarkParser`): `hello` once; for each script `ready`, `start` and an exit code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from ares_exp.containers.container import Shell
+
 EXEC_ID_VARIABLE = "ARES_EXEC"
 """Every process of a command carries its id in this environment variable; killing a tree finds them by it."""
 
@@ -21,22 +23,50 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class BoxShells:
-    """What the image offers, as absolute paths; empty when absent."""
+class BoxShell:
+    """What a channel's shell says of itself.
 
+    Attributes:
+        pid: Its process in the box; 0 when not known.
+        bash: Absolute path; empty where the image has none.
+    """
+
+    pid: int = 0
     bash: str = ""
-    setsid: str = ""
 
 
-def handshake(key: str) -> str:
-    """Prints `bash path|setsid path` where other scripts print an exit code."""
-    return f'printf "\\036{key} start\\036\\036{key} $(command -v bash)|$(command -v setsid)\\036\\036{key} end\\036"\n'
+def server(key: str, shell: Shell) -> str:
+    """Makes the shell serve scripts: it forks the next one's process ahead, while nobody waits for it.
+
+    That process, a shell in a session of its own with its output already on the way through `cat`, reads one script
+    from the stream and becomes the command. It is the one that `shell` names, so that it need not even be replaced;
+    but `sh` for login shells, whose profile files must be read when the command begins. `cat` lets the exit code come
+    in order after all that the command itself printed, while the server goes on only when nobody holds the pipe any
+    more, background processes included. It forks the next when it then reads a line that is the key, which may be sent
+    as soon as the script has begun.
+    """
+    return _SERVER.replace("KEY", key).replace("INNER", '"${_bash:-sh}"' if shell == "bash -c" else "sh")
 
 
-def parse_handshake(word: str) -> BoxShells:
-    """Reads what `handshake` printed."""
-    bash, _, setsid = word.partition("|")
-    return BoxShells(bash=bash, setsid=setsid)
+_SERVER = r"""{
+_setsid=$(command -v setsid) _bash=$(command -v bash)
+printf '\036KEY hello %s|%s\036' $$ "$_bash"
+while IFS= read -r _line; do
+  [ "$_line" = KEY ] || continue
+  { (
+    printf '\036KEY ready\036' >&3
+    (exec ${_setsid:+"$_setsid"} INNER) 2>&1
+    printf '\036KEY %d\036' $?
+  ) 2>/dev/null | cat 3>&-; } 3>&1
+done
+}
+"""
+
+
+def parse_hello(word: str) -> BoxShell:
+    """Reads what follows `hello`."""
+    pid, _, bash = word.partition("|")
+    return BoxShell(int(pid) if pid.isdecimal() else 0, bash)
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
@@ -53,22 +83,71 @@ def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> No
             raise ValueError(f"Expected an identifier as the name of an environment variable, got {name!r}.")
 
 
-def framed_command(
-    command: str, *, key: str, exec_id: str, shells: BoxShells, cwd: str | None, env: Mapping[str, str], login: bool
+def command_script(
+    command: str,
+    *,
+    key: str,
+    box: BoxShell,
+    exec_id: str,
+    cwd: str | None,
+    env: Mapping[str, str],
+    shell: Shell,
+    in_place: bool,
+    stderr: int | None = None,
 ) -> str:
-    """One command in its own session, between marks.
+    """A script that becomes `command`.
 
-    Its output passes through `cat`, so that the exit code comes in order after all that the command itself printed,
-    while `end` comes only when nobody holds the pipe any more: background processes included.
+    Args:
+        command: Shell source text.
+        key: The channel's.
+        box: What the channel's shell said of itself.
+        exec_id: By which the command's processes are known.
+        cwd: Where it starts; `None` is where the channel's shell stands.
+        env: Exported to it.
+        shell: What reads it.
+        in_place: Whether that is the shell that the script is read by.
+        stderr: A process of the box whose stdout takes the command's stderr; `None` leaves both together.
     """
-    lines = [*_change_directory(cwd), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
-    lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _run_shell(command, key, shells, login)]
-    body = "\n".join(lines)
-    return (
-        f"printf '\\036{key} start\\036'\n"
-        f"( ( {body}\n) </dev/null 2>&1; printf '\\036{key} %d\\036' $? ) 2>/dev/null | cat\n"
-        f"printf '\\036{key} end\\036'\n"
-    )
+    lines = [] if stderr is None else [_redirect_stderr(stderr)]
+    lines += [*_change_directory(cwd), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
+    lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _become(command, key, box, shell, in_place=in_place)]
+    return _script(key, "\n".join(lines))
+
+
+def sink_script(*, key: str) -> str:
+    """A script that prints the mark `sink` with its process id, and ends when it gets `end_of_sink`.
+
+    Until then, and as long as others have opened its stdout, what they write there is its output.
+    """
+    wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
+    return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
+
+
+def end_of_sink(*, key: str) -> str:
+    """Ends a sink; the server's line comes after it, since the sink has read the first."""
+    return f"end\n{key}\n"
+
+
+def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
+    """A script that kills every process of these commands, and the processes `pids` with all below them.
+
+    SIGSTOP until no new one turns up, then SIGKILL, until none is left. A process belongs to a command when its
+    environment says so, when its parent does, or when a session leader of the command leads it (`setsid`, double forks
+    and daemons are found by the first, a program that cleared its environment by the others). Builtins only: where the
+    box is out of processes, nothing could be forked. Exit code 0 when none is left.
+    """
+    pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
+    doomed = "".join(f"{pid} " for pid in sorted(pids))
+    return _script(key, _KILL.replace("PATTERN", pattern).replace("PIDS", doomed))
+
+
+def _script(key: str, body: str) -> str:
+    """One compound command, so that all of it has been read when it begins."""
+    return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-\n{body}\nexit; }}\n"
+
+
+def _redirect_stderr(sink: int) -> str:
+    return f"command exec 2>/proc/{sink}/fd/1 || {{ echo 'cannot separate stderr: /proc is closed'; exit 126; }}"
 
 
 def _change_directory(cwd: str | None) -> list[str]:
@@ -79,29 +158,18 @@ def _change_directory(cwd: str | None) -> list[str]:
     return [f"cd -- {shlex.quote(path)} 2>/dev/null || {{ echo {complaint}; exit 126; }}"]
 
 
-def _run_shell(command: str, key: str, shells: BoxShells, login: bool) -> str:
-    shell = f"exec {shlex.quote(shells.setsid)}" if shells.setsid else "exec"
-    shell += f" {shlex.quote(shells.bash or 'sh')} {'-lc' if login else '-c'}"
+def _become(command: str, key: str, box: BoxShell, shell: Shell, *, in_place: bool) -> str:
+    if in_place:
+        return f"exec </dev/null\neval {shlex.quote(command)}"
+    program = "sh" if shell == "sh -c" or not box.bash else box.bash
+    words = f"exec {shlex.quote(program)} {'-lc' if shell == 'bash -lc' else '-c'}"
     if len(command.encode("utf-8", "surrogateescape")) <= _MAX_ARGUMENT_BYTES:
-        return f"{shell} {shlex.quote(command)}"
+        return f"{words} {shlex.quote(command)} </dev/null"
     # The words of `eval` are expanded before its redirection closes the descriptor for what it runs.
-    return f"{shell} 'eval \"$(cat <&3)\" 3<&-' 3<<'{key}'\n{command}\n{key}"
+    return f"{words} 'eval \"$(cat <&3)\" 3<&-' </dev/null 3<<'{key}'\n{command}\n{key}"
 
 
-def kill_trees(exec_ids: Collection[str], *, key: str) -> str:
-    """Kills every process of these commands: SIGSTOP until no new one turns up, then SIGKILL, until none is left.
-
-    A process belongs to them when its environment says so, when its parent does, or when a session leader of them
-    leads it (`setsid`, double forks and daemons are found by the first, a program that cleared its environment by the
-    others). Builtins only: where the box is out of processes, nothing could be forked. Prints 0 when none is left.
-    """
-    pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids))
-    return f"printf '\\036{key} start\\036'\n{_KILL.replace('PATTERN', pattern)}\n" + (
-        f"printf '\\036{key} %d\\036\\036{key} end\\036' $?\n"
-    )
-
-
-# Names begin with "_" because the shell goes on to run commands: a variable of the box must not be overwritten.
+# Names begin with "_": a variable of the box must not be overwritten.
 _KILL = r"""{
 _owned() {
   while IFS= read -r _line || [ -n "$_line" ]; do
@@ -109,7 +177,8 @@ _owned() {
   done <"/proc/$1/environ"
   return 1
 }
-_tree=' ' _sessions=' ' _round=0 _live=
+_tree=' PIDS' _sessions=' PIDS' _round=0 _live=
+for _pid in $_tree; do kill -STOP "$_pid"; done
 while [ $_round -lt 100 ]; do
   _round=$((_round + 1)) _new= _live=
   for _dir in /proc/[0-9]*; do

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory
+from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
+from ares_exp.environments.task_choice import choose_task
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
 from ares_exp.errors import AgentSetupTimeoutError, ConfigError, EpisodeStateError, VerifierTimeoutError
 from ares_exp.llms.request import LLMRequest
@@ -24,7 +26,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task import Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 FIRST_REQUEST_GRACE_SEC = 2.0
@@ -72,6 +74,7 @@ class CodeEnvironment:
         self._provide_solution = provide_solution
         self._output_dir = output_dir
         self._container: Container | None = None
+        self._baseline_network = PUBLIC
         self._host: AgentHost | None = None
         self._busy = False
         self.step_count = 0
@@ -100,7 +103,7 @@ class CodeEnvironment:
             await self._release()
             if seed is not None:
                 self._random.seed(seed)
-            task = self._choose(dict(options or {}))
+            task = choose_task(self._tasks, options or {}, self._random)
             self.current_task, self.step_count, self.truncated_by, self.verdict = task, 0, None, None
             self._tokens, self._cost, self.phase_sec = 0, 0.0, {}
             try:
@@ -160,12 +163,14 @@ class CodeEnvironment:
         """Starts container and agent, up to the agent's first request."""
         spec = replace(task.container_spec, start_timeout_sec=self._limits.time.start(task))
         container = self._container = self._container_factory(spec)
+        self._baseline_network = spec.network
         with self._phase("start"):
             try:
                 await container.start()
                 self.container_image = container.image
                 await task.set_up(container)
                 solution_env = await task.upload_solution(container) if self._provide_solution else {}
+                await container.set_network(task.agent_network)  # until `_end`; a phase that fails ends the container
             finally:
                 if self._container is not container:
                     await finish(container.stop())
@@ -215,6 +220,7 @@ class CodeEnvironment:
         assert self._container is not None
         assert self.current_task is not None
         await self._host.cancel()
+        await self._container.set_network(self._baseline_network)
         if self.truncated_by is None or self._limits.verify_on_truncation:
             self.verdict = await self._verify(self.current_task, self._container)
         await self._release()
@@ -229,7 +235,7 @@ class CodeEnvironment:
         with self._phase("verify"):
             limit = asyncio.timeout(timeout_sec)
             try:
-                async with limit:
+                async with limit, self._network(container, task.verifier_network):
                     return await task.verify(container, self._output_dir)
             except TimeoutError:
                 if not limit.expired():
@@ -238,28 +244,21 @@ class CodeEnvironment:
                     f"The verifier did not finish within its limit of {timeout_sec:g} s."
                 ) from None
 
+    @asynccontextmanager
+    async def _network(self, container: Container, policy: NetworkPolicy) -> AsyncIterator[None]:
+        """Has `policy` in force inside, and the one between phases again afterwards."""
+        try:
+            await container.set_network(policy)
+            yield
+        finally:
+            await finish(container.set_network(self._baseline_network))
+
     async def _release(self) -> None:
         """Cancels the agent and removes the container, whatever happens to the caller meanwhile."""
         host, self._host = self._host, None
         container, self._container = self._container, None
         if host is not None or container is not None:
             await finish(_tear_down(host, container))
-
-    def _choose(self, options: dict[str, Any]) -> Task:
-        wanted = options.pop("task", None)
-        if options:
-            raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {sorted(options)}.")
-        if wanted is None:
-            return self._tasks[self._random.randrange(len(self._tasks))]
-        if isinstance(wanted, int) and 0 <= wanted < len(self._tasks):
-            return self._tasks[wanted]
-        for task in self._tasks:
-            if task.name == wanted:
-                return task
-        names = ", ".join(task.name for task in self._tasks[:20])
-        raise ConfigError(
-            f"Expected a task's name or its index below {len(self._tasks)}, got {wanted!r}. Tasks: {names}."
-        )
 
     def _require_running(self) -> AgentHost:
         if self._host is None:

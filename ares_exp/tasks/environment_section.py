@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from ares_exp.containers.network_policy import NetworkMode, NetworkPolicy
 from ares_exp.tasks.mcp_server import McpServer
-from ares_exp.tasks.network_policy import AllowedHost, NetworkMode, NetworkPolicy, check_hosts_fit
+from ares_exp.tasks.network_policy import AllowedHost
 from ares_exp.tasks.toml_table import EnvVars, Seconds, TomlTable
 
 _UNITS_IN_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
@@ -121,7 +122,7 @@ class EnvironmentSection(TomlTable):
 
     @model_validator(mode="after")
     def _hosts_fit_the_mode(self) -> Self:
-        check_hosts_fit(self.network.mode, self.allowed_hosts)
+        _ = self.network  # refuses hosts under another mode
         return self
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.container import Container, ContainerSpec, User
+from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import ContainerError, ContainerStartError, TaskError, UnsupportedTaskError, VerifierError
 from ares_exp.secrets import protect
 from ares_exp.tasks.content_digest import content_digest
@@ -64,28 +65,36 @@ class HarborTask:
         return self.config.verifier.timeout_sec
 
     @property
+    def agent_network(self) -> NetworkPolicy:
+        """What may be reached while the agent runs."""
+        return self.config.agent.network or self.config.environment.network
+
+    @property
+    def verifier_network(self) -> NetworkPolicy:
+        """What may be reached during verification."""
+        return self.config.verifier.network or self.config.environment.network
+
+    @property
     def container_spec(self) -> ContainerSpec:
         """What the container must be, its variables filled in from the host's environment as it is now.
 
         Raises:
             TaskError: A host variable that `[environment.env]` refers to is missing.
-            UnsupportedTaskError: The network is an allow-list.
         """
         environment = self.config.environment
-        mode = environment.network.mode
-        if mode == "allowlist":
-            raise UnsupportedTaskError(f'{self.path}: network_mode = "allowlist" is not supported yet.')
         return ContainerSpec(
             name=self.name,
             docker_image=environment.docker_image or None,
             context_dir=self._environment_dir if self._environment_dir.is_dir() else None,
             workdir=environment.workdir,
             env=self._resolved("environment", environment.env),
-            network=mode,
+            network=environment.network,
+            phase_networks=frozenset((self.agent_network, self.verifier_network)) - {environment.network},
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,
             storage_mb=environment.storage_mb,
             gpus=environment.gpus,
+            users=frozenset(user for user in (self.config.agent.user, self.config.verifier.user) if user is not None),
             start_timeout_sec=environment.build_timeout_sec,
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ares_exp.containers.container import Container, ContainerSpec, User
+from ares_exp.containers.network_policy import NetworkPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Task(Protocol):
         agent_timeout_sec: Bound on the whole agent phase in seconds; `None` is unlimited.
         agent_user: Who runs the agent's commands; `None` is the image's user.
         verifier_timeout_sec: Bound on verification in seconds.
+        agent_network: What may be reached while the agent runs, and only then.
+        verifier_network: What may be reached during verification, and only then.
     """
 
     @property
@@ -47,6 +50,10 @@ class Task(Protocol):
     def agent_user(self) -> User | None: ...  # noqa: D102
     @property
     def verifier_timeout_sec(self) -> float: ...  # noqa: D102
+    @property
+    def agent_network(self) -> NetworkPolicy: ...  # noqa: D102
+    @property
+    def verifier_network(self) -> NetworkPolicy: ...  # noqa: D102
 
     async def set_up(self, container: Container) -> None:
         """Prepares a started container for the agent (log directories and the like).

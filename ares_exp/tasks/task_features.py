@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.network_policy import PhaseTable
 from ares_exp.tasks.task_files import COMPOSE
 from ares_exp.tasks.task_toml import ParsedToml, TaskToml
 
@@ -29,9 +27,6 @@ def _refused_fields(config: TaskToml) -> Iterator[str]:
         (environment.healthcheck, "health checks ([environment.healthcheck])"),
         (environment.mcp_servers, "MCP servers ([[environment.mcp_servers]])"),
         (environment.skills_dir, "skills ([environment].skills_dir)"),
-        (environment.network.mode == "allowlist", 'network_mode = "allowlist" ([environment].network_mode)'),
-        (_differs(config.agent, environment), "a network of the agent phase alone ([agent].network_mode)"),
-        (_differs(verifier, environment), "a network of the verifier phase alone ([verifier].network_mode)"),
     ]
     return (feature for used, feature in checks if used)
 
@@ -39,10 +34,6 @@ def _refused_fields(config: TaskToml) -> Iterator[str]:
 def _separate_verifier(config: TaskToml) -> str:
     field = "[verifier.environment]" if config.verifier.environment_mode is None else "[verifier].environment_mode"
     return f"a verifier environment of its own ({field})"
-
-
-def _differs(phase: PhaseTable, environment: EnvironmentSection) -> bool:
-    return phase.network is not None and phase.network != environment.network
 
 
 def _refused_files(root: Path) -> Iterator[str]:

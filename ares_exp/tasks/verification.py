@@ -44,7 +44,7 @@ async def run_tests(container: Container, tests: Path, *, env: Mapping[str, str]
     await _as_root(container, f"chmod +x {TESTS_DIR}/test.sh")
     script = f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1"
     # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
-    return await container.exec(script, env=env, user=user, login_shell=False)
+    return await container.exec(script, env=env, user=user, shell="bash -c")
 
 
 async def _as_root(container: Container, command: str) -> None:

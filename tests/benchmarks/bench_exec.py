@@ -109,7 +109,7 @@ async def main(image: str) -> None:
     """All tables."""
     client = docker.from_env()
     factory, spec = DockerContainerFactory(), ContainerSpec("bench", docker_image=image)
-    async with factory(spec) as login, DockerContainerFactory(login_shell=False)(spec) as plain:
+    async with factory(spec) as login, DockerContainerFactory(shell="bash -c")(spec) as plain:
         await latency(client, login, plain)
     boxes = [factory(spec) for _ in range(BOXES)]
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ContainerSpec, ExecResult
+from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.environment import Environment
 from ares_exp.llms.response import LLMResponse
@@ -39,6 +40,7 @@ class InMemoryContainer:
     async def stop(self) -> None: ...
     async def upload(self, source: object, target: object) -> None: ...
     async def download(self, source: object, target: object) -> None: ...
+    async def set_network(self, policy: object) -> None: ...
 
     async def exec(self, command: str, **_: object) -> ExecResult:
         return ExecResult(
@@ -62,6 +64,8 @@ class InMemoryTask:
     agent_timeout_sec = 600.0
     agent_user = None
     verifier_timeout_sec = 60.0
+    agent_network = PUBLIC
+    verifier_network = PUBLIC
 
     async def set_up(self, container: object) -> None: ...
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import resource
 import stat
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
-from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Shell
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
+from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, UnsupportedTaskError
+from tests.host_server import hello_server
 
 SLACK_SEC = 10.0
 """How late a loaded machine may be."""
@@ -37,11 +41,20 @@ async def until_alive(box: Container, what: str, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+def _ask(where: str, what: str) -> str:
+    """A command that sends a request by a socket of its own."""
+    return f"exec 3<>/dev/tcp/{where} && printf 'GET {what} HTTP/1.1\\r\\n\\r\\n' >&3 && timeout 50 cat <&3"
+
+
 class ContainerContract:
     """The suite. Override `factory`, and `spec` where a box needs more than a name."""
 
     other_user: str | None = "nobody"
     """A user of the box besides root, or `None` where there is only one."""
+
+    networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
+    """What a box of `factory` can have, one after the other; asked for anything else it has no network,
+    or the task is refused."""
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -141,6 +154,23 @@ class ContainerContract:
         result = await box.exec(f"printf '{every_byte}'")
         assert result.output == bytes(range(256)).decode("utf-8", "replace")
 
+    async def test_stderr_apart(self, box: Container) -> None:
+        result = await box.exec("echo out; echo err >&2; printf '\\377' >&2; exit 7", separate_stderr=True)
+        assert (result.output, result.stderr, result.exit_code) == ("out\n", "err\n\ufffd", 7)
+        assert (await box.exec("echo err >&2")).stderr is None
+        large = await box.exec("seq 1 100000 >&2; echo out", separate_stderr=True, max_output_bytes=1000)
+        assert large.stderr is not None
+        assert (large.output, len(large.stderr), large.elided_bytes) == ("out\n", 1000, 588_895 - 1000)
+        late = await box.exec("echo out; echo err >&2; sleep 60", separate_stderr=True, timeout_sec=0.5)
+        assert (late.output, late.stderr, late.timed_out) == ("out\n", "err\n", True)
+
+    @pytest.mark.parametrize("shell", ["bash -lc", "bash -c", "sh -c"])
+    async def test_shells(self, box: Container, shell: Shell) -> None:
+        result = await box.exec("shopt login_shell 2>/dev/null | grep -c on; echo ${BASH_VERSION:+bash}", shell=shell)
+        login = "1\n" if shell == "bash -lc" else "0\n"
+        assert result.output.startswith(login)
+        assert shell == "sh -c" or result.output.endswith("bash\n")
+
     async def test_utf8_split_between_writes(self, box: Container) -> None:
         result = await box.exec("printf '\\360\\237'; sleep 0.1; printf '\\230\\200'; sleep 0.1; printf '\\303'")
         assert result.output == "😀\ufffd"
@@ -201,6 +231,11 @@ class ContainerContract:
         assert await alive(box, "sleep 4321") == 0
         assert (await box.exec("echo next")).output == "next\n"
 
+    async def test_everything_stopped(self, box: Container) -> None:
+        result = await box.exec("echo before; sleep 0.5; kill -STOP -1; kill -STOP $$", timeout_sec=1.5)
+        assert (result.output, result.timed_out) == ("before\n", True)
+        assert (await box.exec("echo next")).output == "next\n"
+
     async def test_a_time_limit_spares_other_commands(self, box: Container) -> None:
         other = asyncio.create_task(box.exec("sleep 1.5; echo other"))
         await box.exec("sleep 30", timeout_sec=0.3)
@@ -254,9 +289,9 @@ class ContainerContract:
 
     async def test_many_commands_at_once(self, box: Container) -> None:
         started = time.monotonic()
-        results = await asyncio.gather(*(box.exec(f"sleep 0.5; echo {n}") for n in range(20)))
-        assert [result.output for result in results] == [f"{n}\n" for n in range(20)]
-        assert time.monotonic() - started < 20 * 0.5
+        results = await asyncio.gather(*(box.exec(f"sleep 0.5; echo {n}") for n in range(64)))
+        assert [result.output for result in results] == [f"{n}\n" for n in range(64)]
+        assert time.monotonic() - started < 64 * 0.5
 
     # Files
 
@@ -287,6 +322,14 @@ class ContainerContract:
         )
         expected = f"1777\n604\nstays\ntext\nsub/file\n/no/such\nsub/empty\n{len(WEIRD_NAMES) + 4}\n"
         assert result.output.replace("     ", "") == expected
+
+    async def test_upload_of_many_small_files(self, box: Container, tmp_path: Path) -> None:
+        for n in range(50):
+            (tmp_path / f"file{n}").write_text(str(n))
+        await box.upload(tmp_path, "/many")
+        assert (await box.exec("cat $(ls -v /many/*) | md5sum")).output.split()[0] == hashlib.md5(
+            "".join(map(str, range(50))).encode(), usedforsecurity=False
+        ).hexdigest()
 
     async def test_upload_leaves_links_of_the_box_in_place(self, box: Container, tmp_path: Path) -> None:
         await box.exec("mkdir /real; ln -s real /linked")
@@ -342,6 +385,42 @@ class ContainerContract:
         await box.upload(tmp_path / "large", "/large")
         await box.download("/large", tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == data
+
+    # Network
+
+    @pytest.mark.parametrize("start", ["no-network", "public", "allowlist"])
+    async def test_the_network_follows_the_policy(
+        self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
+    ) -> None:
+        async with hello_server() as (address, port):
+            policies = {
+                "no-network": NO_NETWORK,
+                "public": PUBLIC,
+                "allowlist": NetworkPolicy("allowlist", frozenset({address})),
+            }
+            asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
+            try:
+                factory.check(asked)
+            except UnsupportedTaskError:
+                assert self.networks != ContainerContract.networks
+                return
+            async with factory(asked) as box:
+                for mode in (start, "no-network", "public", "allowlist", "public", "no-network", "allowlist", start):
+                    await box.set_network(policies[mode])
+                    offered = mode in self.networks
+                    straight = await box.exec(_ask(f"{address}/{port}", "/"), timeout_sec=60)
+                    assert ("hello" in straight.output) == (offered and mode == "public")
+                    relayed = await box.exec(
+                        f"p=${{http_proxy#http://}}; {_ask('${p%:*}/${p##*:}', f'http://{address}:{port}/')}",
+                        timeout_sec=60,
+                    )
+                    assert ("hello" in relayed.output) == (offered and mode == "allowlist")
+
+    async def test_only_announced_policies(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        async with factory(replace(spec, network=NO_NETWORK)) as box:
+            await box.set_network(NO_NETWORK)
+            with pytest.raises(ValueError, match="Expected one of the policies"):
+                await box.set_network(PUBLIC)
 
     # Its life
 

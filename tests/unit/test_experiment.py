@@ -150,6 +150,25 @@ async def test_whatever_a_policy_raises_is_a_row_and_the_others_go_on(
     assert not summary.complete
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_container_backend_that_holds_something_is_closed(
+    tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Holding(Ready):
+        closed = 0
+
+        async def close(self) -> None:
+            self.closed += 1
+            if fails:
+                raise OSError("no engine")
+
+    factory = Holding()
+    summary = await play(experiment(tmp_path, container_factory=factory), tmp_path)
+    assert factory.closed == 1
+    assert len(summary.results) == 3
+    assert ("The container backend could not be closed: OSError: no engine" in caplog.text) is fails
+
+
 async def test_a_reward_that_was_reached_survives_a_failing_close(tmp_path: Path) -> None:
     async def fails_in_close(where: str) -> None:
         if where == "close":

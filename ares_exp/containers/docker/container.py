@@ -11,16 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, NetworkMode, User
+from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
+from ares_exp.containers.docker.death import DeathWatch
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image
-from ares_exp.containers.docker.life import FIRST_COMMAND, FirstProcess, cause_of_death, owner_labels, remove
+from ares_exp.containers.docker.life import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
+from ares_exp.containers.docker.limits import limits
+from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.stream import EngineStream
 from ares_exp.containers.docker.transfer import get, put
-from ares_exp.containers.shell_channel import ShellChannels
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -28,24 +34,24 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     PreflightError,
     TransferError,
+    UnsupportedTaskError,
 )
 
 if TYPE_CHECKING:
     from docker import APIClient
-
-_MiB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DockerOptions:
     """What is the same for every container of a factory; see `DockerContainerFactory`."""
 
-    network: NetworkMode | None
-    login_shell: bool
+    network: NetworkOptions
+    shell: Shell
     keep_image: bool
     env: Mapping[str, str]
-    extra_hosts: Mapping[str, str]
     pids_limit: int
+    swap_mb: int
+    no_new_privileges: bool
 
 
 class DockerContainer:
@@ -56,11 +62,14 @@ class DockerContainer:
         self._spec = spec
         self._options = options
         slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-")[:40] or "task"
-        self.container_name = f"ares-exp-{slug}-{secrets.token_hex(6)}"
+        self.container_name = f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"
         self._engine: Engine | None = None
         self.image: str | None = None
+        self._may_appear = False
         self._first_process: FirstProcess | None = None
-        self._channels: ShellChannels | None = None
+        self._death: DeathWatch | None = None
+        self._network = ContainerNetwork(spec, options.network)
+        self._channels: ShellPool | None = None
         self._default_user = ""
         self._workdir = "/"
         self._stopped = False
@@ -80,52 +89,65 @@ class DockerContainer:
                     f"The container of {self._spec.name} did not start within {self._spec.start_timeout_sec:g} s. "
                     "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
                 ) from error
-            if isinstance(error, (*engine_errors(), PreflightError)):
+            if isinstance(error, (*engine_errors(), PreflightError, UnsupportedTaskError)):
                 raise ContainerStartError(
                     f"The container of {self._spec.name} could not be started: {reason(error)}."
                 ) from error
             raise
 
     async def _start(self) -> None:
+        from docker.errors import ImageNotFound
+
         spec = self._spec
         engine = self._engine = await connect()
-        image = await ensure_image(
-            engine.api, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir
-        )
-        self.image = image
-        await in_thread(lambda: self._create(engine, image))
-        self._first_process = await FirstProcess.attach(engine, self.container_name)
-        await in_thread(lambda: engine.api.start(self.container_name))
-        self._channels = ShellChannels(self._open_shell, workdir=spec.workdir, login_shell=self._options.login_shell)
+        try:
+            self._first_process = await self._create_and_start(engine)
+        except ImageNotFound:  # the end of another container took it along (`keep_image=False`) before this one had it
+            self._first_process = await self._create_and_start(engine)
+        await self._network.start(engine, self.container_name)
+        self._death = DeathWatch(engine, self.container_name, self._first_process)
+        self._channels = ShellPool(self._open_shell, workdir=spec.workdir, shell=self._options.shell)
         try:
             await self.exec(":", cwd="/")
         except ContainerError as error:
             raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
 
+    async def _create_and_start(self, engine: Engine) -> FirstProcess:
+        spec = self._spec
+        image = self.image = await ensure_image(
+            engine,
+            name=spec.name,
+            docker_image=spec.docker_image,
+            context_dir=spec.context_dir,
+            keep=self._options.keep_image,
+        )
+        async with starts(engine).slot():
+            await in_thread(lambda: self._create(engine, image), lane="starts")
+            first_process = self._first_process = await FirstProcess.attach(engine, self.container_name)
+            await in_thread(lambda: engine.api.start(self.container_name), lane="starts")
+        return first_process
+
     def _create(self, engine: Engine, image: str) -> None:
         spec, options = self._spec, self._options
-        network = options.network or spec.network
-        limits: dict[str, Any] = {}
-        if spec.cpus is not None:  # the engine refuses more than it has
-            limits["nano_cpus"] = int(min(spec.cpus, engine.cpus) * 1e9)
-        if spec.memory_mb is not None:
-            limits["mem_limit"] = limits["memswap_limit"] = spec.memory_mb * _MiB
         host_config = engine.api.create_host_config(
             auto_remove=True,
-            network_mode="none" if network == "no-network" else None,
-            extra_hosts=dict(options.extra_hosts) if network == "public" else None,
-            pids_limit=options.pids_limit,
-            **limits,
+            **self._network.create_options,
+            security_opt=["no-new-privileges:true"] if options.no_new_privileges else None,
+            **limits(spec, engine.capabilities, swap_mb=options.swap_mb, pids_limit=options.pids_limit),
         )
-        engine.api.create_container(
+        request = engine.api.create_container_config(
             image,
             FIRST_COMMAND,
-            name=self.container_name,
             labels=owner_labels(),
             environment={**options.env, **spec.env},
             stdin_open=True,  # together with an attached stdin docker-py makes this OpenStdin and StdinOnce
             host_config=host_config,
         )
+        try:
+            create(engine, self.container_name, request)
+        except AnswerLostError:
+            self._may_appear = True
+            raise
         config = engine.api.inspect_container(self.container_name)["Config"]
         self._default_user = config["User"] or "root"
         self._workdir = spec.workdir or config["WorkingDir"] or "/"
@@ -142,6 +164,7 @@ class DockerContainer:
             raise ContainerDiedError("The container has not been started.")
         if str(options.get("user")) == self._default_user:
             options["user"] = None  # the same shells
+        options["env"] = {**self._network.env, **(options.get("env") or {})}
         try:
             return await self._channels.exec(command, **options)
         except ContainerError as error:
@@ -152,7 +175,9 @@ class DockerContainer:
         engine = self._running_engine()
         name, as_user = self.container_name, "" if user is None else str(user)
         try:
-            created = await in_thread(lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user))
+            created = await in_thread(
+                lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user), abandon=True
+            )
             connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
         except engine_errors() as error:
             raise ContainerError(
@@ -170,7 +195,9 @@ class DockerContainer:
         """
         source, path = Path(source), posixpath.join(self._workdir, str(target))
         directory, name = (path, "") if source.is_dir() else posixpath.split(path)
-        made = await self.exec(f"mkdir -p -- {shlex.quote(directory)}", user="root", cwd="/", timeout_sec=60)
+        made = await self.exec(
+            f"mkdir -p -- {shlex.quote(directory)}", user="root", cwd="/", timeout_sec=60, shell="sh -c"
+        )
         if made.exit_code != 0:
             raise TransferError(f"Cannot upload {source} to {path}: {made.output.strip()}.")
         await self._transfer(lambda api: put(api, self.container_name, source, directory, name), f"upload to {path}")
@@ -189,12 +216,27 @@ class DockerContainer:
         engine = self._running_engine()
         failures: tuple[type[Exception], ...] = (*engine_errors(), TransferError)
         try:
-            await in_thread(lambda: copy(engine.api))
+            await in_thread(lambda: copy(engine.api), lane="transfers")
         except failures as error:
             await self._raise_if_dead(error)
             if isinstance(error, TransferError):
                 raise
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """As `Container.set_network`.
+
+        Raises:
+            ContainerDiedError: The container is gone.
+            ContainerError: The policy could not be put in force.
+            ValueError: As `Container.set_network`.
+        """
+        self._running_engine()
+        try:
+            await self._network.set(policy)
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
 
     def _running_engine(self) -> Engine:
         if self._engine is None or self._stopped:
@@ -203,8 +245,8 @@ class DockerContainer:
 
     async def _raise_if_dead(self, cause: Exception) -> None:
         """Tells a dead container from a refused request, and why it died."""
-        engine = self._running_engine()
-        dead = await in_thread(lambda: cause_of_death(engine, self.container_name))
+        self._running_engine()  # one that was stopped says that
+        dead = await self._death.cause() if self._death is not None else None
         if dead is not None:
             seen = self._first_process.epitaph() if self._first_process is not None else ""
             raise ContainerDiedError(f"The container of {self._spec.name} {dead}.{seen}") from cause
@@ -212,15 +254,20 @@ class DockerContainer:
     async def stop(self) -> None:
         """As `Container.stop`."""
         self._stopped = True
+        if self._death is not None:
+            self._death.close()
         try:
             if self._channels is not None:
                 await self._channels.close()
             if self._engine is not None:
                 engine, image = self._engine, self._image_to_remove()
-                await in_thread(lambda: remove(engine, self.container_name, image))
+                await in_thread(lambda: remove(engine, self.container_name, image), lane="removals")
+                if self._may_appear:
+                    await in_thread(lambda: remove_when_it_appears(engine, self.container_name), lane="removals")
         finally:
             if self._first_process is not None:
                 self._first_process.close()
+            await self._network.close()
 
     def _image_to_remove(self) -> str | None:
         return self.image if self._spec.docker_image is None and not self._options.keep_image else None

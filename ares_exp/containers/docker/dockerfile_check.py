@@ -1,12 +1,14 @@
-"""What is wrong with a Dockerfile, as far as reading it tells: found before the engine is asked to build it."""
+"""What is wrong with a Dockerfile, as far as reading it tells, and whether it needs BuildKit: found before a build."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.errors import TaskError, UnsupportedTaskError
+from ares_exp.errors import TaskError
 
 # fmt: off
 _KNOWN = frozenset({
@@ -14,48 +16,160 @@ _KNOWN = frozenset({
     "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
 })
 # fmt: on
-_BUILDKIT = re.compile(
-    r"^[ \t]*(?:(?P<heredoc>(?:RUN|COPY|ADD)\b.*<<-?['\"]?\w)|RUN\s+(?P<run>--(?:mount|network|security|device)\b)"
-    r"|(?:COPY|ADD)\s+(?:--\S+\s+)*(?P<copy>--(?:chmod|link|parents|exclude|checksum|keep-git-dir)\b))",
-    re.IGNORECASE | re.MULTILINE,
-)
+_FLAGS = {
+    "RUN --mount": "RUN --mount=type=cache,target=/c true",
+    "RUN --network": "RUN --network=none true",
+    "RUN --security": "RUN --security=sandbox true",
+    "RUN --device": "RUN --device=vendor.invalid/device=one true",
+    "COPY --chmod": "COPY --chmod=755 a /a",
+    "COPY --link": "COPY --link a /a",
+    "COPY --parents": "COPY --parents a /a",
+    "COPY --exclude": "COPY --exclude=b a /a",
+    "ADD --chmod": "ADD --chmod=755 a /a",
+    "ADD --link": "ADD --link a /a",
+    "ADD --exclude": "ADD --exclude=b a /a",
+    "ADD --checksum": f"ADD --checksum=sha256:{'0' * 64} http://host.invalid/a /a",
+    "ADD --keep-git-dir": "ADD --keep-git-dir=true https://host.invalid/a.git /a",
+    "ADD --unpack": "ADD --unpack=true a /a",
+}
+"""Flags that only BuildKit knows, each with an instruction that has it."""
+
+_AUTOMATIC = re.compile(r"(?:TARGET|BUILD)(?:PLATFORM|OS|ARCH|VARIANT)")
+_QUOTED = re.compile(r"""(?<!<<)(?<!<<-)(?:"(?:\\.|[^"\\])*"|'[^']*')""")
+_HEREDOC = re.compile(r"(?:^|\s)\d*<<(-?)(['\"]?)([A-Za-z_][\w.-]*)\2")
+_DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
+_OFFICIAL = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?:[:@].*)?")
 
 
-def check_dockerfile(path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class BuildKitFeature:
+    """Something that the classic builder cannot do.
+
+    Attributes:
+        name: As a user would call it.
+        line: Where it stands first.
+        sample: A short instruction that uses it.
+    """
+
+    name: str
+    line: int
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildKitNeeds:
+    """What a Dockerfile asks of BuildKit.
+
+    Attributes:
+        features: None of them: the classic builder builds it.
+        frontend: The image that its `# syntax=` line names.
+        custom_frontend: Whether that is another one than Docker's own, without which the file may mean anything.
+    """
+
+    features: tuple[BuildKitFeature, ...]
+    frontend: str | None
+    custom_frontend: bool
+
+
+def check_dockerfile(path: Path) -> BuildKitNeeds:
     """Reads the Dockerfile at `path`; its folder is the build context.
 
     Raises:
-        UnsupportedTaskError: It needs BuildKit, which is not used; with the line and the remedy.
         TaskError: It cannot be read, has an unknown instruction, or copies a file that is not there.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"Cannot read {path}: {error}.") from error
-    if (found := _BUILDKIT.search(text)) is not None:
-        line = text.count("\n", 0, found.start()) + 1
-        feature = found["run"] or found["copy"] or "a here-document"
-        raise UnsupportedTaskError(
-            f"{path}:{line}: {feature} needs BuildKit, which container=docker does not use. Build the image yourself, "
-            "and name it as docker_image in the [environment] table of the task's task.toml."
-        )
-    _check_instructions(path, text)
-
-
-def _check_instructions(path: Path, text: str) -> None:
-    from dockerfile_parse import DockerfileParser
-
-    for instruction in DockerfileParser(fileobj=io.BytesIO(text.encode())).structure:
-        name, value, line = instruction["instruction"], instruction["value"], instruction["startline"] + 1
+    line, frontend = _syntax(text)
+    custom = frontend is not None and _OFFICIAL.fullmatch(frontend) is None
+    if custom:  # the file need not even be a Dockerfile
+        return BuildKitNeeds((BuildKitFeature(f"the frontend {frontend}", line, ""),), frontend, True)
+    features: dict[str, BuildKitFeature] = {}
+    for name, value, line in _instructions(text):
         if name not in _KNOWN:
             raise TaskError(f"{path}:{line}: expected a Dockerfile instruction, got {name}.")
         if name in ("COPY", "ADD") and "--from" not in value and not value.lstrip().startswith("["):
             _check_sources(path, line, value)
+        for feature, sample in _features(name, value):
+            features.setdefault(feature, BuildKitFeature(feature, line, sample))
+    return BuildKitNeeds(tuple(features.values()), frontend, False)
+
+
+def without_syntax_line(text: str) -> str:
+    """The same Dockerfile, for the frontend inside the engine; its lines keep their numbers."""
+    line, frontend = _syntax(text)
+    lines = text.splitlines(keepends=True)
+    return text if frontend is None else "".join((*lines[: line - 1], "#\n", *lines[line:]))
+
+
+def _syntax(text: str) -> tuple[int, str | None]:
+    """The line and the value of `# syntax=`, which has to come before everything but other such lines."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (found := _DIRECTIVE.fullmatch(line)) is None:
+            break
+        if found[1].lower() == "syntax":
+            return number, found[2]
+    return 0, None
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
+    """(name, value, line) of each instruction."""
+    from dockerfile_parse import DockerfileParser
+
+    for instruction in DockerfileParser(fileobj=io.BytesIO(_parseable(text).encode())).structure:
+        yield instruction["instruction"], instruction["value"], instruction["startline"] + 1
+
+
+def _parseable(text: str) -> str:
+    """Comments in place of here-documents and of blank lines inside an instruction, which the parser does not know."""
+    lines: list[str] = []
+    ends: list[tuple[str, str]] = []  # of here-documents that are open
+    instruction = ""
+    for line in text.splitlines():
+        if ends:
+            strip, end = ends[0]
+            if (line.lstrip("\t") if strip else line) == end:
+                ends.pop(0)
+            lines.append("#")
+        elif line.lstrip().startswith("#") or (instruction and not line.strip()):
+            lines.append("#")
+        else:
+            lines.append(line)
+            instruction += line.rstrip().removesuffix("\\") + " "
+            if not line.rstrip().endswith("\\"):
+                name, _, value = instruction.strip().partition(" ")
+                ends = [(strip, end) for strip, _, end in _heredocs(name.upper(), value)]
+                instruction = ""
+    return "\n".join(lines) + "\n"
+
+
+def _heredocs(name: str, value: str) -> list[tuple[str, str, str]]:
+    return _HEREDOC.findall(_QUOTED.sub("''", value)) if name in ("RUN", "COPY", "ADD") else []
+
+
+def _features(name: str, value: str) -> Iterator[tuple[str, str]]:
+    """What of BuildKit an instruction uses, each with a sample."""
+    for flag in re.findall(r"(?:^|\s)--([a-z-]+)", _leading_flags(value)):
+        if sample := _FLAGS.get(f"{name} --{flag}"):
+            yield f"{name} --{flag}", sample
+    if _heredocs(name, value):
+        yield "a here-document", "COPY <<E /e\nE"
+    if name == "ARG":  # one with a default is not empty without BuildKit, and may be meant for both
+        for word in filter(_AUTOMATIC.fullmatch, value.split()):
+            yield f"the value of {word}", f"ARG {word}"
+    elif name == "FROM" and (variable := re.search(rf"\$\{{?({_AUTOMATIC.pattern})\b", value)):
+        yield f"the value of {variable[1]}", f"ARG {variable[1]}"
+
+
+def _leading_flags(value: str) -> str:
+    found = re.match(r"\s*(?:--\S+\s+)*", value)
+    return found[0] if found else ""
 
 
 def _check_sources(path: Path, line: int, value: str) -> None:
     """Refuses sources that are not in the context; those with globs, variables or a URL are left to the engine."""
     *sources, _ = [word for word in value.split() if not word.startswith("--")] or [""]
     for source in sources:
-        if not re.search(r"[*?\[\]$\\:'\"]", source) and not (path.parent / source.lstrip("/")).exists():
+        if not re.search(r"[*?\[\]$\\:'\"<]", source) and not (path.parent / source.lstrip("/")).exists():
             raise TaskError(f"{path}:{line}: expected {source} in {path.parent}, found no such file.")

@@ -8,23 +8,30 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from ares_exp.containers.cancellation import finish
+from ares_exp.containers.docker.capabilities import Capabilities, capabilities_of
 from ares_exp.errors import PreflightError
 
 if TYPE_CHECKING:
     from docker import APIClient
+    from requests import Response
 
 CALL_TIMEOUT_SEC = 120.0
 """Bound on one answer of the engine. Image builds and pulls have the container's start limit instead."""
 
-# Engines create a handful of containers at a time at best; more calls at once only make each of them slower.
-_THREADS = 8
+INQUIRY_TIMEOUT_SEC = 10.0
+"""Bound on a question that an engine in good health answers in milliseconds: an engine that hangs must not hang us."""
+
+Lane = Literal["calls", "starts", "removals", "transfers"]
+"""Calls of one kind share threads, so that a quick one never waits for slow ones of another kind."""
+
+_THREADS: dict[Lane, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
 _STREAM_LIMIT = 256 * 1024
 _T = TypeVar("_T")
 
@@ -49,12 +56,26 @@ class Engine:
     Attributes:
         host: What `DOCKER_HOST` says, or the default.
         api: docker-py's client; safe to use from several threads.
-        cpus: Processors that it has.
+        capabilities: What it can do for a container.
     """
 
     host: str
     api: APIClient
-    cpus: int
+    capabilities: Capabilities
+
+    def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
+        """The answer to a GET request, whatever its status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
+
+        Raises:
+            requests.exceptions.RequestException: There was none.
+        """
+        answer: Response = self.api.get(
+            f"{self.api.base_url}/v{self.api.api_version}{path}",
+            params=parameters,
+            stream=stream,
+            timeout=INQUIRY_TIMEOUT_SEC,
+        )
+        return answer
 
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Posts a request whose connection becomes a byte stream both ways.
@@ -93,17 +114,32 @@ async def connect() -> Engine:
     Raises:
         PreflightError: It does not answer, or is reached in a way that is not supported.
     """
-    return await in_thread(_engine)
+    return await in_thread(connect_blocking)
 
 
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """Runs a blocking engine call. On cancellation it is waited for, so that nothing appears behind a clean-up."""
-    future = asyncio.wrap_future(_executor(os.getpid()).submit(function))
+async def in_thread(function: Callable[[], _T], *, lane: Lane = "calls", abandon: bool = False) -> _T:
+    """Runs a blocking engine call.
+
+    Args:
+        function: The call.
+        lane: Whose threads it may use.
+        abandon: Whether cancellation leaves the call to its thread, which is right for one that changes nothing. Else
+            it is waited for, so that nothing appears behind a clean-up.
+    """
+    future = asyncio.wrap_future(_executor(os.getpid(), lane).submit(function))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await finish(asyncio.wait_for(future, CALL_TIMEOUT_SEC))
+        if abandon:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else looks at it
+        else:
+            await finish(asyncio.wait_for(future, CALL_TIMEOUT_SEC))
         raise
+
+
+def address_of_engine() -> str:
+    """What `connect` would connect to."""
+    return _address(os.environ.get("DOCKER_HOST", ""))[0]
 
 
 def engine_errors() -> tuple[type[Exception], ...]:
@@ -131,7 +167,8 @@ def _message(body: bytes) -> str:
 _lock = threading.Lock()
 
 
-def _engine() -> Engine:
+def connect_blocking() -> Engine:
+    """As `connect`, for a thread."""
     with _lock:
         return _connected(os.getpid(), os.environ.get("DOCKER_HOST", ""), os.environ.get("DOCKER_CONTEXT", ""))
 
@@ -152,8 +189,8 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
         if host.startswith("unix:"):  # docker-py leaks a socket when it cannot connect
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(urlsplit(host).path)
-        api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC)
-        return Engine(host, api, cpus=int(api.info()["NCPU"]))
+        api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
+        return Engine(host, api, capabilities_of(api.info()))
     except engine_errors() as error:
         raise PreflightError(
             f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that "
@@ -173,6 +210,6 @@ def _address(docker_host: str) -> tuple[str, bool]:
     return host, "tls" in found
 
 
-@functools.lru_cache(maxsize=4)
-def _executor(pid: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
+@functools.lru_cache(maxsize=4 * len(_THREADS))
+def _executor(pid: int, lane: Lane) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS[lane], thread_name_prefix=f"docker {lane}")

@@ -2,20 +2,29 @@
 
 A container lives no longer than the process that started it: its first process reads a stdin that we hold, and ends
 with it, also when we are killed with SIGKILL; the engine then removes the container. Commands run over persistent
-shells (`shell_channel`), because one `docker exec` costs tens of milliseconds.
+shells (`shell_pool`), because one `docker exec` costs tens of milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Literal
 
 import pydantic
 
-from ares_exp.containers.container import ContainerSpec, NetworkMode
+from ares_exp.containers.container import Container, ContainerSpec, Shell
+from ares_exp.containers.docker.build_context import image_tag
+from ares_exp.containers.docker.buildkit import check_buildable
+from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
-from ares_exp.containers.docker.dockerfile_check import check_dockerfile
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
+from ares_exp.containers.docker.leftovers import remove_stale
+from ares_exp.containers.docker.limits import unenforced
+from ares_exp.containers.docker.network import NetworkOptions, check_network
+from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
+from ares_exp.containers.warm_pool import MAX_WARM, WarmPool
 from ares_exp.errors import PreflightError, TaskError, UnsupportedTaskError
 from ares_exp.secrets import is_sensitive, protect
 
@@ -29,46 +38,71 @@ class DockerContainerFactory:
     def __init__(
         self,
         *,
-        network: NetworkMode | None = None,
-        login_shell: bool = True,
+        network: Literal["public", "no-network"] | None = None,
+        allowed_hosts: Sequence[Annotated[str, pydantic.AfterValidator(normalise_host)]] | None = None,
+        shell: Shell = "bash -lc",
         keep_image: bool = True,
         env: Mapping[str, str] | None = None,
         extra_hosts: Mapping[str, str] | None = None,
         pids_limit: Annotated[int, pydantic.Field(ge=16)] = 4096,
+        swap_mb: Annotated[int, pydantic.Field(ge=0)] = 0,
+        no_new_privileges: bool = False,
+        warm: Annotated[int, pydantic.Field(ge=0, le=MAX_WARM)] = 0,
     ) -> None:
         """Keeps the options; touches nothing.
 
         Args:
-            network: `public` or `no-network`, overriding what tasks ask for; `None` leaves it to the task.
-            login_shell: Commands run in `bash -lc`, which reads the image's profile files (on Debian these reset
-                `PATH`); `False` is `bash -c`, faster.
+            network: `public` or `no-network`, instead of what tasks ask for in any phase; `None` leaves it to the task.
+            allowed_hosts: More hosts that may be reached in every phase, in the form of a task's: `no-network` with
+                them is an allow-list.
+            shell: What reads commands: `bash -lc` reads the image's profile files first (on Debian these reset
+                `PATH`); `bash -c` and `sh -c` are faster.
             keep_image: Keep images that were built from a task's Dockerfile, for the next run. `False` removes each
                 with the last container that uses it.
             env: Variables of every container; those of the task win.
             extra_hosts: More lines of `/etc/hosts`, name to address (`host-gateway` is the engine's host).
             pids_limit: Bound on the processes of one container, so that a fork bomb stays inside.
+            swap_mb: Swap that a container may use on top of its memory limit.
+            no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
+            warm: How many containers of a kind that was asked for are started ahead of the next who asks.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
-            network=network,
-            login_shell=login_shell,
+            network=NetworkOptions(
+                override=NetworkPolicy(network) if network is not None else None,
+                allowed_hosts=frozenset(allowed_hosts or ()),
+                extra_hosts=dict(extra_hosts or {}),
+            ),
+            shell=shell,
             keep_image=keep_image,
             env=dict(env or {}),
-            extra_hosts=dict(extra_hosts or {}),
             pids_limit=pids_limit,
+            swap_mb=swap_mb,
+            no_new_privileges=no_new_privileges,
         )
+        self._capabilities = Capabilities()  # the least, until the engine was asked
+        self._pool = WarmPool(self._make, ahead=warm, kind_of=_kind_of) if warm else None
 
-    def __call__(self, spec: ContainerSpec) -> DockerContainer:
+    def __call__(self, spec: ContainerSpec) -> Container:
         """A container for `spec`, not started yet."""
+        return self._pool.container(spec) if self._pool is not None else self._make(spec)
+
+    def _make(self, spec: ContainerSpec) -> DockerContainer:
         return DockerContainer(spec, self._options)
 
+    async def close(self) -> None:
+        """Stops the containers that were started ahead. Idempotent."""
+        if self._pool is not None:
+            await self._pool.close()
+
     async def preflight(self) -> None:
-        """Checks that the engine answers.
+        """Checks that the engine answers, and removes what dead runs left on it.
 
         Raises:
             PreflightError: It does not, or is reached in a way that is not supported (TLS, ssh).
         """
         engine = await connect()
+        self._capabilities = engine.capabilities
         try:
             await in_thread(engine.api.ping)
         except engine_errors() as error:
@@ -76,12 +110,14 @@ class DockerContainerFactory:
                 f"The Docker engine at {engine.host} no longer answers: {reason(error)}. Restart it, or set "
                 "DOCKER_HOST to another one."
             ) from error
+        await in_thread(lambda: remove_stale(engine), lane="removals")
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """As `ContainerFactory.check`.
 
         Raises:
-            UnsupportedTaskError: The task needs several services or GPUs.
+            UnsupportedTaskError: The task needs several services, GPUs that the engine does not have, or an allow-list
+                that cannot be enforced from here.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
         """
         context = spec.context_dir
@@ -91,10 +127,6 @@ class DockerContainerFactory:
                     f"Task {spec.name} needs several services ({context / name}); container=docker runs one container "
                     "per task. Leave this task out."
                 )
-        if spec.gpus:
-            raise UnsupportedTaskError(
-                f"Task {spec.name} asks for {spec.gpus} GPUs; container=docker gives none. Leave this task out."
-            )
         if spec.docker_image is None and not (context is not None and (context / "Dockerfile").is_file()):
             where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
             raise TaskError(
@@ -102,7 +134,15 @@ class DockerContainerFactory:
                 "set docker_image in the [environment] table of its task.toml."
             )
         if spec.docker_image is None and context is not None:
-            check_dockerfile(context / "Dockerfile")
-        if spec.storage_mb is not None:
-            return [f"storage_mb={spec.storage_mb} of task {spec.name} is not enforced by container=docker"]
-        return []
+            check_buildable(context / "Dockerfile")
+        return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
+
+
+async def _kind_of(spec: ContainerSpec) -> Hashable:
+    """All that a container is made from, so that two of the same kind differ in nothing but their task's name."""
+    image, context = spec.docker_image, spec.context_dir
+    if image is None and context is not None:
+        image = await asyncio.to_thread(image_tag, "", context)
+    apart = {"name", "start_timeout_sec", "docker_image", "context_dir", "env"}
+    rest = (getattr(spec, field.name) for field in fields(spec) if field.name not in apart)
+    return (image, frozenset(spec.env.items()), *rest)

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
-import hashlib
-import os
-import re
-import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ares_exp.containers.docker.engine import engine_errors, reason
-from ares_exp.errors import ContainerStartError
+from ares_exp.containers.docker.build_context import image_tag
+from ares_exp.containers.docker.buildkit import build_with_buildkit, find_buildkit
+from ares_exp.containers.docker.classic_build import build_classic
+from ares_exp.containers.docker.dockerfile_check import check_dockerfile
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.image_lock import image_lock
+from ares_exp.containers.docker.leftovers import image_labels
+from ares_exp.containers.docker.shared_work import Demand, share
+from ares_exp.errors import ContainerStartError, UserError
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-_LAST_LINES = 20
 # Builds compete for the same disk and cores: more of them at once finish no earlier.
 _slots = threading.BoundedSemaphore(4)
+_PULL_PAUSES_SEC = (1.0, 2.0)
 
 
-async def ensure_image(api: APIClient, *, name: str, docker_image: str | None, context_dir: Path | None) -> str:
+async def ensure_image(
+    engine: Engine, *, name: str, docker_image: str | None, context_dir: Path | None, keep: bool = True
+) -> str:
     """The image of a task, there when this returns.
 
-    An image is fetched or built once however many containers wait for it. When the wait is cancelled the engine's work
-    goes on for whoever comes next; a process that ends takes it along.
+    An image is fetched or built once however many containers wait for it, in this process and in others of this user.
+    When the last waiter is cancelled, a build with BuildKit is ended; a pull and a build with the classic builder,
+    which the engine does, go on for whoever comes next and end with this process.
 
     Args:
-        api: The engine.
+        engine: The engine.
         name: The task's name, for the tag of a built image.
         docker_image: A prebuilt image; pulled only if the engine has none of this name.
         context_dir: Build context with a `Dockerfile`; used when there is no `docker_image`.
+        keep: Whether a built image is to outlive this process; otherwise its labels tell whose it was.
 
     Returns:
         The name to create containers from.
@@ -44,111 +49,76 @@ async def ensure_image(api: APIClient, *, name: str, docker_image: str | None, c
     Raises:
         ContainerStartError: With the failing instruction and the end of its output, or why the pull failed.
     """
+    make: Callable[[Demand], None]
     if docker_image is not None:
-        tag, make = docker_image, functools.partial(_pull, api, docker_image)
+        image, make = docker_image, functools.partial(_pull, engine.api, docker_image)
     elif context_dir is not None:
-        tag = await asyncio.to_thread(image_tag, name, context_dir)
-        make = functools.partial(_build, api, tag, context_dir)
+        image = await asyncio.to_thread(image_tag, name, context_dir)
+        make = functools.partial(_build, engine, image, context_dir, keep)
     else:
         raise ContainerStartError(f"Task {name} has neither a docker_image nor an environment/Dockerfile.")
-    await asyncio.wrap_future(_once(f"{os.getpid()} {tag}", lambda: _unless_there(api, tag, make)))
-    return tag
+    if not await in_thread(lambda: _is_there(engine.api, image), abandon=True):
+        await share(f"{engine.host} {image}", lambda demand: _make(engine, image, make, demand))
+    return image
 
 
-def image_tag(name: str, context_dir: Path) -> str:
-    """`ares-exp/<name>:<hash>` for the content of a build context: names, modes, links and bytes. Blocking."""
-    digest = hashlib.sha256(b"ares_exp image 1\n")
-    for path in sorted(context_dir.rglob("*")):
-        mode = path.lstat().st_mode
-        digest.update(f"{path.relative_to(context_dir)}\0{mode:o}\0".encode("utf-8", "surrogateescape"))
-        if stat.S_ISLNK(mode):
-            digest.update(os.fsencode(path.readlink()))
-        elif stat.S_ISREG(mode):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-") or "task"
-    return f"ares-exp/{slug}:{digest.hexdigest()[:12]}"
-
-
-_lock = threading.Lock()
-_under_way: dict[str, Future[None]] = {}
-
-
-def _once(key: str, work: Callable[[], None]) -> Future[None]:
-    """Runs `work` in a thread unless the same is under way already. The thread never keeps the process alive."""
-    with _lock:
-        if key in _under_way:
-            return _under_way[key]
-        future = _under_way[key] = Future[None]()
-        future.set_running_or_notify_cancel()  # from now on a waiter that is cancelled does not cancel the others
-
-    def run() -> None:
-        try:
-            with _slots:
-                work()
-        except BaseException as error:
-            _end(key)
-            future.set_exception(error)
-        else:
-            _end(key)
-            future.set_result(None)
-
-    threading.Thread(target=run, name=f"image {key}", daemon=True).start()
-    return future
-
-
-def _end(key: str) -> None:
-    with _lock:
-        del _under_way[key]
-
-
-def _unless_there(api: APIClient, tag: str, make: Callable[[], None]) -> None:
+def _is_there(api: APIClient, image: str) -> bool:
     from docker.errors import ImageNotFound
 
     try:
-        try:
-            api.inspect_image(tag)
-        except ImageNotFound:
-            make()
+        api.inspect_image(image)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: Demand) -> None:
+    try:
+        with image_lock(f"{engine.host} {image}", demand), _slots:
+            demand.pause(0)
+            if not _is_there(engine.api, image):  # another process may have been faster
+                make(demand)
     except engine_errors() as error:
-        raise ContainerStartError(f"Cannot get the image {tag}: {reason(error)}.") from error
+        raise ContainerStartError(f"Cannot get the image {image}: {reason(error)}.") from error
 
 
-def _pull(api: APIClient, image: str) -> None:
+def _pull(api: APIClient, image: str, demand: Demand) -> None:
+    """Pulls, three times if need be: a registry that cannot be reached now may be in a second."""
+    from docker.errors import APIError
+
+    for pause in (*_PULL_PAUSES_SEC, None):
+        try:
+            failure = _pull_once(api, image)
+        except APIError as error:
+            failure = reason(error)
+            if error.is_client_error():  # no such image, or none that we may have
+                pause = None
+        if not failure:
+            return
+        if pause is None:
+            raise ContainerStartError(f"The image {image} is not on this machine and could not be pulled: {failure}.")
+        demand.pause(pause)
+
+
+def _pull_once(api: APIClient, image: str) -> str:
+    """What failed after the engine had found the image; empty when nothing did."""
     from docker.utils import parse_repository_tag
 
-    repository, tag = parse_repository_tag(image)
+    repository, tag = parse_repository_tag(image)  # the tag may be a digest
     failure = ""
     for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        failure = failure or event.get("error", "")
-    if failure:
-        raise ContainerStartError(f"The image {image} is not on this machine and could not be pulled: {failure}.")
+        failure = failure or str(event.get("error", ""))
+    return failure
 
 
-def _build(api: APIClient, tag: str, context_dir: Path) -> None:
-    events = api.build(
-        path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels={"ares_exp.image": tag}
-    )
-    instruction, failure, last = "", "", collections.deque[str](maxlen=_LAST_LINES)
-    for line, error in _lines(events):  # to its end: an answer dropped in the middle leaks its socket
-        failure = failure or error
-        if re.match(r"Step \d+/\d+ : ", line):
-            instruction = line.partition(" : ")[2]
-            last.clear()
-        elif line.strip() and not line.startswith((" --->", "Removing intermediate container")):
-            last.append(line)
-    if failure:
-        output = "\n".join(last) or "(no output)"
-        raise ContainerStartError(
-            f"The image of {context_dir} could not be built: {failure.strip().rstrip('.')}.\n"
-            f"Failing instruction: {instruction or '(none)'}\nLast lines of its output:\n{output}"
-        )
-
-
-def _lines(events: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(line of output, error) of a build, one of them empty."""
-    for event in events:
-        if "error" in event:
-            yield "", str(event["error"])
-        for line in str(event.get("stream", "")).splitlines():
-            yield line, ""
+def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Demand) -> None:
+    labels = image_labels(tag, keep=keep)
+    try:
+        needs = check_dockerfile(context_dir / "Dockerfile")
+        way = find_buildkit(engine, context_dir / "Dockerfile", needs) if needs.features else None
+    except UserError as error:  # not checked before
+        raise ContainerStartError(str(error)) from error
+    if way is not None:
+        build_with_buildkit(engine, way, tag, context_dir, labels, demand)
+    else:
+        build_classic(engine.api, tag, context_dir, labels)

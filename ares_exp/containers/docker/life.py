@@ -1,17 +1,13 @@
-"""Life and death of a Docker container: the dead-man's switch, whose it is, why it ended, how it goes."""
+"""Life and end of a Docker container: the dead-man's switch, and how it goes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-import os
-import socket
-import uuid
-from pathlib import Path
+from collections.abc import Callable
 
-from ares_exp.containers.docker.engine import Engine, engine_errors, reason
+from ares_exp.containers.docker.engine import Engine, EngineError, engine_errors, reason
 from ares_exp.containers.docker.stream import EngineStream
 
 FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
@@ -20,6 +16,12 @@ FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
 As process 1 no signal from inside ends it (`kill -9 -1`, `pkill sh`). It also has to reap what commands orphan: `jobs`
 makes a shell do that, without a fork that could fail, each time it reads a line.
 """
+
+NAME_PREFIX = "ares-exp-"
+"""How the names of our containers begin. Labels alone do not make one ours: `docker commit` hands them on."""
+
+REMOVAL_SEC = 12.0
+"""Bound on the removal of a container, which takes milliseconds, or seconds under load."""
 
 _REAP_EVERY_SEC = 1.0
 _KEPT_BYTES = 4096
@@ -63,6 +65,10 @@ class FirstProcess:
                 await asyncio.sleep(_REAP_EVERY_SEC)
                 await self._stream.write(b"\n")
 
+    async def ended(self) -> None:
+        """Waits for its end."""
+        await asyncio.wait({self._listener})
+
     def epitaph(self) -> str:
         """A sentence with what it last printed; empty when it printed nothing."""
         text = self._output.decode("utf-8", "replace").strip()
@@ -74,58 +80,28 @@ class FirstProcess:
         self._stream.close()
 
 
-def cause_of_death(engine: Engine, container: str) -> str | None:
-    """Why a container runs no more, to follow "The container "; `None` when it runs. Blocking."""
-    from docker.errors import NotFound
-
-    try:
-        state = engine.api.inspect_container(container)["State"]
-    except NotFound:
-        return "is gone: its first process ended, or somebody removed it"
-    except engine_errors() as error:
-        return f"is out of reach: the engine at {engine.host} does not answer ({reason(error)})"
-    if state["Running"]:
-        return None
-    killed = ", killed for using more memory than its limit (memory_mb)" if state["OOMKilled"] else ""
-    return f"ended with exit code {state['ExitCode']}{killed}"
-
-
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
     """Kills and removes a container, and an image that nobody else uses. Blocking; what is gone already is fine."""
-    from docker.errors import APIError, NotFound
+    if problem := why_it_stays(lambda: _remove_container(engine, container)):
+        _logger.warning("The container %s could not be removed: %s.", container, problem)
+    elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
+        _logger.info("The image %s stays: %s.", image, problem)
 
+
+def _remove_container(engine: Engine, container: str) -> None:
+    """An engine that hangs removes it when it goes on: it has been told."""
+    path = f"{engine.api.base_url}/v{engine.api.api_version}/containers/{container}"
+    answer = engine.api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
+    if not answer.ok:
+        raise EngineError(answer.text.strip(), answer.status_code)
+
+
+def why_it_stays(removal: Callable[[], object]) -> str:
+    """Removes something and returns why it is still there; `""` when it is gone, or about to be. Blocking."""
     try:
-        engine.api.remove_container(container, force=True, v=True)
-    except NotFound:
-        pass
+        removal()
     except engine_errors() as error:
-        if not (isinstance(error, APIError) and error.status_code == 409):  # 409: it is being removed
-            _logger.warning("The container %s could not be removed: %s.", container, reason(error))
-    if image is not None:
-        try:
-            engine.api.remove_image(image)
-        except engine_errors() as error:
-            _logger.info("The image %s stays: %s.", image, reason(error))
-
-
-def owner_labels() -> dict[str, str]:
-    """Labels that tell whose a container is, for whoever cleans up after a dead process."""
-    return {
-        "ares_exp.run": _run_id(os.getpid()),
-        "ares_exp.host": socket.gethostname(),
-        "ares_exp.pid": str(os.getpid()),
-        "ares_exp.process-start": _process_start(),
-    }
-
-
-@functools.lru_cache(maxsize=1)
-def _run_id(pid: int) -> str:
-    return uuid.uuid4().hex
-
-
-def _process_start() -> str:
-    """Start of this process in clock ticks since boot, which tells it from a later one of the same pid."""
-    try:
-        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
+        status = error.status if isinstance(error, EngineError) else getattr(error, "status_code", 0)
+        if status != 404 and not (status == 409 and "already in progress" in str(error)):
+            return reason(error)
+    return ""

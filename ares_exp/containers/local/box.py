@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import User
 from ares_exp.containers.local.bubblewrap import CHANNELS
+from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.local.seccomp import compiled_filter
@@ -27,9 +29,18 @@ SHELL_TIMEOUT_SEC = 20.0
 """Bound on opening a shell in a box that runs."""
 
 _GRACE_SEC = 1.0
+_REPORT_SEC = 0.2
+_RESERVE_SEC = 0.5
 _KILL_SEC = 5.0
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 ROOT_NAMES = ("root", "0", "0:0", "root:root")
+
+# Arguments: the box's directory, then bubblewrap and its own. Enters the box's cgroups first.
+_LAUNCH = """
+while IFS= read -r group; do echo 0 >"$group/cgroup.procs" || exit; done <"$1/RECORD"
+shift
+exec "$@"
+""".replace("RECORD", RECORD)
 
 # Words of a request: name of the FIFOs, "clean" or "full" environment, user or "-" for root.
 _SERVE = r"""
@@ -55,7 +66,9 @@ become() {
   become=("$setpriv" --reuid "$uid" --regid "$gid" "$groups" --inh-caps=-all)
 }
 attach() {
+  trap - EXIT
   exec <"CHANNELS/$1.in" >"CHANNELS/$1.out" 2>/dev/null || exit
+  echo 500 >/proc/self/oom_score_adj  # where memory runs out, commands go first and the box last
   become=()
   [ "$3" = - ] || become "$3"
   echo ok
@@ -64,19 +77,23 @@ attach() {
 }
 echo ready
 exec >/dev/null 2>&1
+trap 'exec /bin/bash CHANNELS/serve' EXIT  # a bash that cannot fork gives up
 while read -r id environment user; do attach "$id" "$environment" "$user" & done
+trap - EXIT
 """.replace("SEARCH_PATH", SEARCH_PATH).replace("CHANNELS", CHANNELS)
+_FIRST_PROCESS = ("--as-pid-1", "--", "/bin/bash", f"{CHANNELS}/serve")
 
 
 class Box:
     """A bubblewrap process and the shells in it. Made by `launch`, ended by `kill`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, channels: Path, errors: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, directory: Path) -> None:
         """Watches a process that has just been started."""
         self._process = process
         self._control = control
-        self._channels = channels
-        self._errors = errors
+        self._directory = directory
+        self._channels = directory / "channels"
+        self._reserve = Reserve(directory)
         self._count = 0
         self._streams: list[FifoStream] = []
         self._loop = asyncio.get_running_loop()
@@ -91,7 +108,7 @@ class Box:
         Args:
             bwrap: The program.
             arguments: From `bubblewrap.box_arguments`.
-            directory: The box's own directory on the host, with `channels/` in it.
+            directory: The box's own directory on the host, with `channels/` and the names of its cgroups in it.
 
         Raises:
             ContainerStartError: With what bubblewrap said.
@@ -100,7 +117,7 @@ class Box:
         try:
             if await box._control.read_line() != "ready\n":
                 await asyncio.wait_for(box._exited.wait(), _KILL_SEC)
-                raise ContainerStartError(f"The local sandbox did not start: {box._complaint()}")
+                raise ContainerStartError(f"The local sandbox did not start: {box.why_ended()}.")
         except BaseException:
             await finish(box.kill())
             raise
@@ -108,35 +125,31 @@ class Box:
 
     @classmethod
     def _spawn(cls, bwrap: Path, arguments: Sequence[str], directory: Path) -> Box:
-        errors, channels = directory / "errors", directory / "channels"
-        (channels / "serve").write_text(_SERVE)
-        with contextlib.ExitStack() as ours:
+        (directory / "channels" / "serve").write_text(_SERVE)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             # In memory, not on the command line: every user of the host may read that.
-            words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), ours)
-            filters = [_in_memory(code, ours) for code in (compiled_filter(),) if code is not None]
+            words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), theirs)
+            filters = [_in_memory(code, theirs) for code in (compiled_filter(),) if code is not None]
             options = ["--args", str(words), *(word for fd in filters for word in ("--seccomp", str(fd)))]
-            requests, requests_in = os.pipe()
-            ours.callback(os.close, requests)
-            answers, answers_in = os.pipe()
-            ours.callback(os.close, answers_in)
+            requests, requests_in = _pipe(reader=theirs, writer=ours)
+            answers, answers_in = _pipe(reader=ours, writer=theirs)
             for descriptor in (requests_in, answers):
                 os.set_blocking(descriptor, False)
-            control = FifoStream(reader=answers, writer=requests_in)
-            try:
-                process = subprocess.Popen(
-                    [bwrap, *options, "--as-pid-1", "--", "/bin/bash", f"{CHANNELS}/serve"],
-                    stdin=requests,
-                    stdout=answers_in,
-                    stderr=ours.enter_context(errors.open("wb")),
-                    pass_fds=[words, *filters],
-                    env={"PATH": SEARCH_PATH},  # inside, /proc/1/environ shows what bwrap was started with
-                    cwd="/",
-                    start_new_session=True,
-                )
-            except BaseException:
-                control.close()
-                raise
-        return cls(process, control, channels, errors)
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _LAUNCH, "sh", directory, bwrap, *options, *_FIRST_PROCESS],
+                stdin=requests,
+                stdout=answers_in,
+                stderr=theirs.enter_context((directory / "errors").open("wb")),
+                pass_fds=[words, *filters],
+                env={"PATH": SEARCH_PATH},  # inside, /proc/1/environ shows what bwrap was started with
+                cwd="/",
+                start_new_session=True,
+            )
+            ours.callback(process.wait)
+            ours.callback(process.kill)
+            box = cls(process, FifoStream(reader=answers, writer=requests_in), directory)
+            ours.pop_all()  # the box's now
+            return box
 
     @property
     def is_running(self) -> bool:
@@ -159,6 +172,7 @@ class Box:
             raise ContainerError(f"Expected a user as a name, a uid or 'uid:gid', got {name!r}.")
         self._count += 1
         request = f"{self._count} {'clean' if clean_env else 'full'} {'-' if name in ROOT_NAMES else name}\n"
+        self._reserve.open()
         try:
             with fifo_pair(self._channels, str(self._count)) as stream:
                 answer = await self._ask(request, stream)
@@ -168,6 +182,8 @@ class Box:
                 return stream
         except OSError as error:
             raise ContainerDiedError(f"The local sandbox takes no more commands: {error}.") from error
+        finally:
+            self._loop.call_later(_RESERVE_SEC, self._reserve.close)  # the new shell has processes of its own to start
 
     async def _ask(self, request: str, stream: FifoStream) -> str:
         """Sends a request and waits for the first line of the new shell, or for the end of the box."""
@@ -180,7 +196,7 @@ class Box:
         finally:
             line.cancel()
             end.cancel()
-        reason = self._complaint() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
+        reason = self.why_ended() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
         raise ContainerDiedError(f"The local sandbox no longer answers: {reason}.")
 
     async def kill(self) -> None:
@@ -203,9 +219,33 @@ class Box:
             os.close(self._pidfd)
             self._exited.set()
 
-    def _complaint(self) -> str:
-        text = self._errors.read_text(errors="replace")[-2000:].strip() if self._errors.exists() else ""
-        return text or f"it ended with status {self._process.returncode}"
+    async def has_ended(self) -> bool:
+        """Whether it has ended, or does so within the moment that the kernel takes to report it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), _REPORT_SEC)
+        return not self.is_running
+
+    def why_ended(self) -> str:
+        """The reason for the end of a box that nobody stopped, as a clause."""
+        status = self._process.returncode or 0
+        killer = status - 128 if status > 128 else -status  # of the box's first process, or of bubblewrap
+        if killer == signal.SIGKILL and (lack := lack_of_memory(self._directory)):
+            return lack
+        errors = self._directory / "errors"
+        text = errors.read_text(errors="replace")[-2000:].strip().rstrip(".") if errors.exists() else ""
+        if text:
+            return text
+        if 0 < killer <= signal.SIGRTMAX:
+            return f"it was killed by signal {killer}"
+        return f"it ended with status {status}"
+
+
+def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these two."""
+    ends = os.pipe()
+    reader.callback(os.close, ends[0])
+    writer.callback(os.close, ends[1])
+    return ends
 
 
 def _in_memory(content: bytes, opened: contextlib.ExitStack) -> int:

@@ -19,11 +19,13 @@ from ares_exp.containers.local.box import ROOT_NAMES, Box
 from ares_exp.containers.local.box_directory import BoxDirectory
 from ares_exp.containers.local.box_transfer import receive, send
 from ares_exp.containers.local.bubblewrap import box_arguments, find_bwrap, is_privileged
+from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
 from ares_exp.containers.local.dockerfile import Dockerfile, read_dockerfile
 from ares_exp.containers.local.dockerfile_steps import apply_step, stage_context
 from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import SEARCH_PATH, mounts, write_layer
-from ares_exp.containers.shell_channel import ShellChannels
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -39,28 +41,30 @@ TRANSFER_TIMEOUT_SEC = 600.0
 
 _BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
 _REMEDY = "Use container=docker for this task."
-_ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
+ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
 _T = TypeVar("_T")
 
 
 class LocalContainer:
     """One local box; a `Container`."""
 
-    def __init__(self, spec: ContainerSpec, *, share_network: bool) -> None:
+    def __init__(self, spec: ContainerSpec, *, share_network: bool, pids_limit: int | None = None) -> None:
         """Keeps what is needed to start.
 
         Args:
             spec: What the task asks for.
             share_network: Whether the box has the host's network instead of none.
+            pids_limit: Bound on the processes of the box, where this user may make cgroups.
         """
         self._spec = spec
         self._share_network = share_network
+        self._limits = Limits(spec.cpus, spec.memory_mb, pids_limit)
         self._privileged = is_privileged()
         self._directory: BoxDirectory | None = None
         self._box: Box | None = None
         self._user: User = "root"
         self._workdir = "/"
-        self._channels: ShellChannels | None = None
+        self._channels: ShellPool | None = None
         self._stopped = False
         self.image: str | None = None
 
@@ -104,13 +108,14 @@ class LocalContainer:
             if isinstance(error, TimeoutError):
                 raise
             raise ContainerStartError(f"The local box of {self._spec.name} did not start: {error}.") from error
-        self._channels = ShellChannels(self._open_shell, workdir=self._workdir)
+        self._channels = ShellPool(self._open_shell, workdir=self._workdir)
 
     def _prepare(self, directory: Path, env: Mapping[str, str]) -> list[str]:
         layer, channels = directory / "layer", directory / "channels"
         layer.mkdir()
         channels.mkdir()
         write_layer(layer, share_network=self._share_network)
+        make_groups(directory, self._limits)
         return box_arguments(
             mounts(layer, privileged=self._privileged),
             env=env,
@@ -121,7 +126,7 @@ class LocalContainer:
 
     async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path) -> None:
         context = await _in_thread(lambda: stage_context(context, stage))
-        channels = ShellChannels(lambda user: self._open_shell(user, clean_env=True), login_shell=False)
+        channels = ShellPool(lambda user: self._open_shell(user, clean_env=True), shell="bash -c")
 
         async def run(
             command: str, *, env: Mapping[str, str] = _BASE_ENV, cwd: str = "/", user: str = "root"
@@ -151,15 +156,30 @@ class LocalContainer:
         """
         if self._channels is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return await self._channels.exec(command, **options)
+        try:
+            return await self._channels.exec(command, **options)
+        except ContainerError as error:
+            if explained := await self._explained(error):
+                raise explained from error
+            raise
 
     async def _open_shell(self, user: User | None, *, clean_env: bool = False) -> FifoStream:
         user = self._user if user is None else user
         if self._box is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         if not self._privileged and str(user) not in ROOT_NAMES:
-            raise ContainerError(f"Expected root as the user of a command, got {user!r}. {_ONLY_ROOT}")
+            raise ContainerError(f"Expected root as the user of a command, got {user!r}. {ONLY_ROOT}")
         return await self._box.open_shell(user, clean_env=clean_env)
+
+    async def _explained(self, error: ContainerError) -> ContainerError | None:
+        """The same with its reason, where the box ended by itself or lacks something."""
+        if self._box is None or self._directory is None or self._stopped:
+            return None
+        name, directory = self._spec.name, self._directory.path
+        if await self._box.has_ended():
+            return ContainerDiedError(f"The local box of {name} has ended: {self._box.why_ended()}.")
+        lack = lack_of_processes(directory) or lack_of_memory(directory)
+        return type(error)(f"{error} The reason may be that, in the local box of {name}, {lack}.") if lack else None
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """As `Container.upload`.
@@ -191,6 +211,15 @@ class LocalContainer:
         finally:
             stream.close()
 
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """As `Container.set_network`: changes nothing, for every phase has the network that the box started with.
+
+        Raises:
+            ValueError: As `Container.set_network`.
+        """
+        if policy not in self._spec.networks:
+            raise ValueError(f"Expected one of the policies that the box was made for, got {policy}.")
+
     def _absolute(self, path: str | Path) -> str:
         return posixpath.join("/", self._workdir, str(path))
 
@@ -206,7 +235,7 @@ class LocalContainer:
                     await self._box.kill()
             finally:
                 if self._directory is not None:
-                    self._directory.remove()
+                    await _in_thread(self._directory.remove)
 
     async def __aenter__(self) -> Self:
         """Starts the box."""
@@ -234,7 +263,7 @@ def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
     if context is not None and (context / "Dockerfile").is_file():
         dockerfile = read_dockerfile(context / "Dockerfile", _BASE_ENV)
         if dockerfile.user not in ROOT_NAMES and not is_privileged():
-            raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {_ONLY_ROOT}")
+            raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
         return dockerfile
     if spec.docker_image is not None:
         raise UnsupportedTaskError(f"{spec.name}: container=local runs no images ({spec.docker_image}). {_REMEDY}")

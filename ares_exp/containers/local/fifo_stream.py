@@ -24,10 +24,14 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
     Raises:
         OSError: The FIFOs cannot be made: no space, no file descriptors.
     """
-    with contextlib.ExitStack() as opened:
-        _, writer = _make_fifo(directory / f"{name}.in", opened)
-        reader, _ = _make_fifo(directory / f"{name}.out", opened)
-        stream = FifoStream(reader=os.dup(reader), writer=os.dup(writer))
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        for path in (directory / f"{name}.in", directory / f"{name}.out"):
+            os.mkfifo(path, 0o600)
+            theirs.callback(path.unlink, missing_ok=True)
+        _, writer = _open_fifo(directory / f"{name}.in", readers=theirs, writers=ours)
+        reader, _ = _open_fifo(directory / f"{name}.out", readers=ours, writers=theirs)
+        stream = FifoStream(reader=reader, writer=writer)
+        ours.pop_all()  # the stream's now
         try:
             yield stream
         except BaseException:
@@ -35,13 +39,11 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
             raise
 
 
-def _make_fifo(path: Path, opened: contextlib.ExitStack) -> tuple[int, int]:
-    os.mkfifo(path, 0o600)
-    opened.callback(path.unlink, missing_ok=True)
+def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib.ExitStack) -> tuple[int, int]:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    opened.callback(os.close, reader)
+    readers.callback(os.close, reader)
     writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    opened.callback(os.close, writer)
+    writers.callback(os.close, writer)
     return reader, writer
 
 

@@ -2,8 +2,9 @@
 
 Capabilities and namespaces do the closing; the filter takes away what they leave to a box whose root is the host's
 root: user namespaces of its own (with a fresh set of capabilities in them, and cgroups to mount), kernel keyrings of
-the caller, and the interfaces through which kernels are usually attacked. What is denied is a part of what Docker's
-default profile denies; the numbers are those of the kernel's `unistd.h`.
+the caller, sockets to the hypervisor (which no network namespace holds back), and the interfaces through which kernels
+are usually attacked. What is denied is a part of what Docker's default profile denies; the numbers are those of the
+kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NEW_USER_NAMESPACE = 0x10000000
 _X32_BIT = 0x40000000
+_VSOCK = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class _Calls:
         denied: add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec_load,
             io_uring_setup, io_uring_enter, io_uring_register.
         clone, unshare: Denied with the flag for a user namespace.
+        socket: Denied for the hypervisor's address family.
         clone3: Its flags lie in memory, out of a filter's sight: "not implemented", upon which libc uses clone.
     """
 
@@ -36,12 +39,17 @@ class _Calls:
     denied: tuple[int, ...]
     clone: int
     unshare: int
+    socket: int
     clone3: int = 435
 
 
 _ARCHITECTURES = {
-    "x86_64": _Calls(0xC000003E, (248, 249, 250, 321, 298, 323, 304, 246, 425, 426, 427), clone=56, unshare=272),
-    "aarch64": _Calls(0xC00000B7, (217, 218, 219, 280, 241, 282, 265, 104, 425, 426, 427), clone=220, unshare=97),
+    "x86_64": _Calls(
+        0xC000003E, (248, 249, 250, 321, 298, 323, 304, 246, 425, 426, 427), clone=56, unshare=272, socket=41
+    ),
+    "aarch64": _Calls(
+        0xC00000B7, (217, 218, 219, 280, 241, 282, 265, 104, 425, 426, 427), clone=220, unshare=97, socket=198
+    ),
 }
 
 
@@ -61,6 +69,8 @@ def compiled_filter(machine: str | None = None) -> bytes | None:
     ]
     for number, answer in ((calls.clone3, not_here), *((number, denied) for number in calls.denied)):
         program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    program += [(_IF_EQUAL, 0, 4, calls.socket), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    program += [(_IF_EQUAL, 0, 1, _VSOCK), (_RETURN, 0, 0, denied), (_RETURN, 0, 0, _ALLOW)]
     program += [(_IF_EQUAL, 2, 0, calls.clone), (_IF_EQUAL, 1, 0, calls.unshare), (_RETURN, 0, 0, _ALLOW)]
     program += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_IF_BIT, 0, 1, _NEW_USER_NAMESPACE), (_RETURN, 0, 0, denied)]
     program += [(_RETURN, 0, 0, _ALLOW)]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from ares_exp.containers.container import User
-from ares_exp.containers.shell_channel import ShellChannels
+from ares_exp.containers.container import Shell, User
+from ares_exp.containers.shell_pool import ShellPool
 
 
 class HostShell:
@@ -32,14 +35,33 @@ class HostShell:
 
     def close(self) -> None:
         self._writer.close()
-        self.process.kill()
+
+    def end(self) -> None:
+        """Kills all that is left of it, stopped processes included."""
+        self.close()
+        rows = [row for path in Path("/proc").glob("[0-9]*/stat") if (row := fields(path))]
+        doomed = {pid for pid, _, session in rows if session == self.process.pid}
+        while more := {pid for pid, parent, _ in rows if parent in doomed} - doomed:
+            doomed |= more
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait(timeout=5)
+
+
+def fields(stat: Path) -> tuple[int, int, int] | None:
+    """Process, parent and session; `None` when it has just ended."""
+    try:
+        words = stat.read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.parent.name), int(words[1]), int(words[3])
 
 
 @asynccontextmanager
 async def host_channels(
-    shell: Sequence[str] = ("sh",), *, workdir: str | None = None, login_shell: bool = False, path: str | None = None
-) -> AsyncIterator[tuple[ShellChannels, list[HostShell]]]:
+    program: Sequence[str] = ("sh",), *, workdir: str | None = None, shell: Shell = "bash -c", path: str | None = None
+) -> AsyncIterator[tuple[ShellPool, list[HostShell]]]:
     """Channels on shells of the host, and the list of those that were opened. Nothing is left of them afterwards."""
     opened: list[HostShell] = []
     environment = {"PATH": path or os.environ["PATH"], "HOME": "/nonexistent"}
@@ -48,15 +70,15 @@ async def host_channels(
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 (takes a millisecond)
-                shell, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+                program, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
             )
         opened.append(HostShell(process, *await asyncio.open_connection(sock=ours)))
         return opened[-1]
 
-    channels = ShellChannels(open_stream, workdir=workdir, login_shell=login_shell)
+    channels = ShellPool(open_stream, workdir=workdir, shell=shell)
     try:
         yield channels, opened
     finally:
         await channels.close()
         for one in opened:
-            one.close()
+            one.end()

@@ -59,6 +59,27 @@ def test_an_unusable_one_of_the_system_is_passed_over(tmp_path: Path, text: str,
     assert found_with(tmp_path) == str(find_bwrap())
 
 
+def test_another_system_is_refused_with_the_remedy() -> None:
+    script = (
+        "import sys\n"
+        "from ares_exp.containers.local.bubblewrap import find_bwrap\n"
+        "sys.platform = 'darwin'\n"
+        "try: find_bwrap()\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout == (
+        "PreflightError container=local needs Linux (bubblewrap), and this is darwin. Use container=docker.\n"
+    )
+
+
 def words(*, share_network: bool = False, privileged: bool = True) -> list[str]:
     return box_arguments(
         ["--symlink", "usr/bin", "/bin"],

@@ -6,12 +6,15 @@ import asyncio
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pydantic
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -45,12 +48,11 @@ def test_both_follow_their_protocols() -> None:
 
 
 async def test_nothing_is_left_behind() -> None:
-    before = traces()
+    before = (traces(), descendants())
     async with box() as container:
         await container.exec("(setsid sleep 300 &) ; echo left > /usr/left")
-        assert traces() != before
-    assert traces() == before
-    assert descendants() == []
+        assert traces() != before[0]
+    assert (traces(), descendants()) == before
 
 
 async def test_environment_of_commands() -> None:
@@ -223,23 +225,23 @@ async def test_before_start_and_after_stop() -> None:
 
 
 async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
-    before = traces()
+    before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nRUN sleep 60\n")
     with pytest.raises(EnvironmentStartTimeoutError, match=r"0\.4 s"):
         await box(tmp_path, start_timeout_sec=0.4).start()
-    assert (traces(), descendants()) == (before, [])
+    assert (traces(), descendants()) == before
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.006, 0.010, 0.015, 0.030])
 async def test_cancelled_start_leaves_nothing(tmp_path: Path, delay: float) -> None:
-    before = traces()
+    before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM x\nRUN sleep 60\n")
     task = asyncio.create_task(box(tmp_path).start())
     await asyncio.sleep(delay)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (traces(), descendants()) == (before, [])
+    assert (traces(), descendants()) == before
 
 
 async def test_cancelled_and_stopped_boxes_leave_no_descriptors() -> None:
@@ -277,13 +279,6 @@ async def test_stop_during_a_command() -> None:
     assert descendants() == []
 
 
-def test_warnings_for_limits() -> None:
-    spec = ContainerSpec(name="t", cpus=2, memory_mb=512, storage_mb=100)
-    warnings = LocalContainerFactory().check(spec)
-    assert [warning.split(":")[0] for warning in warnings] == ["cpus=2", "memory_mb=512", "storage_mb=100"]
-    assert LocalContainerFactory().check(ContainerSpec(name="t")) == []
-
-
 def test_refused_specs(tmp_path: Path) -> None:
     check = LocalContainerFactory().check
     with pytest.raises(UnsupportedTaskError, match="GPU"):
@@ -297,6 +292,37 @@ def test_refused_specs(tmp_path: Path) -> None:
     (tmp_path / "docker-compose.yaml").write_text("services: {}\n")
     with pytest.raises(UnsupportedTaskError, match=r"docker-compose\.yaml"):
         check(ContainerSpec(name="t", context_dir=tmp_path))
+
+
+MIXED = [
+    {"network": NetworkPolicy("allowlist", frozenset({"a.example"}))},
+    {"network": NO_NETWORK, "phase_networks": frozenset({PUBLIC})},
+]
+
+
+@pytest.mark.parametrize("networks", MIXED)
+async def test_networks_that_a_box_cannot_enforce(networks: dict[str, Any]) -> None:
+    spec = ContainerSpec("task", **networks)
+    with pytest.raises(UnsupportedTaskError, match=r"task: container=local knows no allowed_hosts.*=no-network"):
+        LocalContainerFactory(network="public").check(spec)
+    assert LocalContainerFactory().check(spec) == []  # none at all is less than any of them asks for
+    async with LocalContainerFactory()(spec) as box:
+        for policy in spec.networks:
+            await box.set_network(policy)
+            assert (await box.exec("tail -n +3 /proc/net/dev | cut -d: -f1")).output.split() == ["lo"]
+
+
+@pytest.mark.parametrize(
+    ("users", "refused"),
+    [({"root"}, ""), ({0, "0:0"}, ""), ({"nobody"}, "nobody"), ({"root", 1234, "nobody"}, "1234, nobody")],
+)
+def test_users_that_the_box_will_not_have_are_refused_before_it_starts(users: set[str | int], refused: str) -> None:
+    spec = ContainerSpec("task", users=frozenset(users))
+    if is_privileged() or not refused:
+        assert LocalContainerFactory().check(spec) == []
+    else:
+        with pytest.raises(UnsupportedTaskError, match=rf"task: commands are to run as {refused}\. .*container=docker"):
+            LocalContainerFactory().check(spec)
 
 
 def test_unknown_network_is_refused_by_the_constructor() -> None:

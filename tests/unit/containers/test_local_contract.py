@@ -15,6 +15,7 @@ pytestmark = needs_local
 
 class TestLocalContract(ContainerContract):
     other_user = "nobody" if is_privileged() else None
+    networks = frozenset({"no-network"})
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:

@@ -14,6 +14,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from tests.unit.containers.local_sandbox import as_root, box, needs_local
 
 pytestmark = needs_local
@@ -21,7 +22,7 @@ pytestmark = needs_local
 
 @pytest.fixture
 async def container() -> AsyncIterator[LocalContainer]:
-    async with box(network="public") as started:
+    async with box(network=PUBLIC) as started:
         yield started
 
 
@@ -244,13 +245,22 @@ async def test_loopback_of_the_box_works(container: LocalContainer) -> None:
     assert await output(container, f'python3 -c "{ASK.format(8123)}"') == "b'inside'\n"
 
 
-@pytest.mark.parametrize(("task", "answer"), [("public", "b'hello"), ("no-network", "ConnectionRefusedError")])
-async def test_public_network_when_both_ask_for_it(loopback_port: int, task: str, answer: str) -> None:
-    spec = ContainerSpec(name="t", network=task)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("task", "phase", "answer"),
+    [
+        (PUBLIC, PUBLIC, "b'hello"),
+        (NO_NETWORK, NO_NETWORK, "ConnectionRefusedError"),
+        (PUBLIC, NO_NETWORK, "ConnectionRefusedError"),  # which `check` refuses
+    ],
+)
+async def test_public_network_when_both_ask_for_it(
+    loopback_port: int, task: NetworkPolicy, phase: NetworkPolicy, answer: str
+) -> None:
+    spec = ContainerSpec(name="t", network=task, phase_networks=frozenset({phase}))
     async with LocalContainerFactory(network="public")(spec) as container:
         assert answer in await output(container, f'python3 -c "{ASK.format(loopback_port)}"')
         servers = await output(container, "cat /etc/resolv.conf")
-    assert servers == (Path("/etc/resolv.conf").read_text() if task == "public" else "")
+    assert servers == (Path("/etc/resolv.conf").read_text() if answer == "b'hello" else "")
 
 
 @as_root

@@ -1,118 +1,77 @@
-"""What is left of a local box when its runner dies. Runs as root and as an ordinary user."""
+"""What is left of local boxes when their runner dies. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.box_directory import BoxDirectory, remove_stale
+from ares_exp.containers.local.box_directory import BoxDirectory
+from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.errors import ContainerDiedError
-from tests.unit.containers.local_sandbox import ROOT, box, needs_local
+from tests.leaks import CASES, Phase, Run, processes, wait_until
+from tests.unit.containers.local_sandbox import box, needs_local
 
 pytestmark = needs_local
 
-RUNNER = """
-import asyncio, sys
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.local import LocalContainerFactory
 
-async def main():
-    boxes = [LocalContainerFactory()(ContainerSpec(name=str(n))) for n in range(3)]
-    await asyncio.gather(*(box.start() for box in boxes))
-    marks = [box.exec(f"(setsid sleep {sys.argv[1]} >/dev/null 2>&1 &); trap '' TERM INT HUP; echo") for box in boxes]
-    await asyncio.gather(*marks)
-    running = asyncio.gather(*(box.exec(f"sleep {sys.argv[1]}") for box in boxes))
-    await asyncio.sleep(0.1)
-    print("up", flush=True)
-    try:
-        await running
-    finally:
-        await asyncio.gather(*(box.stop() for box in boxes))
-
-asyncio.run(main())
-"""
+def boxes(run: Run) -> int:
+    return len(list(run.temporary.glob("ares_exp-box-*")))
 
 
-def sleepers(mark: str) -> list[str]:
-    """Processes of the host, those of boxes included, that sleep for `mark`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[:2] == [b"sleep", mark.encode()]:
-            found.append(entry.name)
-    return found
+def busy(run: Run) -> int:
+    return sum(words.startswith(f"sleep {run.mark}") for _, _, _, words in processes()) // 2
 
 
-def box_directories(pid: int) -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob(f"*ares_exp-box-{pid}-*"))
+def mounts(run: Run) -> list[str]:
+    """Mounts of the host that show something of a run."""
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(run.temporary) in line]
+
+
+def groups(run: Run) -> list[str]:
+    """cgroups of a run's boxes."""
+    name = f"ares_exp-box-{run.process.pid}-"
+    return [found for _, found, _ in os.walk("/sys/fs/cgroup") for found in found if found.startswith(name)]
+
+
+def left(run: Run) -> list[str]:
+    """All that is left of a run, on this machine and without asking anybody to clean up."""
+    return [*run.processes(), *run.files(), *groups(run), *mounts(run)]
 
 
 @pytest.fixture
-def runner() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process with three boxes in which commands and daemons run, and the number of seconds they sleep."""
-    mark = f"{os.getpid()}{time.monotonic_ns() % 10**6:06}"
-    process = subprocess.Popen(
-        [sys.executable, "-B", "-c", RUNNER, mark],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        assert len(sleepers(mark)) == 6
-        yield process, mark
-        process.kill()
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run("local", tmp_path, boxes, busy)
+    yield run
+    run.process.kill()
+    run.process.wait()
+    assert wait_until(lambda: not left(run))
 
 
-def wait_until_gone(mark: str, seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while (left := sleepers(mark)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("phase", "number"), CASES)
+def test_a_run_that_is_ended_leaves_nothing(run: Run, phase: Phase, number: signal.Signals) -> None:
+    run.reach(phase)
+    assert mounts(run) == []
+    began = run.end(number)
+    assert wait_until(lambda: not left(run)), left(run)
+    print(f"nothing left {time.monotonic() - began:.2f} s after the end")
 
 
-async def test_kill_9(runner: tuple[subprocess.Popen[str], str]) -> None:
-    process, mark = runner
-    process.kill()
-    assert wait_until_gone(mark, 1.0) == []
-    process.wait(5)  # its boxes end with its stdin pipes, a moment before the kernel has let go of its locks
-    assert len(box_directories(process.pid)) == 3
-    await LocalContainerFactory().preflight()
-    assert box_directories(process.pid) == []
-
-
-def test_ctrl_c(runner: tuple[subprocess.Popen[str], str]) -> None:
-    process, mark = runner
-    process.send_signal(signal.SIGINT)
-    process.wait(5)
-    assert sleepers(mark) == []
-    assert box_directories(process.pid) == []
-
-
-def test_sigterm_unhandled(runner: tuple[subprocess.Popen[str], str]) -> None:
-    process, mark = runner
-    process.terminate()
-    assert wait_until_gone(mark, 1.0) == []
+def stale() -> list[str]:
+    return [leftover.name for leftover in find() if leftover.is_stale]
 
 
 async def test_a_sweep_spares_the_living() -> None:
     async with box() as container:
-        assert remove_stale() == [] or container is not None
+        assert container._directory is not None
+        remove_stale()
+        assert container._directory.path.is_dir()
         assert (await container.exec("echo on")).output == "on\n"
         await container.upload(__file__, "/x")
 
@@ -120,12 +79,44 @@ async def test_a_sweep_spares_the_living() -> None:
 def test_a_directory_is_stale_when_its_lock_is_free() -> None:
     directory = BoxDirectory()
     (directory.path / "x").write_text("x")
-    assert directory.path not in remove_stale()
+    assert str(directory.path) not in stale()
     os.close(directory._lock)
     directory._lock = -1
-    assert directory.path in remove_stale()
+    assert str(directory.path) in stale()
+    remove_stale()
     assert not directory.path.exists()
     directory.remove()
+
+
+def test_a_directory_that_was_never_locked_is_stale_when_it_is_old(tmp_path: Path) -> None:
+    directory = BoxDirectory()
+    unlocked = directory.path.with_name(f".{directory.path.name}")
+    unlocked.mkdir()
+    try:
+        assert str(unlocked) not in stale()
+        os.utime(unlocked, (time.time() - 3600,) * 2)
+        assert str(unlocked) in stale()
+        remove_stale()
+        assert not unlocked.exists()
+    finally:
+        unlocked.rmdir() if unlocked.exists() else None
+        directory.remove()
+
+
+def test_what_others_own_is_not_ours_to_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    (tmp_path / "ares_exp-box-1-link").symlink_to(outside)
+    if os.geteuid() == 0:
+        (tmp_path / "ares_exp-box-1-theirs").mkdir()
+        os.chown(tmp_path / "ares_exp-box-1-theirs", 12345, 12345)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    remove_stale()
+    assert stale() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (outside / "precious").exists()
 
 
 async def test_the_box_dies_with_its_bubblewrap() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.containers.local_sandbox import as_ordinary_user, as_root, needs_local
 
-pytestmark = [needs_local, as_root]
+pytestmark = [needs_local, as_root, pytest.mark.once]
 
 
 def test_he_can_make_boxes() -> None:
@@ -39,7 +39,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("name", ["", "_isolation", "_lifetime", "_dockerfile", "_contract"])
+@pytest.mark.parametrize(
+    "name", ["", "_isolation", "_escape", "_limits", "_failures", "_lifetime", "_dockerfile", "_contract"]
+)
 def test_the_same_tests_pass(name: str) -> None:
     run = as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/containers/test_local{name}.py")
     if re.search(r"SKIPPED.*container=local is not to be had here", run.stdout):

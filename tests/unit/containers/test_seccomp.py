@@ -34,10 +34,12 @@ def verdict(machine: str, architecture: int, number: int, first_argument: int = 
 
 
 @pytest.mark.parametrize(
-    ("machine", "architecture", "keyctl", "bpf", "clone", "unshare", "read"),
-    [("x86_64", X86_64, 250, 321, 56, 272, 0), ("aarch64", AARCH64, 219, 280, 220, 97, 63)],
+    ("machine", "architecture", "keyctl", "bpf", "clone", "unshare", "read", "socket"),
+    [("x86_64", X86_64, 250, 321, 56, 272, 0, 41), ("aarch64", AARCH64, 219, 280, 220, 97, 63, 198)],
 )
-def test_verdicts(machine: str, architecture: int, keyctl: int, bpf: int, clone: int, unshare: int, read: int) -> None:
+def test_verdicts(
+    machine: str, architecture: int, keyctl: int, bpf: int, clone: int, unshare: int, read: int, socket: int
+) -> None:
     denied, not_here = ERROR | errno.EPERM, ERROR | errno.ENOSYS
     assert verdict(machine, architecture, read) == ALLOW
     assert verdict(machine, architecture, keyctl) == denied
@@ -46,6 +48,9 @@ def test_verdicts(machine: str, architecture: int, keyctl: int, bpf: int, clone:
     for number in (clone, unshare):
         assert verdict(machine, architecture, number, 0x11) == ALLOW
         assert verdict(machine, architecture, number, NEW_USER_NAMESPACE | 0x11) == denied
+    assert verdict(machine, architecture, socket, 40) == denied
+    assert verdict(machine, architecture, socket, 2) == ALLOW
+    assert verdict(machine, architecture, read, 40) == ALLOW
     assert verdict(machine, architecture, read, NEW_USER_NAMESPACE) == ALLOW
     assert verdict(machine, I386, read) == not_here
     assert verdict(machine, architecture, read | 0x40000000) == not_here

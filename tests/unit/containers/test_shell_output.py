@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.containers.shell_output import BoundedOutput, MarkParser, ScriptRun
+from ares_exp.containers.shell_output import BoundedOutput, MarkParser
 
 KEY = "0123456789abcdef"
 
@@ -66,17 +66,3 @@ def test_halves_are_decoded_apart() -> None:
     output = BoundedOutput(4)
     output.add("xé".encode()[:2] + b"middle" + "é!".encode()[1:])
     assert output.text() == "x\ufffd\ufffd!"
-
-
-async def test_what_a_run_has_seen() -> None:
-    run = ScriptRun(KEY, BoundedOutput(100))
-    run.feed(b"sh: not found\n")
-    assert (run.begun, run.complaint) == (False, "sh: not found")
-    run.feed(mark("start") + b"out")
-    assert run.begun
-    assert not run.answered.done()
-    run.feed(mark("3") + b"background noise")
-    assert run.answered.done()
-    assert (run.exit_code(), run.output.text(), run.ended, run.lost) == (3, "out", False, False)
-    run.feed(mark("end"))
-    assert run.ended

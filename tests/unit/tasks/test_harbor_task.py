@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor import load_task
 from ares_exp.tasks.task import Task
@@ -108,6 +109,7 @@ def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) ->
     timeout_sec = 5
     [verifier]
     timeout_sec = 7
+    user = 65534
     [environment]
     workdir = "/work"
     build_timeout_sec = 9
@@ -127,11 +129,12 @@ def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) ->
         context_dir=task.path / "environment",
         workdir="/work",
         env={"PLAIN": "a", "FILLED": "b"},
-        network="no-network",
+        network=NO_NETWORK,
         cpus=2,
         memory_mb=2048,
         storage_mb=100,
         gpus=1,
+        users=frozenset({"1000:1000", 65534}),
         start_timeout_sec=9,
     )
     assert (task.agent_user, task.agent_timeout_sec, task.verifier_timeout_sec) == ("1000:1000", 5, 7)
@@ -141,7 +144,33 @@ def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_image_without_environment(make_task: MakeTask) -> None:
     root = make_task(toml="[environment]\ndocker_image = 'python:3.12-slim'", files={"environment/Dockerfile": None})
     spec = load_task(root).container_spec
-    assert (spec.docker_image, spec.context_dir, spec.network) == ("python:3.12-slim", None, "public")
+    assert (spec.docker_image, spec.context_dir, spec.network) == ("python:3.12-slim", None, PUBLIC)
+
+
+NONE, ALLOWED = "network_mode = 'no-network'", "network_mode = 'allowlist'\nallowed_hosts = ['A.example.']"
+LIST = NetworkPolicy("allowlist", frozenset({"a.example"}))
+
+
+@pytest.mark.parametrize(
+    ("toml", "baseline", "agent", "verifier"),
+    [
+        ("", PUBLIC, PUBLIC, PUBLIC),
+        ("[environment]\nallow_internet = false", NO_NETWORK, NO_NETWORK, NO_NETWORK),
+        (f"[environment]\n{ALLOWED}", LIST, LIST, LIST),
+        (f"[environment]\n{NONE}\n[agent]\n{ALLOWED}", NO_NETWORK, LIST, NO_NETWORK),
+        (f"[agent]\n{ALLOWED}\n[verifier]\n{NONE}", PUBLIC, LIST, NO_NETWORK),
+        (f"[environment]\n{NONE}\n[agent]\n{NONE}\n[verifier]\n{NONE}", NO_NETWORK, NO_NETWORK, NO_NETWORK),
+    ],
+)
+def test_a_network_for_each_phase(
+    make_task: MakeTask, toml: str, baseline: NetworkPolicy, agent: NetworkPolicy, verifier: NetworkPolicy
+) -> None:
+    task = load_task(make_task(toml=toml))
+    task.check_runnable()
+    spec = task.container_spec
+    assert (spec.network, task.agent_network, task.verifier_network) == (baseline, agent, verifier)
+    assert spec.phase_networks == {agent, verifier} - {baseline}
+    assert spec.networks == {baseline, agent, verifier}
 
 
 REFUSED: list[tuple[str, Files, str]] = [
@@ -155,9 +184,6 @@ REFUSED: list[tuple[str, Files, str]] = [
     ("[environment.healthcheck]\ncommand = 'a'", {}, "health checks ([environment.healthcheck])"),
     ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "MCP servers ([[environment.mcp_servers]])"),
     ("[environment]\nskills_dir = '/skills'", {}, "skills ([environment].skills_dir)"),
-    ("[environment]\nnetwork_mode = 'allowlist'", {}, 'network_mode = "allowlist" ([environment].network_mode)'),
-    ("[agent]\nnetwork_mode = 'no-network'", {}, "a network of the agent phase alone ([agent].network_mode)"),
-    ("[verifier]\nnetwork_mode = 'no-network'", {}, "a network of the verifier phase alone ([verifier].network_mode)"),
     ("", {"environment/docker-compose.yaml": ""}, "Docker Compose (environment/docker-compose.yaml)"),
     ("", {"trajectory.json": "{}"}, "prior context (trajectory.json)"),
     ("", {"tests/.harborignore": "x"}, "upload filters (tests/.harborignore)"),
@@ -182,8 +208,6 @@ def test_unsupported_features_load_but_do_not_run(make_task: MakeTask, toml: str
         "artifacts = []",
         "multi_step_reward_strategy = 'mean'",
         "[verifier]\nenvironment_mode = 'shared'",
-        "[environment]\nnetwork_mode = 'no-network'\n[agent]\nnetwork_mode = 'no-network'",
-        "[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = 'no-network'",
     ],
 )
 def test_what_is_written_but_not_used_runs(make_task: MakeTask, toml: str) -> None:
@@ -259,4 +283,4 @@ def test_the_samples_are_valid_supported_and_without_warnings() -> None:
         assert package is not None
         assert package.name == f"ares-exp/{task.name}"
         assert {"difficulty", "category"} <= task.config.metadata.keys()
-        assert (task.warnings, task.container_spec.network) == ((), "no-network")
+        assert (task.warnings, task.container_spec.network) == ((), NO_NETWORK)

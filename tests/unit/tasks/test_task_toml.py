@@ -85,10 +85,10 @@ ACCEPTED = [
     ("[verifier.environment]\nallow_internet = false", "verifier.environment.network.mode", "no-network"),
     # network
     ("[environment]\nallowed_hosts = []", "environment.network.mode", "public"),
-    ('[environment]\nnetwork_mode = "allowlist"', "environment.network.hosts", frozenset()),
+    ('[environment]\nnetwork_mode = "allowlist"', "environment.network.allowed_hosts", frozenset()),
     (
         '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["A.example."]',
-        "agent.network.hosts",
+        "agent.network.allowed_hosts",
         frozenset({"a.example"}),
     ),
     # artifacts

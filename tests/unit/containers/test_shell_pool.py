@@ -1,4 +1,4 @@
-"""The channel on shells of the host: what has to do with the pool and with poor shells. The rest is in the contract."""
+"""Commands on shells of the host: what has to do with the pool and with poor shells. The rest is in the contract."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.containers import shell_pool
 from ares_exp.containers.container import User
-from ares_exp.containers.shell_channel import ChannelStream, ShellChannels
+from ares_exp.containers.shell_channel import ChannelStream
+from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import ContainerDiedError, ContainerError
-from tests.unit.containers.host_shell import host_channels
+from tests.unit.containers.host_shell import HostShell, host_channels
 
 SHELLS = [
     pytest.param(tuple(shell.split()), id=shell)
@@ -33,12 +35,11 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("shell", SHELLS)
 async def test_any_posix_shell_will_do(shell: tuple[str, ...], tmp_path: Path) -> None:
-    async with host_channels(shell) as (channels, opened):
+    async with host_channels(shell) as (channels, _):
         result = await channels.exec("pwd; echo $A; exit 3", cwd=str(tmp_path), env={"A": "it's\n'"})
         assert (result.output, result.exit_code) == (f"{tmp_path}\nit's '\n", 3)
         assert (await channels.exec(f"x='{'y' * 200_000}'; echo ${{#x}}")).output == "200000\n"
         assert (await channels.exec("true", cwd="/no/such")).exit_code == 126
-        assert len(opened) == 1
         late = await channels.exec(
             "trap '' TERM; setsid sleep 99 & echo $!; (env -i sleep 99 & echo $!); kill -STOP $$", timeout_sec=0.5
         )
@@ -50,20 +51,20 @@ async def test_a_poor_box(tmp_path: Path) -> None:
     """Neither bash nor setsid: `sh` runs the commands, in the channel's own session."""
     for program in ("sh", "cat", "sleep"):
         (tmp_path / program).symlink_to(str(shutil.which(program)))
-    async with host_channels(path=str(tmp_path)) as (channels, opened):
+    async with host_channels(path=str(tmp_path)) as (channels, _):
         result = await channels.exec("echo $0; sleep 99 & echo $!; wait", timeout_sec=0.5)
         assert result.timed_out
         shell, pid = result.output.split()
         assert shell == "sh"
         assert not is_alive(int(pid))
-        assert opened[0].process.poll() is None
+        assert (await channels.exec("echo next")).output == "next\n"
 
 
-async def test_one_shell_serves_commands_that_follow_each_other() -> None:
+async def test_two_shells_take_turns_with_commands_that_follow_each_other() -> None:
     async with host_channels() as (channels, opened):
-        for n in range(20):
+        for n in range(40):
             assert (await channels.exec(f"echo {n}")).output == f"{n}\n"
-        assert len(opened) == 1
+        assert len(opened) == 2
 
 
 async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_path: Path) -> None:
@@ -83,6 +84,7 @@ async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_p
 async def test_shells_that_died_while_idle_are_replaced() -> None:
     async with host_channels() as (channels, opened):
         await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(5)))
+        await asyncio.sleep(0.5)  # they idle: the next one's processes have been forked
         for one in opened:
             one.process.kill()
         assert (await channels.exec("echo fine")).output == "fine\n"
@@ -97,13 +99,56 @@ async def test_a_command_that_stops_the_shell_around_it() -> None:
         assert (await channels.exec("echo next")).output == "next\n"
 
 
-async def test_a_shell_that_was_stopped_while_idle_costs_one_command() -> None:
+def stop_all_of(pid: int) -> None:
+    """Sends SIGSTOP to a process and all below it."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            stop_all_of(int(child))
+
+
+async def until_killed(opened: list[HostShell]) -> None:
+    """Waits until one of the stopped shells, which might still begin its command, has been killed."""
+    async with asyncio.timeout(10):
+        while all(one.process.poll() != -signal.SIGKILL for one in opened):  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.02)
+
+
+async def test_shells_that_were_stopped_while_idle_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_pool, "_BEGIN_SEC", 1.0)
     async with host_channels() as (channels, opened):
         await channels.exec("true")
-        opened[0].process.send_signal(signal.SIGSTOP)
-        late = await channels.exec("echo never", timeout_sec=0.3)
+        await asyncio.sleep(0.2)  # the next one's process has been forked
+        for one in opened:
+            stop_all_of(one.process.pid)
+        assert (await channels.exec("echo once >&2; echo next")).output == "once\nnext\n"
+        await until_killed(opened)
+
+
+async def test_a_time_limit_ends_the_wait_for_a_stopped_shell(tmp_path: Path) -> None:
+    async with host_channels() as (channels, opened):
+        await channels.exec("true")
+        await asyncio.sleep(0.2)
+        for one in opened:
+            stop_all_of(one.process.pid)
+        late = await channels.exec(f"echo never; touch {tmp_path}/ran", timeout_sec=0.3)
         assert (late.output, late.timed_out) == ("", True)
-        assert (await channels.exec("echo next")).output == "next\n"
+        await until_killed(opened)
+        assert not (tmp_path / "ran").exists()
+
+
+async def test_stderr_apart(tmp_path: Path) -> None:
+    async with host_channels() as (channels, _):
+        script = "echo out; echo err >&2; printf '\\377' >&2; exit 3"
+        result = await channels.exec(script, separate_stderr=True, cwd=str(tmp_path))
+        assert (result.output, result.stderr, result.exit_code) == ("out\n", "err\n\ufffd", 3)
+        both = await asyncio.gather(*(channels.exec(f"echo {n} >&2", separate_stderr=True) for n in range(8)))
+        assert [(one.output, one.stderr) for one in both] == [("", f"{n}\n") for n in range(8)]
+        late = await channels.exec("echo out; echo err >&2; sleep 99", separate_stderr=True, timeout_sec=0.3)
+        assert (late.output, late.stderr, late.timed_out) == ("out\n", "err\n", True)
+        noisy = await channels.exec("sleep 0.3 & echo begun >&2", separate_stderr=True)
+        assert noisy.stderr == "begun\n"
+        assert (await channels.exec("echo err >&2")).stderr is None
 
 
 async def test_cancelling_many_at_once_kills_all(tmp_path: Path) -> None:
@@ -141,11 +186,11 @@ def _command_lines() -> list[str]:
     return found
 
 
-async def test_closing() -> None:
+async def test_closing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
     async with host_channels() as (channels, _):
-        await channels.exec("true")
-        running = asyncio.create_task(channels.exec("sleep 5"))
-        await channels.exec("true")
+        running = asyncio.create_task(channels.exec(f"echo >{tmp_path}/fifo; sleep 5"))
+        await channels.exec(f"read line <{tmp_path}/fifo")
         await channels.close()
         with pytest.raises(ContainerDiedError, match="was stopped while a command ran"):
             await running
@@ -175,7 +220,7 @@ class Mute:
     ("words", "error", "message"),
     [
         (b"unable to find user x\r\n", ContainerError, "as x: unable to find user x"),
-        (b"", ContainerDiedError, "at once"),
+        (b"", ContainerError, "at once"),
     ],
 )
 async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception], message: str) -> None:
@@ -184,7 +229,7 @@ async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception
     async def open_stream(user: User | None) -> ChannelStream:
         return stream
 
-    channels = ShellChannels(open_stream)
+    channels = ShellPool(open_stream)
     with pytest.raises(error, match=message):
         await channels.exec("true", user="x")
     assert stream.closed

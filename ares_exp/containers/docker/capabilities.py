@@ -1,0 +1,67 @@
+"""What a Docker engine can do for a container, as its `GET /info` tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MOUNTS = Path("/proc/self/mounts")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do. The defaults are the least that any engine can.
+
+    Attributes:
+        cpus: Processors that it has.
+        disk_quota: Whether it can bound what a container writes to its own files.
+        nvidia_runtime: Whether NVIDIA's container runtime is installed.
+        cdi_gpus: Device names of GPUs that it knows by the Container Device Interface.
+    """
+
+    cpus: int = 1
+    disk_quota: bool = False
+    nvidia_runtime: bool = False
+    cdi_gpus: tuple[str, ...] = ()
+
+    @property
+    def simultaneous_starts(self) -> int:
+        """How many containers it starts at a time: more make each of them slower and all together no faster."""
+        return min(16, max(8, 2 * self.cpus))
+
+
+def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
+    """Reads the answer to `GET /info`."""
+    devices = info.get("DiscoveredDevices") or []
+    return Capabilities(
+        cpus=int(info["NCPU"]),
+        disk_quota=has_disk_quota(info, _MOUNTS.read_text("utf-8", "replace") if _MOUNTS.exists() else ""),
+        nvidia_runtime="nvidia" in (info.get("Runtimes") or {}),
+        cdi_gpus=tuple(device["ID"] for device in devices if re.fullmatch(r"nvidia\.com/gpu=\d+", device["ID"])),
+    )
+
+
+def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
+    """Whether the storage driver takes a size: btrfs and zfs do, overlay2 on XFS that is mounted with project quotas.
+
+    The engine does not tell the mount options. They are looked up here, so an engine on another machine counts as one
+    that cannot.
+
+    Args:
+        info: The answer to `GET /info`.
+        mounts: This machine's mounts in the form of `/proc/mounts`.
+    """
+    driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
+    if driver in ("btrfs", "zfs"):
+        return True
+    if driver != "overlay2" or status.get("Backing Filesystem") != "xfs":
+        return False
+    root, found = Path(info.get("DockerRootDir") or "/"), (Path("/"), "")
+    for line in mounts.splitlines():
+        point, kind, options = Path(line.split()[1]), *line.split()[2:4]
+        if root.is_relative_to(point) and kind == "xfs" and len(point.parts) >= len(found[0].parts):
+            found = (point, options)
+    return bool({"prjquota", "pquota"} & set(found[1].split(",")))

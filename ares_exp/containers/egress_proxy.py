@@ -1,0 +1,256 @@
+"""The egress proxy: the one way out of a container under an allow-list.
+
+It runs in this process, one for each container, on a socket that listens inside the container's own network (see
+`network_namespace`), where there is nothing else. Clients reach it by the usual variables (`HTTPS_PROXY`, …); what
+ignores them has no network at all. It speaks `CONNECT` and plain HTTP, to any port of an allowed host.
+
+A name is looked up here, only if it is allowed, and the connection goes to the address that was judged. Addresses of
+this machine's own loopback and of its link (cloud metadata, for one) are never reached. Other addresses that are not
+public need an entry of their own: whoever owns an allowed name must not choose which machine of a private network it
+means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ares_exp.containers.egress_request import MAX_HEAD_BYTES, ProxyRequest, RefusedError, read_request
+from ares_exp.containers.network_policy import IPAddress, NetworkPolicy
+
+MAX_CONNECTIONS = 64
+"""Of one container, at a time."""
+
+HEAD_TIMEOUT_SEC = 20.0
+RESOLVE_TIMEOUT_SEC = 15.0
+CONNECT_TIMEOUT_SEC = 15.0
+IDLE_TIMEOUT_SEC = 600.0
+"""How long a connection may stay without a byte in either direction."""
+
+_LINGER_SEC = 2.0
+_DROP_SEC = 5.0
+_CHUNK_BYTES = 64 * 1024
+_RESOLVERS = 8
+_logger = logging.getLogger(__name__)
+
+Resolve = Callable[[str], Awaitable[Sequence[IPAddress]]]
+
+
+async def resolve_name(name: str) -> Sequence[IPAddress]:
+    """The addresses of a DNS name, as this machine sees it.
+
+    Raises:
+        OSError: It has none.
+    """
+    find = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_resolvers(os.getpid()), find)
+    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
+
+
+@functools.lru_cache(maxsize=4)
+def _resolvers(pid: int) -> ThreadPoolExecutor:
+    """Threads apart from everybody else's: a container may ask for many names that answer slowly."""
+    return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="egress names")
+
+
+class EgressProxy:
+    """The proxy of one container."""
+
+    def __init__(
+        self,
+        policy: NetworkPolicy,
+        *,
+        known_hosts: Mapping[str, IPAddress] | None = None,
+        resolve: Resolve = resolve_name,
+        idle_timeout_sec: float = IDLE_TIMEOUT_SEC,
+        head_timeout_sec: float = HEAD_TIMEOUT_SEC,
+    ) -> None:
+        """Touches nothing yet.
+
+        Args:
+            policy: What may be reached. Only an `allowlist` allows anything: under another policy nobody should ask.
+            known_hosts: Addresses of names that are not looked up, as in /etc/hosts; trusted to be meant so.
+            resolve: Looks the others up.
+            idle_timeout_sec: Bound on a connection's silence.
+            head_timeout_sec: Bound on the arrival of a request.
+        """
+        self._policy = policy
+        self._known_hosts = {name.lower().rstrip("."): address for name, address in (known_hosts or {}).items()}
+        self._resolve = resolve
+        self._idle_timeout_sec = idle_timeout_sec
+        self._head_timeout_sec = head_timeout_sec
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serves whoever connects to `listener`, which it takes over."""
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_HEAD_BYTES)
+
+    async def set_policy(self, policy: NetworkPolicy) -> None:
+        """Judges by `policy` from now on, and cuts off every open connection."""
+        self._policy = policy
+        await self._drop_connections()
+
+    async def close(self) -> None:
+        """Stops listening and cuts off every connection. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        await self._drop_connections()
+
+    async def destinations(self, host: str) -> list[IPAddress]:
+        """Where `host`, a name or an address in canonical form, may be reached: at least one address.
+
+        Raises:
+            RefusedError: Nowhere, or its name cannot be looked up.
+        """
+        policy = self._policy
+        literal = _as_address(host)
+        if policy.mode != "allowlist" or not (
+            policy.allows_name(host) if literal is None else policy.allows_address(literal)
+        ):
+            raise RefusedError("403 Forbidden", f"{host} is not in the allowed_hosts of this task.")
+        known = literal or self._known_hosts.get(host)
+        found = [_unmapped(address) for address in ([known] if known else await self._look_up(host))]
+        allowed = [
+            address
+            for address in found
+            if not _is_ours(address) and (known or address.is_global or policy.allows_address(address))
+        ]
+        if not allowed:
+            raise RefusedError(
+                "403 Forbidden",
+                f"{host} is {', '.join(map(str, found))} here, no public address; one of a private network has to be "
+                "in allowed_hosts itself, and loopback and link-local ones are never reached.",
+            )
+        return allowed
+
+    async def _drop_connections(self) -> None:
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=_DROP_SEC)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        try:
+            await self._answer(reader, writer)
+            writer.close()
+            async with asyncio.timeout(self._idle_timeout_sec):
+                await writer.wait_closed()
+        except (OSError, EOFError) as error:  # a time limit is an OSError too
+            _logger.debug("A connection to the egress proxy ended: %r", error)
+        finally:
+            writer.transport.abort()
+            self._connections.discard(connection)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if len(self._connections) > MAX_CONNECTIONS:
+                raise RefusedError("503 Service Unavailable", f"More than {MAX_CONNECTIONS} connections at once.")
+            async with asyncio.timeout(self._head_timeout_sec):
+                request = await read_request(reader)
+            far_reader, far_writer = await self._reach(request)
+        except RefusedError as refused:
+            await _refuse(reader, writer, refused)
+            return
+        try:
+            if request.is_tunnel:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            far_writer.write(request.head)
+            await self._relay(reader, writer, far_reader, far_writer)
+        finally:
+            far_writer.transport.abort()
+
+    async def _reach(self, request: ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connects to an allowed address of the requested host.
+
+        Raises:
+            RefusedError: There is none, or none answers.
+        """
+        last: OSError | None = None
+        for address in await self.destinations(request.host):
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_SEC):
+                    return await asyncio.open_connection(str(address), request.port)
+            except OSError as error:
+                last = error
+        _logger.debug("The egress proxy cannot reach %s: %r", request.host, last)
+        raise RefusedError("502 Bad Gateway", f"{request.host} port {request.port} cannot be reached.")
+
+    async def _look_up(self, name: str) -> Sequence[IPAddress]:
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_SEC):
+                return await self._resolve(name)
+        except OSError:
+            raise RefusedError("502 Bad Gateway", f"The name {name} cannot be resolved.") from None
+
+    async def _relay(
+        self,
+        near_reader: asyncio.StreamReader,
+        near_writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
+        """Passes bytes both ways until the far side has ended; the near side may end its own half before."""
+        clock = asyncio.get_running_loop().time
+        async with asyncio.timeout(self._idle_timeout_sec) as idle:
+
+            async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                while data := await reader.read(_CHUNK_BYTES):
+                    if not idle.expired():
+                        idle.reschedule(clock() + self._idle_timeout_sec)
+                    writer.write(data)
+                    await writer.drain()
+
+            async def upload() -> None:
+                try:
+                    await copy(near_reader, far_writer)
+                    far_writer.write_eof()
+                except OSError:
+                    far_writer.transport.abort()
+
+            uploading = asyncio.create_task(upload())
+            try:
+                await copy(far_reader, near_writer)
+            finally:
+                uploading.cancel()
+                await asyncio.wait({uploading})
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
+    """Answers with an error, and waits a little for the client to take it: closing at once may lose it."""
+    _logger.debug("The egress proxy refused a request: %s", refused)
+    body = f"ares_exp: {refused}\n".encode()
+    head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+    writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SEC):
+            while await reader.read(_CHUNK_BYTES):
+                pass
+
+
+def _as_address(host: str) -> IPAddress | None:
+    try:
+        return _unmapped(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
+def _unmapped(address: IPAddress) -> IPAddress:
+    """`::ffff:127.0.0.1` is 127.0.0.1 to the kernel."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _is_ours(address: IPAddress) -> bool:
+    """Whether an address means this machine, or something that answers to this machine alone."""
+    return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast

@@ -1,0 +1,104 @@
+"""Network policies: a mode, and for `allowlist` the hosts that may be reached."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+NetworkMode = Literal["public", "no-network", "allowlist"]
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_MAX_NAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPolicy:
+    """What a container may reach besides itself: everything, nothing, or the hosts of a list.
+
+    Attributes:
+        mode: `"public"`, `"no-network"` or `"allowlist"`.
+        allowed_hosts: Entries as `normalise_host` takes them, kept in canonical form; for `"allowlist"` only, where
+            none at all means that nothing may be reached.
+
+    Raises:
+        ValueError: No such mode, a malformed entry, or hosts under another mode.
+    """
+
+    mode: NetworkMode
+    allowed_hosts: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(NetworkMode):
+            raise ValueError(f"Expected one of {', '.join(get_args(NetworkMode))} as network mode, got {self.mode!r}.")
+        if self.allowed_hosts and self.mode != "allowlist":
+            raise ValueError(f'allowed_hosts needs network_mode = "allowlist", got network_mode = "{self.mode}"')
+        object.__setattr__(self, "allowed_hosts", frozenset(normalise_host(entry) for entry in self.allowed_hosts))
+
+    def with_hosts(self, entries: Iterable[str]) -> NetworkPolicy:
+        """This policy with more hosts allowed: `no-network` becomes an allow-list, `public` has them all already."""
+        more = frozenset(entries)
+        return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
+
+    def allows_name(self, name: str) -> bool:
+        """Whether a DNS name in canonical form may be reached. `*.a.b` has all names below `a.b`, not `a.b`."""
+        above = name.split(".")[1:]
+        wildcards = ("*." + ".".join(above[start:]) for start in range(len(above)))
+        return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
+
+    def allows_address(self, address: IPAddress) -> bool:
+        """Whether an IP address may be reached under its own number."""
+        return self.mode == "public" or any(address in network for network in self._networks())
+
+    def _networks(self) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        for entry in self.allowed_hosts:
+            if _network(entry) or _address(entry):
+                yield ipaddress.ip_network(entry)
+
+
+PUBLIC = NetworkPolicy("public")
+NO_NETWORK = NetworkPolicy("no-network")
+
+
+def normalise_host(entry: str) -> str:
+    """The canonical form of one entry of `allowed_hosts`.
+
+    Args:
+        entry: A DNS name, `*.` and a DNS name, an IP address, or a network in CIDR notation without host bits.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    host = entry.strip().lower().rstrip(".")
+    canonical = _network(host) if "/" in host else _address(host) or _dns_name(host)
+    if canonical is None:
+        raise ValueError(
+            f"expected a host name, *.name, an IP address or a CIDR network without host bits, got {entry!r}. "
+            "URLs, ports, paths and brackets do not belong here"
+        )
+    return canonical
+
+
+def _network(text: str) -> str | None:
+    prefix = text.partition("/")[2]
+    try:
+        return str(ipaddress.ip_network(text)) if prefix.isdecimal() and "%" not in text else None
+    except ValueError:
+        return None
+
+
+def _address(text: str) -> str | None:
+    try:
+        return None if "%" in text else str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
+
+
+def _dns_name(text: str) -> str | None:
+    name = text.removeprefix("*.")
+    if len(name) > _MAX_NAME or (name != text and _address(name)):
+        return None
+    return text if all(_LABEL.fullmatch(label) for label in name.split(".")) else None

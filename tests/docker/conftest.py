@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from tests.docker.private_engine import private_engine, the_private_engine
+
+__all__ = ["private_engine", "the_private_engine"]
+
+
+@pytest.fixture
+def engine() -> Iterator[docker.DockerClient]:
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def context(tmp_path: Path, engine: docker.DockerClient) -> Iterator[Path]:
+    """A build context whose name nobody else has; what `built` made of it is removed after the test."""
+    directory = tmp_path / f"built-{uuid.uuid4().hex[:8]}"
+    directory.mkdir()
+    yield directory
+    for image in engine.api.images(filters={"label": f"test={directory.name}"}):  # of failed builds too
+        engine.api.remove_image(image["Id"], force=True)

@@ -1,0 +1,110 @@
+"""A unix socket in front of the real engine, for faults between it and us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ENGINE = "/var/run/docker.sock"
+
+
+class EngineRelay:
+    """Relays connections to the engine.
+
+    Attributes:
+        host: What DOCKER_HOST has to be.
+        answers_to_lose: So many requests to create a container get no answer: their connection breaks when the engine
+            has done them.
+        creates_to_delay: So many have their connection broken at once, and reach the engine `delay_sec` later.
+        created: How many requests to create a container have reached the engine.
+        hangs: Nothing passes any more.
+    """
+
+    delay_sec = 0.5
+
+    def __init__(self) -> None:
+        self.answers_to_lose = self.creates_to_delay = self.created = 0
+        self.hangs = False
+        self._directory = tempfile.TemporaryDirectory(prefix="relay-")  # the path of a socket has to be short
+        self._path = Path(self._directory.name) / "s"
+        self.host = f"unix://{self._path}"
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accept, str(self._path))
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+        self._directory.cleanup()
+
+    async def close(self) -> None:
+        """Breaks every connection; nobody answers any more."""
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._path.unlink(missing_ok=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        engine_reader, engine_writer = await asyncio.open_unix_connection(ENGINE)
+        back = asyncio.create_task(self._pass_on(engine_reader, writer))
+        try:
+            while data := await reader.read(65536):
+                while self.hangs:  # noqa: ASYNC110 (ended by a cancellation only)
+                    await asyncio.sleep(0.05)
+                if re.match(rb"POST /v[\d.]+/containers/create\?", data):
+                    data = await self._whole_request(reader, data)
+                    if self.creates_to_delay:
+                        self.creates_to_delay -= 1
+                        writer.transport.abort()
+                        await asyncio.sleep(self.delay_sec)
+                    if self.answers_to_lose:
+                        self.answers_to_lose -= 1
+                        back.cancel()
+                        await asyncio.wait({back})
+                        await self._send(engine_writer, data)
+                        await engine_reader.read(1)
+                        self.created += 1
+                        return
+                    self.created += 1
+                await self._send(engine_writer, data)
+            engine_writer.write_eof()
+            await back
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            back.cancel()
+            writer.transport.abort()
+            engine_writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                while self.hangs:  # noqa: ASYNC110 (ended by a cancellation only)
+                    await asyncio.sleep(0.05)
+                await self._send(writer, data)
+            writer.close()
+
+    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    async def _whole_request(self, reader: asyncio.StreamReader, data: bytes) -> bytes:
+        while b"\r\n\r\n" not in data:
+            data += await reader.read(65536)
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        assert length is not None
+        return data + await reader.readexactly(int(length[1]) - len(body))

@@ -1,0 +1,198 @@
+"""Builds with BuildKit, where a `docker` command here builds with it; and what is said where none does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.build_context import image_tag
+from ares_exp.containers.docker.buildkit import check_buildable
+from ares_exp.errors import ContainerStartError, UnsupportedTaskError
+from tests.docker.dockerfiles import built
+from tests.docker.test_docker_cli import program
+from tests.docker.test_docker_images import assert_tells_the_failure, builder, ensure
+
+pytestmark = [pytest.mark.docker, pytest.mark.once]
+
+
+@pytest.fixture
+def buildkit(context: Path) -> None:
+    """Skips where nothing builds with BuildKit."""
+    built(context, "COPY --chmod=755 . /c\n")
+    try:
+        check_buildable(context / "Dockerfile")
+    except UnsupportedTaskError as error:
+        pytest.skip(f"no BuildKit: {error}")
+
+
+def built_if_known(context: Path, dockerfile: str) -> ContainerSpec:
+    spec = built(context, dockerfile)
+    try:
+        check_buildable(context / "Dockerfile")
+    except UnsupportedTaskError as error:
+        pytest.skip(f"this BuildKit is too old: {error}")
+    return spec
+
+
+def running(mark: str) -> list[int]:
+    """Processes with the mark in an argument, where the system shows them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (it happens in other processes)
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.usefixtures("buildkit")
+async def test_what_only_buildkit_builds(context: Path, engine: docker.DockerClient) -> None:
+    (context / "file").write_text("text\n")
+    (context / "ignored").write_text("")
+    (context / ".dockerignore").write_text("ignored\n")
+    spec = built(
+        context,
+        "COPY --chmod=751 . /c/\nRUN --mount=type=cache,target=/cache ls -d /cache > /mounted\n"
+        "ARG TARGETARCH\nRUN echo $TARGETARCH > /arch\n",
+    )
+    async with DockerContainerFactory(keep_image=False)(spec) as box:
+        assert (await box.exec("stat -c %a /c/file; cat /mounted; wc -l < /arch; ls /c")).output.split() == [
+            *("751", "/cache", "1", "Dockerfile", "file")
+        ]
+        labels = engine.images.get(image_tag(context.name, context)).labels
+    assert json.loads(labels["ares_exp.image-builder"])["ares_exp.pid"] == str(os.getpid())
+    assert not engine.api.images(name=f"ares-exp/{context.name}")
+
+
+@pytest.mark.usefixtures("buildkit")
+async def test_a_here_document(context: Path) -> None:
+    spec = built_if_known(context, "COPY <<EOF /file\none\nEOF\nRUN <<EOF\ncat /file > /copy\necho two >> /copy\nEOF\n")
+    async with DockerContainerFactory()(spec) as box:
+        assert (await box.exec("cat /copy")).output == "one\ntwo\n"
+
+
+@pytest.mark.usefixtures("buildkit")
+async def test_the_engine_reads_what_asks_for_a_frontend_of_docker(context: Path) -> None:
+    built(context, "COPY --chmod=711 . /c\n")
+    dockerfile = context / "Dockerfile"
+    dockerfile.write_text(f"# syntax=docker/dockerfile:1.999-not-to-be-pulled\n{dockerfile.read_text()}")
+    assert await ensure(context) == image_tag(context.name, context)
+
+
+@pytest.mark.usefixtures("buildkit")
+async def test_a_build_that_fails_names_the_instruction(context: Path) -> None:
+    spec = built(
+        context,
+        "COPY --chmod=755 . /c\nRUN echo before\nRUN echo about to fail; printf '\\033[31mred\\n'; exit 42\n"
+        "RUN echo never\n",
+    )
+    with pytest.raises(ContainerStartError) as caught:
+        await DockerContainerFactory()(spec).start()
+    assert_tells_the_failure(str(caught.value))
+
+
+@pytest.mark.usefixtures("buildkit")
+async def test_a_failure_without_an_instruction(context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM localhost:1/no/such:image\nCOPY --chmod=755 . /c\n")
+    with pytest.raises(ContainerStartError, match="localhost:1/no/such"):
+        await ensure(context)
+
+
+@pytest.mark.usefixtures("buildkit")
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+@pytest.mark.parametrize("end", ["cancel", "kill"])
+async def test_a_build_ends_with_those_who_wait_for_it(context: Path, engine: docker.DockerClient, end: str) -> None:
+    mark = f"61.{uuid.uuid4().int % 10**12:012}"
+    built(context, f"COPY --chmod=755 . /c\nRUN sleep {mark}\n")
+    if end == "cancel":
+        waiters = [asyncio.create_task(ensure(context)) for _ in range(2)]
+        await until(lambda: running(mark))
+        waiters[0].cancel()
+        await asyncio.sleep(0.3)
+        assert running(mark), "one still waits"
+        waiters[1].cancel()
+        await asyncio.wait(waiters)
+    else:
+        async with builder(context) as process:
+            await until(lambda: running(mark))
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+    await until(lambda: not running(mark) and not running(f"--tag=ares-exp/{context.name}"))
+    assert not engine.api.images(name=f"ares-exp/{context.name}")
+
+
+@pytest.mark.usefixtures("buildkit")
+def test_a_command_that_does_not_build_is_passed_over(
+    context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "broken", "echo I do not; exit 1")
+    program(tmp_path / "elsewhere", "exit 0")  # builds, but not on this engine
+    folders = [str(tmp_path / "broken"), str(tmp_path / "elsewhere"), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(folders))
+    check_buildable(context / "Dockerfile")
+
+
+def test_each_command_says_why_it_does_not_build(
+    context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "broken", f"echo x >> {tmp_path}/tries; echo I do not.; exit 1")
+    program(tmp_path / "elsewhere", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}/broken{os.pathsep}{tmp_path}/elsewhere{os.pathsep}/usr/sbin-gone")
+    built(context, "\nRUN --mount=type=cache,target=/c true\n")
+    for _ in range(2):
+        with pytest.raises(UnsupportedTaskError) as caught:
+            check_buildable(context / "Dockerfile")
+        message = str(caught.value)
+        assert f"{context}/Dockerfile:4: RUN --mount needs BuildKit" in message
+        assert f"{tmp_path}/broken/docker: I do not; {tmp_path}/elsewhere/docker: what it built is not" in message
+        assert "docker_image in the [environment] table" in message
+    assert (tmp_path / "tries").read_text() == "x\n"
+
+
+@pytest.mark.usefixtures("buildkit")
+def test_a_frontend_that_cannot_be_had(context: Path) -> None:
+    (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
+    with pytest.raises(UnsupportedTaskError, match=r":1: the frontend localhost:1/no/such:frontend needs BuildKit"):
+        check_buildable(context / "Dockerfile")
+
+
+@pytest.mark.usefixtures("buildkit")
+def test_trying_leaves_no_image(engine: docker.DockerClient) -> None:
+    for image in engine.api.images(name="ares-exp/probe"):
+        assert json.loads(image["Labels"]["ares_exp.image-builder"])["ares_exp.pid"] != str(os.getpid())
+
+
+def test_the_run_is_refused_before_it_starts(cli: Any, tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "new"
+    for name, text in {
+        "instruction.md": "Do it.\n",
+        "task.toml": 'schema_version = "1.4"\n[task]\nname = "test/new"\n',
+        "tests/test.sh": "exit 0\n",
+        "solution/solve.sh": "exit 0\n",
+        "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN --mount=type=cache,target=/c true\n",
+    }.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    done = cli("container=docker", "env.path=tasks", env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "environment/Dockerfile:2: RUN --mount needs BuildKit" in done.stderr
+    assert "there is no docker command" in done.stderr
+    assert not list(tmp_path.glob("outputs/*/*"))

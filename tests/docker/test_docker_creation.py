@@ -1,0 +1,81 @@
+"""Creation of containers over a bad connection to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import docker
+import pytest
+from docker.errors import NotFound
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory, creation
+from ares_exp.errors import ContainerStartError
+from tests.docker.engine_relay import EngineRelay
+
+pytestmark = [pytest.mark.docker, pytest.mark.once]
+
+SPEC = ContainerSpec("bad connection", docker_image="debian:bookworm-slim")
+
+
+@pytest.fixture
+def engine() -> Iterator[docker.DockerClient]:
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+async def relay(engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineRelay]:
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        monkeypatch.setattr(creation, "APPEARS_WITHIN_SEC", 4 * relay.delay_sec)
+        yield relay
+
+
+def exists(engine: docker.DockerClient, name: str) -> bool:
+    try:
+        engine.api.inspect_container(name)
+    except NotFound:
+        return False
+    return True
+
+
+async def test_a_container_whose_creation_had_no_answer_is_adopted(
+    relay: EngineRelay, engine: docker.DockerClient
+) -> None:
+    relay.answers_to_lose = 1
+    async with DockerContainerFactory()(SPEC) as box:
+        assert relay.created == 2
+        assert (await box.exec("echo adopted")).output == "adopted\n"
+        assert exists(engine, box.container_name)
+    assert not exists(engine, box.container_name)
+
+
+async def test_a_creation_that_never_has_an_answer_leaves_nothing(
+    relay: EngineRelay, engine: docker.DockerClient
+) -> None:
+    relay.answers_to_lose = 100
+    box = DockerContainerFactory()(SPEC)
+    with pytest.raises(ContainerStartError, match="answer to the creation of the container got lost"):
+        await box.start()
+    assert relay.created == 2
+    assert not exists(engine, box.container_name)
+
+
+async def test_a_container_that_appears_after_the_failure_is_removed(
+    relay: EngineRelay, engine: docker.DockerClient
+) -> None:
+    relay.creates_to_delay = 2
+    box = DockerContainerFactory()(SPEC)
+    start = asyncio.create_task(box.start())
+    seen = False
+    while not start.done():
+        await asyncio.sleep(0.01)
+        seen = seen or await asyncio.to_thread(exists, engine, box.container_name)
+    with pytest.raises(ContainerStartError, match="got lost"):
+        await start
+    assert relay.created == 2
+    assert seen
+    assert not exists(engine, box.container_name)

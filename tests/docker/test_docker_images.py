@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.build_context import image_tag
+from ares_exp.containers.docker.creation import starts
+from ares_exp.containers.docker.engine import connect
+from ares_exp.containers.docker.image import ensure_image
+from ares_exp.containers.docker.image_lock import image_lock
+from ares_exp.containers.docker.shared_work import Demand
+from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
+from tests.docker.dockerfiles import built
+from tests.docker.registry import Registry
+
+pytestmark = pytest.mark.docker
+
+BUILDER = """
+import asyncio, sys
+from pathlib import Path
+from ares_exp.containers.docker.creation import starts
+from ares_exp.containers.docker.engine import connect
+from ares_exp.containers.docker.image import ensure_image
+
+async def main():
+    context = Path(sys.argv[1])
+    print(await ensure_image(await connect(), name=context.name, docker_image=None, context_dir=context))
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def builder(context: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Another process that builds the image of a context and prints its name."""
+    command = (sys.executable, "-c", BUILDER, str(context))
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def ensure(context: Path, **options: Any) -> str:
+    return await ensure_image(await connect(), name=context.name, docker_image=None, context_dir=context, **options)
+
+
+# What is built, and how often
+
+
+async def test_the_image_of_a_dockerfile(context: Path, engine: docker.DockerClient) -> None:
+    (context / "file").write_text("first")
+    spec = built(
+        context,
+        "COPY file /file\nUSER nobody\nWORKDIR /tmp\n"
+        'ENTRYPOINT ["sh", "-c", "touch /tmp/entered; exec \\"$@\\"", "--"]\n',
+    )
+    tag = image_tag(context.name, context)
+    async with DockerContainerFactory()(spec) as box:
+        assert (await box.exec("id -un; pwd; cat /file; ls")).output == "nobody\n/tmp\nfirstentered\n"
+        await box.upload(context / "file", "sub/copy")
+        assert (await box.exec("stat -c %U /tmp/sub/copy")).output == "root\n"
+    identity = engine.images.get(tag).id
+    async with DockerContainerFactory()(spec) as box:
+        assert engine.images.get(tag).id == identity
+        assert box.image == tag
+    (context / "file").write_text("second")
+    assert image_tag(context.name, context) != tag
+
+
+def test_the_tag_names_the_content(context: Path) -> None:
+    built(context, "COPY . /c\n")
+    (context / "sub").mkdir()
+    (context / "sub" / "file").write_text("one")
+    seen = [image_tag(context.name, context)]
+    os.utime(context / "sub" / "file", (1, 1))
+    assert image_tag(context.name, context) == seen[0]
+    (context / "sub" / "file").chmod(0o755)
+    seen.append(image_tag(context.name, context))
+    (context / "link").symlink_to("sub/file")
+    seen.append(image_tag(context.name, context))
+    (context / "link").unlink()
+    (context / "link").symlink_to("sub")
+    seen.append(image_tag(context.name, context))
+    (context / "sub" / "file").write_text("two")
+    seen.append(image_tag(context.name, context))
+    (context / "sub" / "file").rename(context / "sub" / "other")
+    seen.append(image_tag(context.name, context))
+    (context / "empty").mkdir()
+    seen.append(image_tag(context.name, context))
+    (context / "sub" / "other").chmod(0o644)
+    seen.append(image_tag(context.name, context))
+    assert len(set(seen)) == len(seen) == 8
+    assert all(tag.startswith(f"ares-exp/{context.name}:") for tag in seen)
+
+
+async def test_what_is_ignored_neither_counts_nor_arrives(context: Path) -> None:
+    (context / ".dockerignore").write_text("# a comment\n\n**/*.log\nprivate\n!private/but\nDockerfile\n")
+    for name in ("a.log", "private/key", "private/but", "kept"):
+        (context / name).parent.mkdir(exist_ok=True)
+        (context / name).write_text("first")
+    spec = built(context, "COPY . /c\n")
+    tag = image_tag(context.name, context)
+    (context / "a.log").write_text("second")
+    (context / "b.log").write_text("second")
+    (context / "private" / "key").unlink()
+    assert image_tag(context.name, context) == tag
+    async with DockerContainerFactory()(spec) as box:
+        found = (await box.exec("cd /c; find . -type f | sort")).output.split()
+    assert found == ["./.dockerignore", "./kept", "./private/but"]
+    (context / "private" / "but").write_text("second")
+    assert image_tag(context.name, context) != tag
+
+
+async def test_containers_that_start_together_build_once(context: Path, engine: docker.DockerClient) -> None:
+    spec = built(context, "RUN cat /proc/sys/kernel/random/uuid > /id\n")
+    boxes = [DockerContainerFactory()(spec) for _ in range(4)]
+    try:
+        await asyncio.gather(*(box.start() for box in boxes))
+        assert len({(await box.exec("cat /id")).output for box in boxes}) == 1
+    finally:
+        await asyncio.gather(*(box.stop() for box in boxes))
+    assert not engine.containers.list(
+        all=True, filters={"status": "exited", "ancestor": image_tag(context.name, context)}
+    )
+
+
+async def test_processes_that_start_together_build_once(context: Path, engine: docker.DockerClient) -> None:
+    built(context, "RUN cat /proc/sys/kernel/random/uuid > /id; sleep 1\n")
+    tag = image_tag(context.name, context)
+    async with asyncio.timeout(60), builder(context) as one, builder(context) as other:
+        outputs = await asyncio.gather(one.communicate(), other.communicate())
+    assert [output.decode().strip() for output, _ in outputs] == [tag, tag]
+    assert len(engine.api.images(all=True, filters={"label": f"ares_exp.image={tag}"})) == 1  # untagged ones included
+
+
+async def test_the_wait_for_another_builder_counts_as_start(context: Path, engine: docker.DockerClient) -> None:
+    built(context, "RUN echo waited for\n")
+    tag = image_tag(context.name, context)
+    spec = ContainerSpec(context.name, context_dir=context, start_timeout_sec=0.5)
+    with image_lock(f"{(await connect()).host} {tag}", Demand()), pytest.raises(EnvironmentStartTimeoutError):
+        await asyncio.wait_for(DockerContainerFactory()(spec).start(), 30)
+    with pytest.raises(ImageNotFound):
+        engine.images.get(tag)
+    assert await ensure(context) == tag
+
+
+async def test_an_image_that_is_not_kept(context: Path, engine: docker.DockerClient) -> None:
+    spec = built(context, "RUN echo not kept\n")
+    tag = image_tag(context.name, context)
+    async with DockerContainerFactory(keep_image=False)(spec):
+        labels = engine.images.get(tag).labels
+    with pytest.raises(ImageNotFound):
+        engine.images.get(tag)
+    assert labels["ares_exp.image"] == tag
+    assert json.loads(labels["ares_exp.image-builder"])["ares_exp.pid"] == str(os.getpid())
+    await ensure(context)
+    assert set(engine.images.get(tag).labels) == {"ares_exp.image", "test"}
+
+
+async def test_an_image_that_another_container_takes_along(context: Path, engine: docker.DockerClient) -> None:
+    box = DockerContainerFactory()(built(context, "RUN echo taken along\n"))
+    found = await connect()
+    async with AsyncExitStack() as slots, asyncio.timeout(60):
+        for _ in range(found.capabilities.simultaneous_starts):
+            await slots.enter_async_context(starts(found).slot())
+        start = asyncio.create_task(box.start())
+        while box.image is None:  # noqa: ASYNC110 - from now on it waits for a slot
+            await asyncio.sleep(0.02)
+        engine.images.remove(box.image)
+    try:
+        await asyncio.wait_for(start, 60)
+        assert (await box.exec("echo here")).output == "here\n"
+    finally:
+        await box.stop()
+
+
+# What goes wrong
+
+
+async def test_a_build_that_fails_names_the_instruction(context: Path) -> None:
+    spec = built(context, "RUN echo about to fail; printf '\\033[31mred\\n'; exit 42\nRUN echo never\n")
+    with pytest.raises(ContainerStartError) as caught:
+        await DockerContainerFactory()(spec).start()
+    assert_tells_the_failure(str(caught.value))
+
+
+def assert_tells_the_failure(message: str) -> None:
+    assert "Failing instruction: RUN echo about to fail" in message
+    assert message.splitlines()[-2:] == ["about to fail", "\N{REPLACEMENT CHARACTER}[31mred"]
+    assert "42" in message.splitlines()[0]
+    assert "never" not in message
+
+
+async def test_the_end_of_a_long_output(context: Path) -> None:
+    built(
+        context,
+        "RUN head -c 100000 /dev/zero | tr '\\0' x; echo; seq 1000; head -c 10000 /dev/zero | tr '\\0' x; exit 1\n",
+    )
+    with pytest.raises(ContainerStartError) as caught:
+        await ensure(context)
+    message = str(caught.value)
+    assert "\n1000\n" in message
+    assert "\n900\n" not in message
+    assert len(message) < 2000
+
+
+async def test_a_dockerfile_that_was_not_checked_before(context: Path) -> None:
+    spec = built(context, "FOO bar\n")
+    with pytest.raises(ContainerStartError, match=r"Dockerfile:3: expected a Dockerfile instruction, got FOO"):
+        await DockerContainerFactory()(spec).start()
+
+
+async def test_an_image_that_cannot_be_had() -> None:
+    image = "localhost:1/no/such:image"
+    with pytest.raises(ContainerStartError, match=image):
+        await DockerContainerFactory()(ContainerSpec("absent", docker_image=image)).start()
+
+
+# Pulls
+
+
+@pytest.fixture
+def registry(engine: docker.DockerClient) -> Any:
+    with Registry() as running:
+        yield running
+    for image in engine.api.images(name=running.image):
+        engine.api.remove_image(image["Id"], force=True)
+
+
+@pytest.mark.parametrize("form", ["{image}:v1", "{image}@{digest}", "{image}:v1@{digest}"])
+async def test_a_pull(registry: Registry, engine: docker.DockerClient, form: str) -> None:
+    image = form.format(image=registry.image, digest=registry.digest)
+    for _ in range(2):
+        assert await ensure_image(await connect(), name="t", docker_image=image, context_dir=None) == image
+        assert engine.images.get(image).attrs["RepoDigests"] == [f"{registry.image}@{registry.digest}"]
+        pulled = len(registry.requests)
+    assert len(registry.requests) == pulled
+
+
+async def test_a_registry_that_comes_back(registry: Registry) -> None:
+    registry.failures = 1
+    await ensure_image(await connect(), name="t", docker_image=f"{registry.image}:v1", context_dir=None)
+
+
+async def test_an_image_that_a_registry_does_not_have(registry: Registry) -> None:
+    image = f"{registry.image}:v2"
+    with pytest.raises(ContainerStartError, match=rf"The image {image} is not on this machine .* could not be pulled"):
+        await ensure_image(await connect(), name="t", docker_image=image, context_dir=None)
+    assert len([path for path in registry.requests if "/manifests/v2" in path]) <= 2  # asked once, not three times

@@ -1,0 +1,71 @@
+"""What is left on the engine of runs that were ended in the middle, with 32 containers up."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import APIError
+
+from tests.leaks import BOXES, CASES, Phase, Run, clean, wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def api() -> Iterator[docker.APIClient]:
+    client = docker.from_env()
+    yield client.api
+    client.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, api: docker.APIClient) -> Iterator[Run]:
+    def boxes(run: Run) -> int:
+        return len(containers(api, run))
+
+    def busy(run: Run) -> int:
+        found = containers(api, run)
+        return 0 if len(found) < BOXES else sum(runs(api, one, run.mark) for one in found)
+
+    run = Run("docker", tmp_path, boxes, busy)
+    yield run
+    run.process.kill()
+    run.process.wait()
+    assert wait_until(lambda: clean(run.env) and not left(api, run))
+
+
+def containers(api: docker.APIClient, run: Run) -> list[str]:
+    return [one["Id"] for one in api.containers(all=True, filters={"label": f"ares_exp.pid={run.process.pid}"})]
+
+
+def runs(api: docker.APIClient, container: str, words: str) -> bool:
+    """Whether a process of the container has these words in its command line."""
+    try:
+        return any(words in one[-1] for one in api.top(container)["Processes"])
+    except APIError:
+        return False  # not started yet
+
+
+def left(api: docker.APIClient, run: Run) -> list[str]:
+    """All that is left of a run."""
+    ours = {"label": f"ares_exp.pid={run.process.pid}"}
+    networks = [one["Name"] for one in api.networks(filters=ours)]
+    volumes = [one["Name"] for one in api.volumes(filters=ours)["Volumes"] or []]
+    return [*containers(api, run), *networks, *volumes, *run.processes(), *run.files()]
+
+
+@pytest.mark.parametrize(("phase", "number"), CASES)
+def test_a_run_that_is_ended_leaves_nothing(
+    run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals
+) -> None:
+    run.reach(phase)
+    began = run.end(number)
+    if (phase, number) == ("create", signal.SIGKILL):  # what was never started goes with the next command
+        assert wait_until(lambda: clean(run.env) and not left(api, run)), left(api, run)
+    assert wait_until(lambda: not left(api, run)), left(api, run)
+    print(f"nothing left {time.monotonic() - began:.2f} s after the end")

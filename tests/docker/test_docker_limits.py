@@ -1,0 +1,96 @@
+"""What a container is given, and what it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import docker
+import pytest
+
+from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.engine import connect
+from ares_exp.errors import ContainerStartError, UnsupportedTaskError
+
+pytestmark = pytest.mark.docker
+
+IMAGE = "debian:bookworm-slim"
+SPEC = ContainerSpec("limited", docker_image=IMAGE)
+
+# https://docs.docker.com/engine/security/#linux-kernel-capabilities, as bits of linux/capability.h
+DEFAULT_CAPABILITIES = sum(1 << bit for bit in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
+
+
+@pytest.fixture
+def engine() -> Iterator[docker.DockerClient]:
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+def host_config(engine: docker.DockerClient, box: Container) -> dict[str, Any]:
+    config: dict[str, Any] = engine.api.inspect_container(box.container_name)["HostConfig"]  # type: ignore[attr-defined]
+    return config
+
+
+async def test_limits(engine: docker.DockerClient) -> None:
+    spec = ContainerSpec("limits", docker_image=IMAGE, cpus=0.5, memory_mb=128)
+    async with DockerContainerFactory(pids_limit=77)(spec) as box:
+        config = host_config(engine, box)
+    assert (config["NanoCpus"], config["Memory"], config["MemorySwap"]) == (500_000_000, 128 * 2**20, 128 * 2**20)
+    assert config["PidsLimit"] == 77
+
+
+async def test_swap(engine: docker.DockerClient) -> None:
+    async with DockerContainerFactory(swap_mb=64)(ContainerSpec("s", docker_image=IMAGE, memory_mb=128)) as box:
+        assert host_config(engine, box)["MemorySwap"] == (128 + 64) * 2**20
+
+
+async def test_more_processors_than_there_are() -> None:
+    async with DockerContainerFactory()(ContainerSpec("many", docker_image=IMAGE, cpus=10_000)) as box:
+        assert (await box.exec("true")).exit_code == 0
+
+
+@pytest.mark.parametrize("no_new_privileges", [False, True])
+async def test_no_rights_beyond_the_defaults(engine: docker.DockerClient, no_new_privileges: bool) -> None:
+    async with DockerContainerFactory(no_new_privileges=no_new_privileges)(SPEC) as box:
+        config = host_config(engine, box)
+        said = (await box.exec("cat /proc/self/status; ls /var/run/docker.sock /run/docker.sock")).output
+    status = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == DEFAULT_CAPABILITIES
+    assert status["Seccomp"] == "2"
+    assert status["NoNewPrivs"] == str(int(no_new_privileges))
+    assert said.count("No such file or directory") == 2
+    assert not config["Privileged"]
+    assert config["CapAdd"] is config["Binds"] is None
+    assert not config["Devices"]
+    assert not config["VolumesFrom"]
+    assert (config["PidMode"], config["UTSMode"], config["UsernsMode"]) == ("", "", "")
+    assert config["IpcMode"] == "private"
+    assert (config["SecurityOpt"] or []) == (["no-new-privileges:true"] if no_new_privileges else [])
+
+
+async def test_gpus_that_the_engine_does_not_have() -> None:
+    capabilities = (await connect()).capabilities
+    if capabilities.nvidia_runtime or capabilities.cdi_gpus:
+        pytest.skip("this engine has GPUs")
+    factory, spec = DockerContainerFactory(), ContainerSpec("trainer", docker_image=IMAGE, gpus=2)
+    await factory.preflight()
+    with pytest.raises(UnsupportedTaskError, match="trainer asks for 2 GPUs; the Docker engine has neither NVIDIA's"):
+        factory.check(spec)
+    with pytest.raises(ContainerStartError, match="trainer asks for 2 GPUs"):
+        await factory(spec).start()
+
+
+async def test_a_disk_limit_is_enforced_or_warned_of(engine: docker.DockerClient) -> None:
+    factory, spec = DockerContainerFactory(), ContainerSpec("writer", docker_image=IMAGE, storage_mb=64)
+    await factory.preflight()
+    warnings = factory.check(spec)
+    async with factory(spec) as box:
+        size = (host_config(engine, box).get("StorageOpt") or {}).get("size")
+    if (await connect()).capabilities.disk_quota:
+        assert (warnings, size) == ([], "64m")
+    else:
+        assert "storage_mb=64 of task writer is not enforced" in warnings[0]
+        assert size is None

@@ -1,0 +1,317 @@
+"""Network policies on a real engine, with real sockets. Hosts of the tests are servers of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.network import PROXY_ADDRESS, PROXY_ENV
+from ares_exp.containers.network_namespace import obstacle
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.tasks.harbor import load_task
+from tests.host_server import hello_server
+
+pytestmark = pytest.mark.docker
+allowlists = pytest.mark.skipif(obstacle() is not None, reason=f"allow-lists: {obstacle()}")
+
+IMAGE = "python:3.12-slim"
+Server = tuple[str, int]
+
+# A bridge whose own address is not fixed loses connections for seconds when other containers come and go.
+PATIENCE_SEC = 45
+
+
+def spec(network: NetworkPolicy, *phases: NetworkPolicy) -> ContainerSpec:
+    return ContainerSpec("network", docker_image=IMAGE, network=network, phase_networks=frozenset(phases))
+
+
+def allowing(*hosts: str) -> NetworkPolicy:
+    return NetworkPolicy("allowlist", frozenset(hosts))
+
+
+async def fetch(box: Container, host: str, port: int, *, env: dict[str, str] | None = None) -> str:
+    """What Python's own HTTP client, which follows the proxy variables, prints."""
+    code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=45).read().decode())"
+    command = f'python3 -c "{code}" http://{host}:{port}/ 2>&1 | grep . | tail -1'
+    return (await box.exec(command, env=env, timeout_sec=2 * PATIENCE_SEC)).output.strip()
+
+
+async def dial(box: Container, host: str, port: int) -> str:
+    """What a socket that knows of no proxy gets."""
+    ask = f"printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout {PATIENCE_SEC} cat <&3"
+    command = f"exec 3<>/dev/tcp/{host}/{port} && {ask}"
+    return (await box.exec(f"{{ {command}; }} 2>&1 | tail -1", timeout_sec=2 * PATIENCE_SEC)).output.strip()
+
+
+async def interfaces(box: Container) -> set[str]:
+    """Its network interfaces, apart from the loopback."""
+    return set((await box.exec("ls /sys/class/net")).output.split()) - {"lo"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with hello_server() as server:
+        yield server
+
+
+@pytest.fixture
+def engine() -> Iterator[docker.DockerClient]:
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+# What a task asks for, and what the factory makes of it
+
+
+@pytest.mark.parametrize(("asked", "override"), [(NO_NETWORK, None), (PUBLIC, "no-network")])
+async def test_no_network(asked: NetworkPolicy, override: str | None, server: Server) -> None:
+    async with DockerContainerFactory(network=override)(spec(asked)) as box:  # type: ignore[arg-type]
+        assert await interfaces(box) == set()
+        assert "Network is unreachable" in await dial(box, *server)
+
+
+@pytest.mark.parametrize(
+    ("asked", "override"), [(PUBLIC, None), (NO_NETWORK, "public"), (allowing("a.example"), "public")]
+)
+async def test_public_network(asked: NetworkPolicy, override: str | None, server: Server) -> None:
+    factory = DockerContainerFactory(network=override, extra_hosts={"example.test": "192.0.2.7"})  # type: ignore[arg-type]
+    assert factory.check(spec(asked)) == []
+    async with factory(spec(asked, PUBLIC)) as box:
+        assert await interfaces(box) == {"eth0"}
+        assert await dial(box, *server) == "hello"
+        assert "proxy" not in (await box.exec("env")).output.lower()
+        await box.set_network(asked)
+        assert await dial(box, *server) == "hello"
+        if asked != NO_NETWORK:
+            assert (await box.exec("grep example.test /etc/hosts")).output.split() == ["192.0.2.7", "example.test"]
+
+
+@allowlists
+async def test_more_hosts_for_every_task(server: Server) -> None:
+    factory = DockerContainerFactory(allowed_hosts=[f" {server[0]}. "])
+    assert factory.check(spec(NO_NETWORK)) == []
+    assert factory.check(spec(NO_NETWORK, PUBLIC)) == [
+        "container.allowed_hosts adds nothing to the public network of task network"
+    ]
+    async with factory(spec(NO_NETWORK, PUBLIC)) as box:
+        assert await fetch(box, *server) == "hello"
+        await box.set_network(PUBLIC)
+        assert await dial(box, *server) == "hello"
+
+
+def test_hosts_that_are_none() -> None:
+    with pytest.raises(ValueError, match="expected a host name"):
+        DockerContainerFactory(allowed_hosts=["https://a.example"])
+
+
+# An allow-list
+
+
+@allowlists
+async def test_an_allow_list(server: Server) -> None:
+    async with (
+        hello_server("127.0.0.1") as loopback,
+        DockerContainerFactory()(spec(allowing(server[0], "127.0.0.1"))) as box,
+    ):
+        assert await interfaces(box) == set()
+        assert await fetch(box, *server) == "hello"
+        for refused in ("192.0.2.77", "a.example"):
+            assert "403" in await fetch(box, refused, server[1])
+        # Around the proxy there is nothing, not even names.
+        assert "Network is unreachable" in await dial(box, *server)
+        assert (await box.exec("getent hosts a.example")).exit_code != 0
+        # And 127.0.0.1 is the container itself, by any way.
+        assert "Connection refused" in await fetch(box, *loopback)
+        assert "403" in await fetch(box, *loopback, env={"no_proxy": "", "NO_PROXY": ""})
+        await box.exec("cd /tmp; echo inside > index.html; python3 -m http.server 8123 >/dev/null 2>&1 &")
+        await box.exec("until (: > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout_sec=30)
+        assert (await fetch(box, "localhost", 8123), await fetch(box, "127.0.0.1", 8123)) == ("inside", "inside")
+
+
+@allowlists
+async def test_an_allow_list_over_tunnels(server: Server) -> None:
+    async with DockerContainerFactory()(spec(allowing(server[0]))) as box:
+        code = (
+            "import http.client as h, os, sys\n"
+            "proxy = os.environ['HTTPS_PROXY'].removeprefix('http://')\n"
+            "def ask(host):\n"
+            "  c = h.HTTPConnection(proxy, timeout=20); c.set_tunnel(host, int(sys.argv[2]))\n"
+            "  c.request('GET', '/'); return c.getresponse().read()\n"
+            "print(ask(sys.argv[1]))\n"
+            "try: ask('a.example')\n"
+            "except OSError as error: print(error)\n"
+        )
+        result = await box.exec(f"python3 - {server[0]} {server[1]} <<'END'\n{code}END")
+    assert result.output == "b'hello\\n'\nTunnel connection failed: 403 Forbidden\n"
+
+
+@allowlists
+async def test_names_of_the_factory(server: Server, engine: docker.DockerClient) -> None:
+    """What this machine's own resolver says is for the tests of the proxy."""
+    factory = DockerContainerFactory(extra_hosts={"here.example": server[0], "gateway.example": "host-gateway"})
+    subnet = engine.networks.get("bridge").attrs["IPAM"]["Config"][0]["Subnet"]
+    async with (
+        hello_server(str(next(ipaddress.ip_network(subnet).hosts()))) as (_, port),
+        factory(spec(allowing("here.example", "gateway.example"))) as box,
+    ):
+        assert await fetch(box, "here.example", server[1]) == "hello"
+        assert await fetch(box, "HERE.example.", server[1]) == "hello"
+        assert await fetch(box, "gateway.example", port) == "hello"
+        assert "403" in await fetch(box, *server)
+
+
+@allowlists
+async def test_containers_under_allow_lists_are_apart(server: Server) -> None:
+    factory = DockerContainerFactory()
+    async with factory(spec(allowing(server[0]))) as one, factory(spec(allowing("a.example"))) as two:
+        assert await fetch(one, *server) == "hello"
+        assert "403" in await fetch(two, *server)
+        await one.exec("cd /tmp; python3 -m http.server 8123 --bind 0.0.0.0 >/dev/null 2>&1 &")
+        await one.exec("until (: > /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout_sec=30)
+        assert "Connection refused" in await dial(two, "127.0.0.1", 8123)
+
+
+# Phases
+
+
+@allowlists
+@pytest.mark.parametrize("start", [NO_NETWORK, PUBLIC, allowing()], ids=lambda policy: policy.mode)
+async def test_live_switches(start: NetworkPolicy, server: Server) -> None:
+    listed, elsewhere = allowing(server[0]), allowing("a.example")
+    async with DockerContainerFactory()(spec(start, NO_NETWORK, PUBLIC, listed, elsewhere)) as box:
+        for policy in (PUBLIC, listed, NO_NETWORK, listed, elsewhere, PUBLIC, NO_NETWORK, PUBLIC, start):
+            await box.set_network(policy)
+            assert bool(await interfaces(box)) == (policy == PUBLIC)
+            assert (await dial(box, *server) == "hello") == (policy == PUBLIC)
+            assert (await fetch(box, *server) == "hello") == (policy in (PUBLIC, listed))
+            variables = dict(line.split("=", 1) for line in (await box.exec("env | grep -i proxy")).output.splitlines())
+            assert variables == (PROXY_ENV if policy.mode == "allowlist" else {})
+
+
+@allowlists
+async def test_a_switch_cuts_off_what_is_open(server: Server) -> None:
+    async def hold(policy: NetworkPolicy, command: str) -> str:
+        """Opens a connection under `policy`, switches to no network, and uses the connection."""
+        async with DockerContainerFactory()(spec(policy, NO_NETWORK)) as box:
+            task = asyncio.create_task(
+                box.exec(
+                    f"{command}; : > /tmp/open; until [ -e /tmp/go ]; do sleep 0.05; done\n"
+                    "printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; timeout 2 cat <&3; echo end",
+                    timeout_sec=60,
+                )
+            )
+            await box.exec("until [ -e /tmp/open ]; do sleep 0.05; done", timeout_sec=30)
+            await box.set_network(NO_NETWORK)
+            await box.exec(": > /tmp/go")
+            return (await task).output
+
+    address, port = server
+    assert "hello" not in await hold(PUBLIC, f"exec 3<>/dev/tcp/{address}/{port}")
+    proxy = "/dev/tcp/{}/{}".format(*PROXY_ADDRESS)
+    connect = (
+        f"exec 3<>{proxy}; printf 'CONNECT {address}:{port} HTTP/1.1\\r\\n\\r\\n' >&3; read -r a <&3; read -r b <&3"
+    )
+    said = await hold(allowing(address), f"{connect}; echo $a")
+    assert "200 Connection established" in said
+    assert "hello" not in said
+
+
+async def test_policies_that_were_not_announced() -> None:
+    async with DockerContainerFactory()(spec(NO_NETWORK)) as box:
+        with pytest.raises(ValueError, match="Expected one of the policies that the container was made for"):
+            await box.set_network(PUBLIC)
+        assert await interfaces(box) == set()
+
+
+async def test_a_switch_of_a_container_that_is_gone(engine: docker.DockerClient) -> None:
+    async with DockerContainerFactory()(spec(NO_NETWORK, PUBLIC)) as box:
+        engine.api.remove_container(box.container_name, force=True)  # type: ignore[attr-defined]
+        with pytest.raises(ContainerDiedError):
+            await box.set_network(PUBLIC)
+    with pytest.raises(ContainerDiedError):
+        await box.set_network(PUBLIC)
+
+
+@allowlists
+async def test_nothing_is_left(engine: docker.DockerClient, server: Server) -> None:
+    factory, asked = DockerContainerFactory(), spec(allowing(server[0]))
+    async with factory(asked):  # what the process keeps for all containers is open now
+        pass
+    files = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    async with factory(asked) as box:
+        assert await fetch(box, *server) == "hello"
+        assert len(os.listdir("/proc/self/fd")) > len(files)  # noqa: PTH208
+    assert engine.networks.list(filters={"label": f"ares_exp.pid={os.getpid()}"}) == []
+    async with asyncio.timeout(10):
+        while not set(os.listdir("/proc/self/fd")) <= files:  # noqa: ASYNC110, PTH208
+            await asyncio.sleep(0.05)
+
+
+# Refused before the start
+
+
+@pytest.mark.parametrize("asked", [spec(allowing("a.example")), spec(NO_NETWORK, allowing())])
+def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.77:2375")
+    with pytest.raises(
+        UnsupportedTaskError, match=r"Task network .* but DOCKER_HOST is tcp://192.0.2.77:2375\. Run it"
+    ):
+        DockerContainerFactory().check(asked)
+    assert DockerContainerFactory(network="no-network").check(asked) == []
+    assert DockerContainerFactory().check(spec(NO_NETWORK, PUBLIC)) == []
+
+
+# A whole episode
+
+TASK = """
+[environment]
+docker_image = "python:3.12-slim"
+network_mode = "no-network"
+[{phase}]
+network_mode = "allowlist"
+allowed_hosts = ["{address}"]
+"""
+ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://{}:{}/').read().decode())\" 2>&1 | tail -2"
+
+
+@allowlists
+@pytest.mark.parametrize("phase", ["agent", "verifier"])
+async def test_an_episode_with_a_network_for_one_phase(tmp_path: Path, server: Server, phase: str) -> None:
+    ask = ASK.format(*server)
+    for folder in ("environment", "tests"):
+        (tmp_path / "task" / folder).mkdir(parents=True)
+    (tmp_path / "task" / "instruction.md").write_text("Fetch it.\n")
+    (tmp_path / "task" / "task.toml").write_text(TASK.format(phase=phase, address=server[0]))
+    (tmp_path / "task" / "tests" / "test.sh").write_text(
+        f"#!/bin/bash\n{ask}; env | grep -i proxy; echo 1 > /logs/verifier/reward.txt\n"
+    )
+    env = CodeEnvironment(
+        [load_task(tmp_path / "task")],
+        container_factory=DockerContainerFactory(),
+        code_agent_factory=ShellAgentFactory(),
+        output_dir=tmp_path / "out",
+    )
+    async with env:
+        await env.reset()
+        step = await env.step(LLMResponse.from_text(f"```bash\n{ask}; env | grep -i proxy\n```"))
+        assert step.observation is not None
+        agent = str(step.observation.messages[-1])
+        last = await env.step(LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"))
+    assert last.reward == 1.0
+    seen = {"agent": agent, "verifier": (tmp_path / "out" / "test-stdout.txt").read_text()}
+    for one, text in seen.items():
+        assert ("hello" in text, "HTTPS_PROXY=" in text) == (one == phase, one == phase)
+        assert ("Network is unreachable" in text) == (one != phase)

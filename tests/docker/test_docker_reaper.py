@@ -1,0 +1,196 @@
+"""What dead runs left on the engine goes with the next one; what belongs to others stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import NotFound
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.engine import connect
+from ares_exp.containers.docker.leftovers import find
+from tests.docker.private_engine import IMAGE, PrivateEngine
+from tests.leaks import wait_until
+
+pytestmark = pytest.mark.docker
+
+MAKER = """
+import sys, docker
+from ares_exp.containers.docker.leftovers import image_labels
+from ares_exp.containers.ownership import owner_labels
+name, image = sys.argv[1:]
+client = docker.from_env()
+labels = owner_labels()
+client.api.create_container(image, ["true"], name=name, labels=labels)
+client.networks.create(name, labels=labels)
+client.volumes.create(name, labels=labels)
+for tag, keep in (("goes", False), ("stays", True)):
+    conf = {"Labels": image_labels(f"ares-exp/{name}:{tag}", keep=keep)}
+    client.api.commit(name, repository=f"ares-exp/{name}", tag=tag, conf=conf)
+print("made", flush=True)
+input()
+"""
+
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+
+async def main():
+    box = DockerContainerFactory()(ContainerSpec(sys.argv[1], context_dir=Path(sys.argv[1])))
+    await box.start()
+    print(box.container_name, flush=True)
+    await box.exec("sleep 600")
+
+asyncio.run(main())
+"""
+
+
+def start(code: str, *arguments: object) -> tuple[subprocess.Popen[str], str]:
+    """A process, and the first line that it printed."""
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def clean(*options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "ares_exp.containers", "clean", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stderr == ""
+    return done
+
+
+def things(engine: docker.DockerClient, name: str) -> set[str]:
+    """What there is of this name."""
+    found = {f"container {name}" for one in engine.api.containers(all=True) if f"/{name}" in one["Names"]}
+    found |= {f"network {name}" for one in engine.api.networks(names=[name]) if one["Name"] == name}
+    found |= {f"volume {name}" for one in engine.api.volumes()["Volumes"] or [] if one["Name"] == name}
+    return found | {f"image {tag}" for one in engine.api.images(name=f"ares-exp/{name}") for tag in one["RepoTags"]}
+
+
+@pytest.fixture
+def engine(private_engine: PrivateEngine) -> Iterator[docker.DockerClient]:
+    """On the shared one, runs of other people remove what dead runs left, too."""
+    with private_engine.client() as client:
+        yield client
+
+
+@pytest.fixture
+def name(engine: docker.DockerClient) -> Iterator[str]:
+    """Of one of each kind of thing, made by the test; none is left."""
+    name = f"ares-exp-test-{uuid.uuid4().hex[:12]}"
+    yield name
+    for remove in (
+        lambda: engine.api.remove_container(name, force=True),
+        lambda: engine.api.remove_network(name),
+        lambda: engine.api.remove_volume(name),
+        lambda: engine.api.remove_image(f"ares-exp/{name}:goes"),
+        lambda: engine.api.remove_image(f"ares-exp/{name}:stays"),
+    ):
+        with contextlib.suppress(NotFound):
+            remove()
+
+
+def test_clean(engine: docker.DockerClient, name: str) -> None:
+    stays = {f"image ares-exp/{name}:stays"}
+    goes = {f"image ares-exp/{name}:goes", *(f"{kind} {name}" for kind in ("container", "network", "volume"))}
+    maker, _ = start(MAKER, name, IMAGE)
+    with maker:
+        said = clean()
+        assert name not in said.stdout
+        assert f"of process {maker.pid} on " in said.stdout
+        assert things(engine, name) == goes | stays
+        maker.kill()
+    said = clean("--dry-run")
+    lines = [line.partition("  of process ")[0].split() for line in said.stdout.splitlines() if name in line]
+    assert {" ".join(words) for words in lines} == goes
+    assert f"  of process {maker.pid} on " in said.stdout
+    assert " would be removed.\n" in said.stdout
+    assert things(engine, name) == goes | stays
+    said = clean()
+    assert [line for line in said.stdout.splitlines() if name in line and line.endswith(" ago")]
+    assert said.returncode == 0
+    assert things(engine, name) == stays
+    assert name not in clean().stdout
+    assert name in clean("--images", "--dry-run").stdout
+    assert things(engine, name) == stays
+
+
+async def test_the_next_run_removes_it(engine: docker.DockerClient, name: str) -> None:
+    maker, _ = start(MAKER, name, IMAGE)
+    with maker:
+        await DockerContainerFactory().preflight()
+        assert len(things(engine, name)) == 5
+        maker.kill()
+    await DockerContainerFactory().preflight()
+    assert things(engine, name) == {f"image ares-exp/{name}:stays"}
+
+
+async def test_cached_images_are_stale_only_when_asked_for(engine: docker.DockerClient, name: str) -> None:
+    maker, _ = start(MAKER, name, IMAGE)
+    with maker:
+        maker.kill()
+    await DockerContainerFactory().preflight()
+    api = (await connect()).api
+    try:
+        assert not [one for one in find(api) if name in one.name]
+        [cached] = [one for one in find(api, cached_images=True) if name in one.name]
+        user = engine.api.create_container(cached.name, ["true"])
+        try:
+            assert "using" in cached.remove()
+        finally:
+            engine.api.remove_container(user)
+        engine.api.tag(cached.name, f"ares-exp/{name}", "mine")
+        assert cached.remove() == ""
+        assert things(engine, name) == {f"image ares-exp/{name}:mine"}  # the user's own name for it
+    finally:
+        with contextlib.suppress(NotFound):
+            engine.api.remove_image(f"ares-exp/{name}:mine")
+
+
+async def test_what_a_user_makes_of_a_dead_run_s_image_is_his(engine: docker.DockerClient, name: str) -> None:
+    """Labels are inherited: his containers and images have those of ours."""
+    maker, _ = start(MAKER, name, IMAGE)
+    with maker:
+        maker.kill()
+    his = f"his-{name}"
+    engine.api.create_container(f"ares-exp/{name}:goes", ["true"], name=his)
+    engine.api.commit(his, repository=his)
+    try:
+        assert engine.api.inspect_container(his)["Config"]["Labels"]["ares_exp.pid"] == str(maker.pid)
+        await DockerContainerFactory().preflight()
+        assert things(engine, his) == {f"container {his}"}
+        assert engine.api.inspect_image(his)
+    finally:
+        engine.api.remove_container(his)
+        engine.api.remove_image(his)
+
+
+async def test_an_entrypoint_that_never_runs_our_command(engine: docker.DockerClient, context: Path) -> None:
+    """It does not read its stdin either, so the container outlives its runner, up to the next run."""
+    (context / "Dockerfile").write_text(f'FROM {IMAGE}\nENTRYPOINT ["sh", "-c", "sleep 600"]\n')
+    starter, container = start(STARTER, context)
+    with starter:
+        assert engine.api.inspect_container(container)["State"]["Running"]
+        starter.send_signal(signal.SIGKILL)
+    await DockerContainerFactory().preflight()
+    assert wait_until(lambda: not things(engine, container))
+
+
+async def test_of_a_living_run_nothing_is_touched(engine: docker.DockerClient) -> None:
+    async with DockerContainerFactory()(ContainerSpec("living", docker_image=IMAGE)) as box:
+        await DockerContainerFactory().preflight()
+        await asyncio.to_thread(clean)
+        assert (await box.exec("echo on")).output == "on\n"

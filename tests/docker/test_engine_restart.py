@@ -1,0 +1,110 @@
+"""An engine that dies, hangs, comes back, or has a full disk, while containers are used."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
+from tests.docker.private_engine import IMAGE, PrivateEngine
+from tests.leaks import wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.timeout(300)]
+
+SPEC = ContainerSpec("private", docker_image=IMAGE)
+BOUND_SEC = 60.0
+"""For a machine many times slower than one on which it takes a moment."""
+
+NO_SOCKETS_OF_DOCKER_PY = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""docker-py leaves it to the garbage collector to close a socket that finds no engine."""
+
+
+@pytest.fixture
+def engine(private_engine: PrivateEngine) -> Iterator[PrivateEngine]:
+    """There is nothing on it at the end of the test."""
+    yield private_engine
+    gc.collect()
+    assert left(private_engine) == []
+
+
+@pytest.fixture
+async def box(engine: PrivateEngine) -> AsyncIterator[DockerContainer]:
+    async with DockerContainerFactory()(SPEC) as box:
+        yield box
+
+
+def left(engine: PrivateEngine) -> list[str]:
+    with engine.client() as client:
+        return [one["Names"][0] for one in client.api.containers(all=True)]
+
+
+async def in_time(work: Awaitable[object], seconds: float = BOUND_SEC) -> None:
+    async with asyncio.timeout(seconds):
+        await work
+
+
+@NO_SOCKETS_OF_DOCKER_PY
+async def test_an_engine_that_is_killed_and_comes_back(engine: PrivateEngine, tmp_path: Path) -> None:
+    boxes = [DockerContainerFactory()(SPEC) for _ in range(4)]
+    await asyncio.gather(*(box.start() for box in boxes))
+    running = [asyncio.create_task(box.exec("echo on; sleep 600")) for box in boxes]
+    await asyncio.gather(*(box.exec("true") for box in boxes))
+    engine.kill()
+    try:
+        for task in running:
+            with pytest.raises(ContainerDiedError, match=r"engine at .* does not answer"):
+                await in_time(task)
+        with pytest.raises(ContainerDiedError, match=r"engine at .* does not answer"):
+            await in_time(boxes[0].exec("true"))
+        with pytest.raises(ContainerDiedError):
+            await in_time(boxes[0].upload(__file__, "/x"))
+        with pytest.raises(ContainerDiedError):
+            await in_time(boxes[0].download("/etc/passwd", tmp_path / "x"))
+        await in_time(asyncio.gather(*(box.stop() for box in boxes[:3])), 15)
+        await in_time(boxes[0].stop(), 15)
+    finally:
+        engine.start()
+    with pytest.raises(ContainerDiedError, match="The container of private"):
+        await in_time(boxes[3].exec("true"))
+    await boxes[3].stop()
+    await DockerContainerFactory().preflight()
+    assert left(engine) == []
+    async with DockerContainerFactory()(SPEC) as box:
+        assert (await box.exec("echo new")).output == "new\n"
+
+
+async def test_stop_does_not_wait_for_an_engine_that_hangs(engine: PrivateEngine) -> None:
+    box = DockerContainerFactory()(SPEC)
+    await box.start()
+    engine.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        await in_time(box.stop())
+        print(f"stop: {time.monotonic() - began:.1f} s")
+    finally:
+        engine.signal(signal.SIGCONT)
+    assert wait_until(lambda: not left(engine))  # what it was asked for it does when it goes on
+
+
+async def test_a_full_disk(box: DockerContainer, tmp_path: Path) -> None:
+    assert (await box.exec("cat /dev/zero > /big", timeout_sec=BOUND_SEC)).output.endswith("No space left on device\n")
+    result = await box.exec("echo on; echo more > /small")
+    assert result.output.startswith("on\n")
+    assert "No space left on device" in result.output
+    (tmp_path / "file").write_bytes(b"x" * 10**6)
+    with pytest.raises(TransferError, match=r"(?i)no space left on device"):
+        await in_time(box.upload(tmp_path / "file", "/file"))
+    with pytest.raises(ContainerError, match=r"(?i)no space left on device"):
+        await in_time(DockerContainerFactory()(SPEC).start())
+    assert (await box.exec("rm /big; echo next")).output == "next\n"
+    await box.upload(tmp_path / "file", "/file")
+    assert (await box.exec("stat -c %s /file")).output == "1000000\n"

@@ -1,0 +1,179 @@
+"""Where groups are looked for, and what is written to which file.
+
+On a tree of plain files in the place of `/proc` and `/sys/fs/cgroup`: one kernel has one version. What a real one makes
+of the files, in the version that it has, is in `test_local_limits`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.local.cgroup import (
+    RECORD,
+    Limits,
+    groups_of_box,
+    lack_of_memory,
+    lack_of_processes,
+    oom_kills,
+    remove_groups,
+)
+from ares_exp.containers.local.cgroup_place import candidates
+
+ALL = "cpu memory pids"
+
+
+class Tree:
+    """A process in `/proc`, and the hierarchies that it sees."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = path / "proc"
+        self.process.mkdir()
+        self.mount = path / "sys"
+        (self.process / "cgroup").touch()
+        (self.process / "mountinfo").write_text("22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n")
+
+    def hierarchy(self, controllers: str, path: str, *, root: str = "/") -> Path:
+        """Mounts version 1 with these controllers, or version 2 with `""`; the process is in the group `path`."""
+        mount = self.mount / (controllers or "unified")
+        mount.mkdir(parents=True)
+        kind = f"cgroup cgroup rw,{controllers}" if controllers else "cgroup2 cgroup2 rw,nsdelegate"
+        self._append("cgroup", f"{1 if controllers else 0}:{controllers}:{path}\n")
+        self._append("mountinfo", f"30 22 0:26 {root} {mount} rw,nosuid shared:9 - {kind}\n")
+        return mount
+
+    def _append(self, name: str, line: str) -> None:
+        with (self.process / name).open("a") as file:
+            file.write(line)
+
+    def found(self, controller: str) -> list[tuple[Path, bool]]:
+        places = candidates(controller, self.process)  # type: ignore[arg-type]
+        return [(place.directory, place.unified) for place in places]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def group(path: Path, *, gives: str = "", **limits: str) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "cgroup.subtree_control").write_text(gives)
+    for name, value in limits.items():
+        (path / name.replace("_", ".")).write_text(value)
+    return path
+
+
+def refusing(path: Path) -> Path:
+    """A group whose `subtree_control` takes no writes, as one with processes in it."""
+    (path / "cgroup.subtree_control").unlink()
+    (path / "cgroup.subtree_control").symlink_to("/proc/self/status")  # read-only, and names no controller
+    return path
+
+
+def test_version_1_is_used_below_the_own_group(tree: Tree) -> None:
+    mount = tree.hierarchy("cpu,cpuacct", "/jobs/7")
+    assert tree.found("cpu") == [(mount / "jobs/7", False)]
+    assert tree.found("memory") == []
+
+
+def test_a_mount_that_shows_a_part_of_the_hierarchy(tree: Tree) -> None:
+    mount = tree.hierarchy("pids", "/docker/abc/inner", root="/docker/abc")
+    assert tree.found("pids") == [(mount / "inner", False)]
+
+
+def test_an_own_group_that_is_out_of_sight(tree: Tree) -> None:
+    tree.hierarchy("pids", "/elsewhere", root="/docker/abc")
+    assert tree.found("pids") == []
+
+
+def test_version_2_is_used_beside_the_own_group(tree: Tree) -> None:
+    mount = tree.hierarchy("", "/user.slice/app.slice/run.scope")
+    group(mount, gives=ALL)
+    slice_ = group(mount / "user.slice", gives=ALL)
+    apps = group(slice_ / "app.slice", gives="memory pids")
+    refusing(group(apps / "run.scope", cpu_max="max 100000", memory_max="max"))
+    assert tree.found("memory")[0] == (apps, True)
+    assert tree.found("cpu")[0] == (slice_, True)
+
+
+def test_version_2_in_the_own_group_where_the_kernel_lets_it(tree: Tree) -> None:
+    own = group(tree.hierarchy("", "/"))
+    tree.found("memory")
+    assert (own / "cgroup.subtree_control").read_text() == "+memory"  # what a kernel answers with "memory"
+
+
+@pytest.mark.parametrize("limit", [{"memory_max": "1073741824"}, {"memory_high": "4096"}, {"cpu_max": "50000 100000"}])
+def test_no_way_round_a_limit_that_is_set_for_us(tree: Tree, limit: dict[str, str]) -> None:
+    mount = tree.hierarchy("", "/limited")
+    group(mount, gives=ALL)
+    refusing(group(mount / "limited", **limit))
+    assert tree.found("memory") == []
+
+
+def test_files_of_version_2() -> None:
+    assert Limits(cpus=1.5, memory_mb=64, pids=100).settings(unified=True) == {
+        "cpu": {"cpu.max": "150000 100000"},
+        "memory": {"memory.max": "67108864", "memory.swap.max": "0"},
+        "pids": {"pids.max": "100"},
+    }
+
+
+def test_files_of_version_1() -> None:
+    assert Limits(cpus=0.001, memory_mb=64, pids=100).settings(unified=False) == {
+        "cpu": {"cpu.cfs_quota_us": "1000", "cpu.cfs_period_us": "100000"},
+        "memory": {"memory.limit_in_bytes": "67108864", "memory.memsw.limit_in_bytes": "67108864"},
+        "pids": {"pids.max": "100"},
+    }
+
+
+def test_no_limits_need_no_groups() -> None:
+    assert Limits().settings(unified=True) == Limits().settings(unified=False) == {}
+
+
+def test_what_a_directory_names_is_counted_and_removed(tmp_path: Path) -> None:
+    directory, box = tmp_path / "box-1", tmp_path / "sys" / "box-1"
+    directory.mkdir()
+    box.mkdir(parents=True)
+    (directory / RECORD).write_text(f"{box}\n")
+    (box / "memory.events").write_text("low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(directory) == 2
+    assert "killed 2 of its processes" in lack_of_memory(directory)
+    assert lack_of_processes(directory) == ""
+    (box / "memory.events").unlink()
+    assert lack_of_memory(directory) == ""
+    assert remove_groups(directory)
+    assert not box.exists()
+    assert remove_groups(directory)
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "refused", "lacking"),
+    [
+        ("64", "64", 1, True),
+        ("60", "64", 9, True),
+        ("63", "64", 0, False),  # no try has failed
+        ("3", "64", 9, False),  # there is room again
+        ("64", "max", 0, False),
+    ],
+)
+def test_no_room_for_another_process(tmp_path: Path, count: str, limit: str, refused: int, lacking: bool) -> None:
+    box = tmp_path / "box-1"
+    box.mkdir()
+    (box / RECORD).write_text(f"{box}\n")
+    (box / "pids.current").write_text(f"{count}\n")
+    (box / "pids.max").write_text(f"{limit}\n")
+    (box / "pids.events").write_text(f"max {refused}\n")
+    assert ("limit of 64 processes" in lack_of_processes(box)) == lacking
+
+
+def test_groups_of_another_name_are_not_touched(tmp_path: Path) -> None:
+    other = tmp_path / "sys" / "not-of-the-box"
+    other.mkdir(parents=True)
+    directory = tmp_path / "box-1"
+    directory.mkdir()
+    (directory / RECORD).write_text(f"{other}\n")
+    assert groups_of_box(directory) == []
+    assert remove_groups(directory)
+    assert other.exists()

@@ -1,0 +1,105 @@
+"""`python -m ares_exp.containers clean` where there is no Docker engine; `tests/docker` has it with one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+NO_ENGINE = "Docker was left out. No Docker engine answers at unix:///no/such.sock: "
+
+Clean = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Clean:
+    """Runs the command with `tmp_path` as the directory for temporary files."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ares_exp.containers", *arguments],
+            env={**os.environ, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_nothing_is_left(clean: Clean) -> None:
+    done = clean("clean")
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(NO_ENGINE)
+    assert rest == ["Nothing of dead runs is left."]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no local boxes elsewhere")
+def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
+    stale, held = tmp_path / "ares_exp-box-123-abc", tmp_path / "ares_exp-box-456-def"
+    for directory in (stale, held, tmp_path / "mine"):
+        directory.mkdir()
+        (directory / "file").write_text("x")
+    lock = os.open(held, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shown = clean("clean", "--dry-run")
+        line = f"box directory  {stale}  of process 123, made "
+        alone = "left alone: 1 of process 456, which lives, or cannot be known from here to be dead"
+        assert shown.stdout.splitlines()[1].startswith(line)
+        assert shown.stdout.splitlines()[2:] == [alone, "1 thing would be removed."]
+        assert stale.exists()
+        done = clean("clean")
+        assert done.stdout.splitlines()[1].startswith(line)
+        assert done.stdout.splitlines()[2:] == [alone, "1 thing removed."]
+        assert {path.name for path in tmp_path.iterdir()} == {held.name, "mine"}
+    finally:
+        os.close(lock)
+    assert clean("clean").stdout.splitlines()[2:] == ["1 thing removed."]
+    assert clean("clean").stdout.splitlines()[1:] == ["Nothing of dead runs is left."]
+
+
+def test_build_locks(clean: Clean, tmp_path: Path) -> None:
+    directory = tmp_path / f"ares_exp-locks-{os.geteuid()}"
+    directory.mkdir(mode=0o700)
+    for name in ("free", "held"):
+        (directory / name).touch()
+    with (directory / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "1 thing removed.\n" in clean("clean").stdout
+        assert [path.name for path in directory.iterdir()] == ["held"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0 or sys.platform != "linux", reason="root may remove everything")
+def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
+    (tmp_path / "ares_exp-box-123-abc" / "closed").mkdir(parents=True)
+    (tmp_path / "ares_exp-box-123-abc" / "closed" / "file").touch()
+    (tmp_path / "ares_exp-box-123-abc" / "closed").chmod(0o500)
+    try:
+        done = clean("clean")
+        assert done.returncode == 1
+        assert done.stdout.splitlines()[-1] == "0 of 1 thing removed."
+    finally:
+        (tmp_path / "ares_exp-box-123-abc" / "closed").chmod(0o700)
+
+
+def test_help(clean: Clean) -> None:
+    done = clean("clean", "--help")
+    assert done.returncode == 0
+    for words in ("--dry-run", "--images", "is not\ntouched", "Exit codes: 0 "):
+        assert " ".join(words.split()) in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [[], ["tidy"], ["clean", "--force"], ["clean", "all"]])
+def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
+    done = clean(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m ares_exp.containers")
+    assert "Traceback" not in done.stderr

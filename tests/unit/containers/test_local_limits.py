@@ -1,0 +1,248 @@
+"""The limits of a local box, measured in the box and in its cgroups; where it may have none, that it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec, ExecResult
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.cgroup import groups_of_box, oom_kills
+from ares_exp.containers.local.cgroup_place import Controller, usable_places
+from ares_exp.containers.local.container import LocalContainer
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
+from tests.unit.containers.local_sandbox import box, needs_local
+
+pytestmark = needs_local
+
+PIDS = 64
+DEADLINE_SEC = 20.0
+
+
+def limited_by(*controllers: Controller) -> pytest.MarkDecorator:
+    missing = set(controllers) - set(usable_places())
+    return pytest.mark.skipif(bool(missing), reason=f"this user may make no {' or '.join(missing)} cgroups here")
+
+
+def small(pids_limit: int = PIDS, **spec: object) -> LocalContainer:
+    return LocalContainerFactory(pids_limit=pids_limit)(ContainerSpec(name="small", **spec))  # type: ignore[arg-type]
+
+
+def groups(container: LocalContainer) -> list[Path]:
+    assert container._directory is not None
+    return groups_of_box(container._directory.path)
+
+
+def setting(container: LocalContainer, *names: str) -> str:
+    """What stands in the file that one version of the interface calls so, the other so."""
+    return next((group / name).read_text() for group in groups(container) for name in names if (group / name).exists())
+
+
+async def run(container: LocalContainer, command: str) -> ExecResult:
+    return await container.exec(command, timeout_sec=DEADLINE_SEC)
+
+
+async def until_dead(container: LocalContainer, command: str) -> None:
+    """Runs a command again and again, to the error."""
+    deadline = time.monotonic() + DEADLINE_SEC
+    while time.monotonic() < deadline:
+        try:
+            await run(container, command)
+        except ContainerDiedError:
+            raise
+        except ContainerError as error:  # alive, and no shell had room
+            assert "its memory, which holds its files too, was used up" in str(error)  # noqa: PT017
+
+
+def test_warnings_name_exactly_what_is_not_enforced() -> None:
+    spec = ContainerSpec(name="t", cpus=2, memory_mb=512, storage_mb=100)
+    warnings = LocalContainerFactory().check(spec)
+    needed = {"cpus=2": "cpu", "memory_mb=512": "memory", "storage_mb=100": "no controller for it"}
+    expected = [limit for limit, controller in needed.items() if controller not in usable_places()]
+    assert [warning.split(":")[0] for warning in warnings] == expected
+    assert LocalContainerFactory().check(ContainerSpec(name="t")) == []
+
+
+def test_who_may_make_no_groups_makes_none() -> None:
+    written = [place for place in usable_places().values() if not os.access(place.directory, os.W_OK)]
+    assert written == []
+
+
+async def test_no_limits_no_groups_and_the_box_works_all_the_same() -> None:
+    async with LocalContainer(ContainerSpec(name="free"), share_network=False) as container:
+        assert groups(container) == []
+        assert (await run(container, "echo on")).output == "on\n"
+
+
+@limited_by("memory")
+@pytest.mark.parametrize(
+    "greedy", ["tail /dev/zero", "python3 -c 'x = bytearray(200 << 20)'", "head -c 200M /dev/zero | sort >/dev/null"]
+)
+async def test_a_command_that_wants_too_much_memory_is_killed(greedy: str) -> None:
+    async with small(memory_mb=64) as container:
+        assert container._directory is not None
+        assert (await run(container, f"set -o pipefail; {greedy}")).exit_code == 137
+        assert oom_kills(container._directory.path) > 0
+        assert (await run(container, "echo on")).output == "on\n"
+
+
+@limited_by("memory")
+async def test_what_fits_is_left_alone() -> None:
+    async with small(memory_mb=64) as container:
+        assert (await run(container, "head -c 30M /dev/zero >/tmp/x && stat -c %s /tmp/x")).output == "31457280\n"
+        assert container._directory is not None
+        assert oom_kills(container._directory.path) == 0
+
+
+@limited_by("memory")
+async def test_files_count_as_memory() -> None:
+    async with small(memory_mb=64) as container:
+        written = await run(container, "exec dd if=/dev/zero of=/tmp/x bs=1M count=200")
+        assert written.exit_code not in (0, None)
+        used = int(setting(container, "memory.usage_in_bytes", "memory.current"))
+        assert 32 * 2**20 < used <= 64 * 2**20
+
+
+@limited_by("memory")
+async def test_a_box_that_dies_of_its_memory_says_so() -> None:
+    async with small(memory_mb=16) as container:
+        with pytest.raises(ContainerDiedError, match="its memory, which holds its files too, was used up"):
+            await until_dead(container, "head -c 60M /dev/zero >/tmp/$RANDOM")  # takes what the last one's death freed
+
+
+@limited_by("memory")
+async def test_too_little_memory_to_start() -> None:
+    with pytest.raises(ContainerStartError, match="memory"):
+        await small(memory_mb=1).start()
+
+
+@limited_by("cpu")
+async def test_processor_time_is_rationed() -> None:
+    async with small(cpus=0.25) as container:
+        assert setting(container, "cpu.cfs_quota_us", "cpu.max").split()[0] == "25000"
+        await run(container, "timeout 0.5 sh -c 'while :; do :; done'")
+        stat = dict(line.split() for line in setting(container, "cpu.stat").splitlines())
+    assert int(stat["nr_throttled"]) > 0
+
+
+@limited_by("pids")
+async def test_a_fork_bomb_stays_inside() -> None:
+    script = """
+import os, signal
+children = []
+try:
+    while child := os.fork():
+        children.append(child)
+    signal.pause()
+except OSError as error:
+    print(len(children), error.strerror, flush=True)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+    async with small() as container:
+        result = await run(container, f"python3 - <<'EOF'\n{script}\nEOF")
+        children, _, reason = result.output.partition(" ")
+        assert reason == "Resource temporarily unavailable\n"
+        assert 10 < int(children) < PIDS
+        assert (await run(container, "ls -d /usr")).output == "/usr\n"
+
+
+@limited_by("pids")
+async def test_the_time_limit_kills_what_took_all_processes() -> None:
+    async with small() as container:
+        filled = await container.exec("while :; do sleep 600 & done", timeout_sec=2)
+        assert filled.timed_out
+        assert "Resource temporarily unavailable" in filled.output
+        following = await run(container, "cat /proc/[0-9]*/stat | grep -c '(sleep) [^Z]'; echo next")
+        assert following.output.endswith("0\nnext\n")
+
+
+@limited_by("pids")
+async def test_commands_beside_what_takes_all_processes() -> None:
+    async with small() as container:
+        await run(container, "(setsid bash -c 'while :; do sleep 600 & done' >/dev/null 2>&1 &)")
+        async with asyncio.timeout(60):
+            beside = [container.exec("(true); echo on", timeout_sec=3) for _ in range(4)]
+            results = await asyncio.gather(*beside, return_exceptions=True)
+        for result in results:
+            assert isinstance(result, (ExecResult, ContainerError)), result
+        async with asyncio.timeout(60):
+            while not await frees(container):
+                pass
+        async with asyncio.timeout(DEADLINE_SEC):  # the room that new shells were given is taken back
+            while setting(container, "pids.max") != f"{PIDS}\n":  # noqa: ASYNC110 (a timer does it)
+                await asyncio.sleep(0.02)
+
+
+async def frees(container: LocalContainer) -> bool:
+    """Whether all else in the box could be killed, and a command runs again."""
+    with contextlib.suppress(ContainerError):
+        await container.exec("kill -9 -1", timeout_sec=3)
+        return (await container.exec("echo next", timeout_sec=3)).output.endswith("next\n")
+    return False
+
+
+@limited_by("pids")
+async def test_the_default_bounds_processes_as_docker_does() -> None:
+    async with box() as container:
+        assert setting(container, "pids.max") == "4096\n"
+
+
+@limited_by("pids", "memory", "cpu")
+async def test_the_box_neither_sees_nor_changes_its_groups() -> None:
+    async with small(memory_mb=64, cpus=1) as container:
+        own = {line.split(":")[2] for line in (await run(container, "cat /proc/self/cgroup")).output.splitlines()}
+        assert own == {"/"}
+        assert container._directory is not None
+        name = container._directory.path.name
+        seen = await run(container, "cat /proc/*/cgroup /proc/*/environ; ls -R /sys")
+        assert name not in seen.output
+        before = [path.read_text() for group in groups(container) for path in sorted(group.glob("*.max"))]
+        for path in (f"{group}/{file}" for group in groups(container) for file in ("cgroup.procs", "pids.max")):
+            assert (await run(container, f"echo max >{path}")).exit_code != 0
+        assert (await run(container, "mount -t cgroup -o pids cg /mnt")).exit_code != 0
+        assert before == [path.read_text() for group in groups(container) for path in sorted(group.glob("*.max"))]
+
+
+@limited_by("pids", "memory", "cpu")
+async def test_groups_are_named_like_the_directory_and_go_with_the_box() -> None:
+    async with small(memory_mb=64, cpus=1) as container:
+        made = groups(container)
+        assert container._directory is not None
+        assert {group.name for group in made} == {container._directory.path.name}
+        assert len(made) == len({place.directory for place in usable_places().values()})
+        await container.exec("(setsid sleep 300 &)")
+        assert all(len((group / "cgroup.procs").read_text().split()) > 2 for group in made)
+    assert [group for group in made if group.exists()] == []
+
+
+@limited_by("pids")
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.006, 0.010, 0.015, 0.030])
+async def test_cancelled_starts_leave_no_groups(delay: float) -> None:
+    place = usable_places()["pids"].directory
+    before = set(place.glob(f"*{os.getpid()}*"))
+    container = small()
+    task = asyncio.create_task(container.start())
+    await asyncio.sleep(delay)
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():  # it was quicker
+        await container.stop()
+    assert set(place.glob(f"*{os.getpid()}*")) == before
+
+
+async def test_a_box_whose_first_process_was_killed_says_so() -> None:
+    async with box() as container:
+        assert container._box is not None
+        bwrap = container._box._process.pid
+        first = int(Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text())
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(ContainerDiedError, match="test has ended: it was killed by signal 9"):
+            await until_dead(container, "true")

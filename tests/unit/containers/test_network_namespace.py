@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.network_namespace import listen_inside, obstacle
+from tests.unit.containers.local_sandbox import as_ordinary_user
+
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
+
+
+def test_a_socket_inside_is_not_outside() -> None:
+    other = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=-1, stdout=-1)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        in_every_mountinfo = "/proc"
+        with listen_inside(other.pid, in_every_mountinfo, ("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            assert f"0100007F:{port:04X} 00000000:0000 0A" in Path(f"/proc/{other.pid}/net/tcp").read_text()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=5)
+            with socket.create_server(("127.0.0.1", 0)) as ours:  # and this thread has stayed where it was
+                socket.create_connection(ours.getsockname(), timeout=5).close()
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_process_that_is_not_the_container() -> None:
+    with pytest.raises(ProcessLookupError, match="its engine runs elsewhere"):
+        listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))
+    with pytest.raises(FileNotFoundError):
+        listen_inside(2**22 + 1, "f" * 64, ("127.0.0.1", 0))
+
+
+def test_an_ordinary_user_is_told_why_not() -> None:
+    code = "from ares_exp.containers.network_namespace import obstacle; print(obstacle())"
+    done = as_ordinary_user("-c", code)
+    assert done.stdout.strip() == (
+        "this process may not enter the network of a container (Operation not permitted), as root may"
+    ), done.stderr
