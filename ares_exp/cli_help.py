@@ -40,7 +40,7 @@ Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the c
 def render_help(argv: Sequence[str]) -> str:
     """The help text; options of a `--config-dir` in `argv` are listed too."""
     folders = [conf_dir(), *_config_dirs(argv)]
-    lines = [HEADER, "Groups (group=option; the arguments of an option: --cfg job -p GROUP):"]
+    lines = [HEADER, f"Groups (group=option; the arguments of an option: {conf_dir()}/GROUP/OPTION.yaml):"]
     for group in (*GROUPS, "experiment"):
         lines += _render_group(group, folders)
     lines += ["", "Keys (key=value):"]

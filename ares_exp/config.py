@@ -148,7 +148,8 @@ def _explain(group: str, cause: BaseException) -> str:
     for item in cause.errors(include_url=False):
         key = ".".join([group, *map(str, item["loc"])])
         shown = scrub({key: item["input"]})[key]
-        problems.append(f"`{key}`: {item['msg']} (got {shown!r:.80})")
+        message = item["msg"].removeprefix("Value error, ")
+        problems.append(f"`{key}`: {message}" + ("" if "got " in message else f" (got {shown!r:.80})"))
     return f"{'; '.join(problems)}. `python -m ares_exp --cfg job -p {group}` shows what is in force."
 
 

@@ -125,7 +125,10 @@ def _why(result: EpisodeResult) -> str:
     if result.error is None:
         return result.outcome.value
     text = " ".join(result.error.message.split())
-    return f"{result.outcome.value}: {result.error.type}: {text if len(text) <= 200 else text[:199] + '...'}"
+    if text == result.error.type:
+        return f"{result.outcome.value}: {text}"
+    shown = text if len(text) <= 240 else f"{text[:100]} ... {text[-140:]}"
+    return f"{result.outcome.value}: {result.error.type}: {shown}"
 
 
 def _draw(table: Table, stream: TextIO) -> str:

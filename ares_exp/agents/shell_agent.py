@@ -152,7 +152,10 @@ class ShellAgent:
         blocks = bash_blocks(reply)
         if len(blocks) != 1:
             return self._templates.format_error.render(blocks=len(blocks))
-        result = await self._container.exec(blocks[0], timeout_sec=self._command_timeout_sec)
+        try:
+            result = await self._container.exec(blocks[0], timeout_sec=self._command_timeout_sec)
+        except ValueError as error:  # a NUL, say: no shell can be given that
+            result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
         if result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
             return None
         return self._observe(result)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -174,7 +176,25 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     path = target / member.name
     if path.is_symlink() or (path.exists() and not (path.is_dir() and member.isdir())):
         _remove(path)
-    archive.extract(member, target, filter="data")
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if member.islnk():
+        path.hardlink_to(target / member.linkname)
+        return
+    content = archive.extractfile(member)
+    assert content is not None, "only links and special files have none"
+    with content, path.open("xb") as file:
+        shutil.copyfileobj(content, file)
+    path.chmod(_safe_mode(member.mode))
+    with suppress(OverflowError, ValueError):  # a time that this machine cannot express
+        os.utime(path, (member.mtime, member.mtime))
+
+
+def _safe_mode(mode: int) -> int:
+    """The mode of an unpacked file: readable and writable for its owner, writable for nobody else, never setuid."""
+    return (mode if mode & 0o100 else mode & ~0o111) & 0o755 | 0o600
 
 
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:

@@ -137,7 +137,8 @@ class Container(Protocol):
 
         Raises:
             ContainerDiedError: The box ended or no longer answers.
-            ValueError: `command`, `cwd` or `env` holds a NUL, or a variable's name is not an identifier.
+            ValueError: `command`, `cwd` or `env` holds a NUL or a lone surrogate, or a variable's name is not an
+                identifier.
         """
         ...
 

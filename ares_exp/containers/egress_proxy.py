@@ -26,7 +26,7 @@ from ares_exp.containers.egress_request import MAX_HEAD_BYTES, ProxyRequest, Ref
 from ares_exp.containers.network_policy import IPAddress, NetworkPolicy
 
 MAX_CONNECTIONS = 64
-"""Of one container, at a time."""
+"""Of one container, at a time. More get an error, and twice as many not even that."""
 
 HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
@@ -138,6 +138,9 @@ class EgressProxy:
             await asyncio.wait(self._connections, timeout=_DROP_SEC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= 2 * MAX_CONNECTIONS:  # each costs this process a descriptor
+            writer.transport.abort()
+            return
         connection = asyncio.current_task()
         assert connection is not None
         self._connections.add(connection)

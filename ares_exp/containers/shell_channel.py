@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ares_exp.containers.container import Shell, User
 from ares_exp.containers.shell_output import BoundedOutput, MarkParser
-from ares_exp.containers.shell_script import BoxShell, parse_hello, server
+from ares_exp.containers.shell_script import BoxShell, parse_hello, parse_number, server
 
 _MAX_COMPLAINT = 500
 # How long after its answer a channel is ready again. Longer: a background process holds it.
@@ -131,6 +131,7 @@ class Channel:
             output: Where its output goes.
         """
         self.ready = asyncio.get_running_loop().create_future()
+        self.settling_until = 0.0
         self.run = ScriptRun(output)
         return self.run
 
@@ -167,8 +168,8 @@ class Channel:
                         self._note(word, rest)
                     if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
                         await self._stream.write(f"{self._key}\n".encode())
-        except OSError:
-            pass  # the same as the end of the stream
+        except (OSError, ValueError):
+            pass  # the same as the end of the stream; a mark that is none: something in the box knows the key
 
     def _take_in(self, output: bytes) -> None:
         if self.run is None:  # before the first script: the engine's words when it could not start the shell
@@ -177,6 +178,7 @@ class Channel:
             self.run.output.add(output)
 
     def _note(self, word: str, rest: str) -> None:
+        """Raises: ValueError: It is no mark of a server or a script."""
         run = self.run
         if word == "hello":
             self.box = parse_hello(rest)
@@ -187,13 +189,15 @@ class Channel:
             if not self.ready.done():
                 self.ready.set_result(None)
             self._on_change(self)
-        elif run is None:
-            return
         elif word == "start":
-            run.pid = int(rest)
+            if run is not None:
+                run.pid = parse_number(rest)
         elif word == "sink":
-            if not run.sink.done():
-                run.sink.set_result(int(rest))
+            if run is not None and not run.sink.done():
+                run.sink.set_result(parse_number(rest))
+        elif run is None or not run.begun:
+            self.close()  # the process that was to become the next script has ended before (`pkill bash`)
         else:
+            parse_number(word)
             self.settling_until = time.monotonic() + _SETTLE_SEC
             run.answer(word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _MARK = b"\x1e"
+_MAX_WORD_BYTES = 8192
 
 
 class MarkParser:
@@ -20,12 +21,18 @@ class MarkParser:
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields (output, mark that follows it) pairs; the mark is `None` when none has come yet."""
+        """Yields (output, mark that follows it) pairs; the mark is `None` when none has come yet.
+
+        Raises:
+            ValueError: A mark does not end, so it is none of ours.
+        """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
             word = start + len(self._prefix)
             end = data.find(_MARK, word)
             if end < 0:
+                if len(data) - word > _MAX_WORD_BYTES:
+                    raise ValueError("A mark does not end.")
                 self._carry = data[start:]
                 yield data[:start], None
                 return

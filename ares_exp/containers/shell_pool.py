@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import posixpath
 import secrets
 import time
@@ -47,20 +48,30 @@ Its working directory is the container's default one. It raises `ContainerDiedEr
 container is gone, and another `ContainerError` when this user cannot have a shell.
 """
 
+_logger = logging.getLogger(__name__)
 _Script = Callable[[str, BoxShell], str]
 
 
 class ShellPool:
     """Runs the commands of one container on persistent shells, as many at the same time as asked."""
 
-    def __init__(self, open_stream: OpenStream, *, workdir: str | None = None, shell: Shell = "bash -lc") -> None:
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        *,
+        workdir: str | None = None,
+        shell: Shell = "bash -lc",
+        root: User | None = None,
+    ) -> None:
         """Keeps what is needed to open shells; opens none yet.
 
         Args:
             open_stream: Opens one shell.
             workdir: Default directory of commands; `None` is where the shells start. Relative `cwd`s start there.
             shell: What reads commands that do not say.
+            root: The user who may end everybody's processes; `None` when that is the default one.
         """
+        self._root = root
         self._open_stream = open_stream
         self._workdir = workdir
         self._shell: Shell = shell
@@ -70,6 +81,18 @@ class ShellPool:
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
         self._kill_lock = asyncio.Lock()
         self._closed = False
+
+    async def open(self) -> None:
+        """Opens the default user's first two shells: one to run a command, one to end it.
+
+        Raises:
+            ContainerError: No shell can be had; `ContainerDiedError` when the container is gone.
+        """
+        opened = await asyncio.gather(self._open(None), self._open(None), return_exceptions=True)
+        for one in opened:
+            if isinstance(one, BaseException):
+                raise one
+            self._changed(one)
 
     async def exec(
         self,
@@ -141,7 +164,7 @@ class ShellPool:
         for _ in range(_MAX_IDLE + 2):
             channel = await self._take(user)
             run = channel.begin(output)
-            if len(self._channels[user]) == 1:
+            if not self._free[user] and not self._coming(user):
                 self._open_spare(user)
             try:
                 await _play(channel, run, script, _until(deadline, at_most=_BEGIN_SEC))
@@ -166,12 +189,15 @@ class ShellPool:
                 raise ContainerDiedError(_STOPPED)
             if free := self._free[user]:
                 return free.popleft()
-            now = time.monotonic()
-            coming = {one.ready: one.settling_until - now for one in self._channels[user] if one.settling_until > now}
-            if coming:
+            if coming := self._coming(user):
                 await asyncio.wait(coming, timeout=max(coming.values()), return_when=asyncio.FIRST_COMPLETED)
             else:
                 return await self._open(user)
+
+    def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
+        """What channels that have just answered will be ready by, and how many seconds that may take."""
+        now = time.monotonic()
+        return {one.ready: one.settling_until - now for one in self._channels[user] if one.settling_until > now}
 
     async def _open(self, user: User | None) -> Channel:
         """A new channel, ready and nobody else's."""
@@ -231,18 +257,19 @@ class ShellPool:
         Raises:
             ContainerDiedError: The container is gone.
         """
-        channel = await self._take(user)
-        run = channel.begin(errors)
-        try:
-            await channel.send(lambda key, _: sink_script(key=key))
-            await asyncio.wait({run.sink}, timeout=_BEGIN_SEC)
-        except BaseException:
+        for take in (self._take, self._open):  # the first may have died idle, or was stopped by a signal
+            channel = await take(user)
+            run = channel.begin(errors)
+            try:
+                await channel.send(lambda key, _: sink_script(key=key))
+                await asyncio.wait({run.sink}, timeout=_BEGIN_SEC)
+            except BaseException:
+                channel.close()
+                raise
+            if run.sink.done() and not run.sink.cancelled():
+                return channel, run
             channel.close()
-            raise
-        if not run.sink.done() or run.sink.cancelled():
-            channel.close()
-            raise ContainerDiedError("The container no longer answers: no stream for stderr could be had.")
-        return channel, run
+        raise ContainerDiedError("The container no longer answers: no stream for stderr could be had.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         """Collects what the command, which has ended, wrote to the sink."""
@@ -259,6 +286,8 @@ class ShellPool:
         if self._closed:
             return
         root = run.pid or channel.box.pid  # the latter has the script, and might still begin it
+        if not run.begun:
+            channel.close()  # else another command could be running in it by the time that it is killed
         try:
             async with asyncio.timeout(_END_SEC):
                 for _ in range(2):  # the first may come before the command's first process has its environment
@@ -278,22 +307,35 @@ class ShellPool:
 
     async def _kill(self, user: User | None, exec_id: str, root: int) -> None:
         """Kills the processes of a command, together with those of all others that wait to be killed now."""
-        waiting = self._doomed[user]
-        waiting.add((exec_id, root))
-        async with self._kill_lock:
-            doomed = frozenset(waiting)
-            waiting.clear()
-            if (exec_id, root) not in doomed:
-                return
-            exec_ids, pids = {one for one, _ in doomed}, {pid for _, pid in doomed if pid}
-            for take in (self._take, self._open):
-                channel = await take(user)
-                run = channel.begin(BoundedOutput(0))
-                await _play(channel, run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
-                if run.word:
+        waiting, own = self._doomed[user], (exec_id, root)
+        waiting.add(own)
+        try:
+            async with self._kill_lock:
+                if own not in waiting:  # somebody who came before has killed it as well
                     return
-                for one in (channel, *self._free[user]):  # it died idle, or was stopped by a signal: so were they
-                    one.close()
+                doomed = frozenset(waiting)
+                exec_ids, pids = {one for one, _ in doomed}, {pid for _, pid in doomed if pid}
+                word = await self._run_kill_script(user, exec_ids, pids)
+                if word not in ("", "0") and user != self._root:  # sudo has made some of them root's
+                    word = await self._run_kill_script(self._root, exec_ids, pids)
+                if word:
+                    waiting -= doomed
+                if word != "0":
+                    _logger.warning("Some processes of a command that was to end may still run in the container.")
+        finally:
+            waiting.discard(own)
+
+    async def _run_kill_script(self, user: User | None, exec_ids: set[str], pids: set[int]) -> str:
+        """Its exit code; empty when no shell answered."""
+        for take in (self._take, self._open):
+            channel = await take(user)
+            run = channel.begin(BoundedOutput(0))
+            await _play(channel, run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
+            if run.word:
+                return run.word
+            for one in (channel, *self._free[user]):  # it died idle, or was stopped by a signal: so were they
+                one.close()
+        return ""
 
 
 async def _play(channel: Channel, run: ScriptRun, script: _Script, seconds: float | None) -> None:

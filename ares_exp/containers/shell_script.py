@@ -20,6 +20,7 @@ EXEC_ID_VARIABLE = "ARES_EXEC"
 # One argument of exec() is limited to 128 KiB by the kernel; a longer command travels as a here-document.
 _MAX_ARGUMENT_BYTES = 100_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +67,35 @@ done
 def parse_hello(word: str) -> BoxShell:
     """Reads what follows `hello`."""
     pid, _, bash = word.partition("|")
-    return BoxShell(int(pid) if pid.isdecimal() else 0, bash)
+    return BoxShell(parse_number(pid) if pid else 0, bash)
+
+
+def parse_number(word: str) -> int:
+    """A process number or an exit code.
+
+    Raises:
+        ValueError: No number that a shell would print.
+    """
+    if not _NUMBER.fullmatch(word):
+        raise ValueError(f"Expected a small number, got {word[:40]!r}.")
+    return int(word)
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
     """Refuses what no shell can be given.
 
     Raises:
-        ValueError: A NUL in `command`, `cwd` or `env`, or a variable's name that is not an identifier.
+        ValueError: A NUL or a lone surrogate in `command`, `cwd` or `env`, or a variable's name that is not an
+            identifier.
     """
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
         if "\0" in text:
             raise ValueError(f"Expected {what} without NUL characters: a process cannot receive them.")
+        try:
+            text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            found = text[error.start]
+            raise ValueError(f"Expected {what} as text that can be encoded, got {found!r} in it.") from None
     for name in env:
         if not _NAME.fullmatch(name):
             raise ValueError(f"Expected an identifier as the name of an environment variable, got {name!r}.")
@@ -111,7 +129,7 @@ def command_script(
     lines = [] if stderr is None else [_redirect_stderr(stderr)]
     lines += [*_change_directory(cwd), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
     lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _become(command, key, box, shell, in_place=in_place)]
-    return _script(key, "\n".join(lines))
+    return _script(key, "; ".join(lines))  # one line: the command's own then counts from 1
 
 
 def sink_script(*, key: str) -> str:
@@ -143,7 +161,7 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 def _script(key: str, body: str) -> str:
     """One compound command, so that all of it has been read when it begins."""
-    return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-\n{body}\nexit; }}\n"
+    return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
 def _redirect_stderr(sink: int) -> str:
@@ -160,7 +178,7 @@ def _change_directory(cwd: str | None) -> list[str]:
 
 def _become(command: str, key: str, box: BoxShell, shell: Shell, *, in_place: bool) -> str:
     if in_place:
-        return f"exec </dev/null\neval {shlex.quote(command)}"
+        return f"exec </dev/null; eval {shlex.quote(command)}"
     program = "sh" if shell == "sh -c" or not box.bash else box.bash
     words = f"exec {shlex.quote(program)} {'-lc' if shell == 'bash -lc' else '-c'}"
     if len(command.encode("utf-8", "surrogateescape")) <= _MAX_ARGUMENT_BYTES:
@@ -179,7 +197,7 @@ _owned() {
 }
 _tree=' PIDS' _sessions=' PIDS' _round=0 _live=
 for _pid in $_tree; do kill -STOP "$_pid"; done
-while [ $_round -lt 100 ]; do
+while [ $_round -lt 50 ]; do
   _round=$((_round + 1)) _new= _live=
   for _dir in /proc/[0-9]*; do
     _pid=${_dir#/proc/}

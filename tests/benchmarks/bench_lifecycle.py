@@ -1,18 +1,16 @@
 """What the life of a Docker container costs: ours beside docker-py used the plain way.
 
-Run by hand, with an engine: `python tests/benchmarks/bench_lifecycle.py [IMAGE]`. The ways take turns, so that a noisy
-machine is noisy for all of them. Prints medians, the 90th percentile and the ratio to docker-py's.
+Run by hand, with an engine: `python -m tests.benchmarks.bench_lifecycle [IMAGE]`. The ways take turns, so that a noisy
+machine is noisy for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import statistics
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,27 +20,12 @@ import docker
 
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
+from tests.benchmarks.comparison import HEADER, latency, timed
 
 LIVES, GRACEFUL_STOPS, WARM, AT_ONCE, FILES, UPLOADS = 10, 2, 10, 32, 50, 3
 FOR_EVER, LOGIN = ["tail", "-f", "/dev/null"], ["bash", "-lc", "true"]
 
 Peer = Any  # docker-py's container
-Seen = dict[str, list[float]]
-
-
-async def timed(what: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
-    """Milliseconds and result."""
-    start = time.perf_counter()
-    result = await what()
-    return (time.perf_counter() - start) * 1000, result
-
-
-def table(title: str, seen: Seen, against: str) -> None:
-    print(f"\n{title}")
-    for name, values in seen.items():
-        median, p90 = statistics.median(values), sorted(values)[int(len(values) * 0.9)]
-        ratio = "" if name == against else f"{statistics.median(seen[against]) / median:8.1f}x"
-        print(f"  {name:58} {median:9.2f} ms (p90 {p90:.2f}, n={len(values)}) {ratio}")
 
 
 async def start_peer(client: docker.DockerClient, image: str) -> Peer:
@@ -63,15 +46,16 @@ async def start_ours(factory: DockerContainerFactory, spec: ContainerSpec) -> Co
 
 async def life(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
     """One container at a time."""
-    theirs, ours = "docker-py: run, exec_run bash -lc true", "ours: create, start, bash -lc true"
-    starts: Seen = {theirs: [], ours: []}
-    graceful, forced, stop = "docker-py: stop() and remove()", "docker-py: remove(force=True)", "ours: stop"
-    stops: Seen = {graceful: [], forced: [], stop: []}
+    starts: list[float] = []
+    peer_starts: list[float] = []
+    stops: list[float] = []
+    graceful: list[float] = []
+    forced: list[float] = []
     for turn in range(LIVES + 1):
         took_theirs, peer = await timed(lambda: start_peer(client, spec.docker_image or ""))
-        way = graceful if 0 < turn <= GRACEFUL_STOPS else forced
+        gracefully = 0 < turn <= GRACEFUL_STOPS
 
-        async def end_peer(peer: Peer = peer, gracefully: bool = way == graceful) -> None:
+        async def end_peer(peer: Peer = peer, gracefully: bool = gracefully) -> None:
             if gracefully:
                 await asyncio.to_thread(peer.stop)
             await asyncio.to_thread(peer.remove, force=True)
@@ -80,82 +64,71 @@ async def life(client: docker.DockerClient, factory: DockerContainerFactory, spe
         took_ours, box = await timed(lambda: start_ours(factory, spec))
         stopped_ours, _ = await timed(box.stop)
         if turn:  # the first warms up
-            starts[theirs].append(took_theirs)
-            starts[ours].append(took_ours)
-            stops[way].append(stopped_theirs)
-            stops[stop].append(stopped_ours)
-    table("start to the first command", starts, theirs)
-    table("stop", stops, graceful)
+            peer_starts.append(took_theirs)
+            starts.append(took_ours)
+            (graceful if gracefully else forced).append(stopped_theirs)
+            stops.append(stopped_ours)
+    latency("create, start and a first command", peer_starts, starts)
+    latency("stop / theirs `stop()` and `remove()`", graceful, stops)
+    latency("stop / theirs `remove(force=True)`", forced, stops)
 
 
 async def at_once(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
     """Many containers, asked for in the same moment."""
-    theirs, ours = f"docker-py, a thread each: {AT_ONCE} started", f"ours: {AT_ONCE} started"
-    each, total = {theirs: list[float](), ours: list[float]()}, {theirs: list[float](), ours: list[float]()}
-    ends: Seen = {"docker-py: remove(force=True), a thread each": [], "ours: stop": []}
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        asyncio.get_running_loop().set_default_executor(threads)
-        for _ in range(2):
-            for name, begin in (
-                (theirs, lambda: start_peer(client, spec.docker_image or "")),
-                (ours, lambda: start_ours(factory, spec)),
-            ):
+    theirs, ours = "theirs", "ours"
+    total: dict[str, list[float]] = {theirs: [], ours: []}
+    ends: dict[str, list[float]] = {theirs: [], ours: []}
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(AT_ONCE))
+    for _ in range(2):
+        for name, begin in (
+            (theirs, lambda: start_peer(client, spec.docker_image or "")),
+            (ours, lambda: start_ours(factory, spec)),
+        ):
 
-                async def all_of_them(begin: Callable[[], Awaitable[Any]] = begin) -> list[tuple[float, Any]]:
-                    return await asyncio.gather(*(timed(begin) for _ in range(AT_ONCE)))
+            async def all_of_them(begin: Callable[[], Awaitable[Any]] = begin) -> list[Any]:
+                return await asyncio.gather(*(begin() for _ in range(AT_ONCE)))
 
-                took, boxes = await timed(all_of_them)
-                total[name].append(took)
-                each[name] += [one for one, _ in boxes]
+            took, boxes = await timed(all_of_them)
+            total[name].append(took)
 
-                async def end_all(boxes: list[tuple[float, Any]] = boxes) -> None:
-                    for_peers = (asyncio.to_thread(box.remove, force=True) for _, box in boxes)
-                    await asyncio.gather(
-                        *(for_peers if hasattr(boxes[0][1], "attrs") else (b.stop() for _, b in boxes))
-                    )
+            async def end_all(boxes: list[Any] = boxes, is_peer: bool = name == theirs) -> None:
+                await asyncio.gather(
+                    *(asyncio.to_thread(box.remove, force=True) if is_peer else box.stop() for box in boxes)
+                )
 
-                ended, _ = await timed(end_all)
-                ends["ours: stop" if name == ours else "docker-py: remove(force=True), a thread each"].append(ended)
-    table(f"{AT_ONCE} at once: until the last has run a command", total, theirs)
-    table(f"{AT_ONCE} at once: one container's wait for its first command", each, theirs)
-    table(f"{AT_ONCE} at once: until the last is gone", ends, "docker-py: remove(force=True), a thread each")
+            ended, _ = await timed(end_all)
+            ends[name].append(ended)
+    latency(f"{AT_ONCE} at once, until the last has run a command", total[theirs], total[ours])
+    latency(f"{AT_ONCE} at once, until the last is gone / theirs `remove(force=True)`", ends[theirs], ends[ours])
 
 
 async def warm(client: docker.DockerClient, spec: ContainerSpec) -> None:
     """Containers that were started ahead."""
     factory = DockerContainerFactory(warm=2)
-    theirs, whole, bare = (
-        "docker-py: run, exec_run bash -lc true",
-        "ours, warm: start, bash -lc true",
-        "ours, warm: start",
-    )
-    seen: Seen = {theirs: [], whole: [], bare: []}
+    theirs: list[float] = []
+    ours: list[float] = []
     first = await start_ours(factory, spec)
     for _ in range(WARM):
         took, peer = await timed(lambda: start_peer(client, spec.docker_image or ""))
         await asyncio.to_thread(peer.remove, force=True)
-        seen[theirs].append(took)
+        theirs.append(took)
         assert factory._pool is not None
         while not factory._pool.ready:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         box = factory(spec)
         started, _ = await timed(box.start)
         command, _ = await timed(lambda box=box: box.exec("true"))  # type: ignore[misc]
-        seen[bare].append(started)
-        seen[whole].append(started + command)
+        ours.append(started + command)
         await box.stop()
     await first.stop()
     await factory.close()
-    table("warm start (container.warm=2, one waiting)", seen, theirs)
+    latency("the same with `container.warm=2`, one waiting", theirs, ours)
 
 
 async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, spec: ContainerSpec) -> None:
     """A directory of small files."""
-    a_file_each, one_archive = (
-        f"docker-py: mkdir and put_archive for each of {FILES} files",
-        "ours: upload, one archive",
-    )
-    seen: Seen = {a_file_each: [], one_archive: []}
+    a_file_each: list[float] = []
+    one_archive: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
         for n in range(FILES):
             path = Path(directory) / f"d{n % 5}" / f"f{n}"
@@ -175,11 +148,11 @@ async def uploads(client: docker.DockerClient, factory: DockerContainerFactory, 
 
             for n in range(UPLOADS):
                 took, _ = await timed(lambda n=n: asyncio.to_thread(one_by_one, f"/a{n}"))  # type: ignore[misc]
-                seen[a_file_each].append(took)
+                a_file_each.append(took)
                 for m in range(5):
                     took, _ = await timed(lambda n=n, m=m: box.upload(directory, f"/b{n}{m}"))  # type: ignore[misc]
-                    seen[one_archive].append(took)
-    table(f"upload of {FILES} small files", seen, a_file_each)
+                    one_archive.append(took)
+    latency(f"upload of {FILES} small files / theirs `mkdir` and `put_archive` for each", a_file_each, one_archive)
 
 
 async def main(image: str) -> None:
@@ -194,4 +167,5 @@ async def main(image: str) -> None:
 
 
 if __name__ == "__main__":
+    print(HEADER)
     asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "debian:bookworm-slim"))

@@ -101,7 +101,8 @@ async def test_the_engine_reads_what_asks_for_a_frontend_of_docker(context: Path
 async def test_a_build_that_fails_names_the_instruction(context: Path) -> None:
     spec = built(
         context,
-        "COPY --chmod=755 . /c\nRUN echo before\nRUN echo about to fail; printf '\\033[31mred\\n'; exit 42\n"
+        "COPY --chmod=755 . /c\nRUN echo before\nRUN echo about to fail; "
+        "printf '\\033[31mred\\033[0m \\033[2J\\n'; exit 42\n"
         "RUN echo never\n",
     )
     with pytest.raises(ContainerStartError) as caught:

@@ -106,6 +106,17 @@ async def test_env_of_the_factory_gives_way_to_the_task() -> None:
         ).output == "task factory\nA=task\n"
 
 
+async def test_what_sudo_made_root_s_is_killed_too(context: Path) -> None:
+    spec = built(context, "RUN cp /usr/bin/perl /bin/as-root && chmod 4755 /bin/as-root\nUSER nobody\n")
+    sleeper = "as-root -e '$< = 0; $> = 0; print qq(uid $<\\n); $| = 1; print qq(up\\n); sleep 4323'"
+    async with DockerContainerFactory()(spec) as box:
+        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=1.0)
+        assert late.timed_out
+        assert late.output.count("uid 0\n") == 2
+        left = await box.exec("cat /proc/[0-9]*/stat | grep -c '(as-root) [^ZX]'", user="root", shell="sh -c")
+        assert left.output.split()[-1] == "0"
+
+
 async def test_plain_shell_keeps_the_path_of_the_image(context: Path) -> None:
     spec = built(context, "ENV PATH=/opt/mine:$PATH\n")
     async with DockerContainerFactory(shell="bash -c")(spec) as box:
@@ -143,7 +154,10 @@ def test_check(tmp_path: Path) -> None:
     ("host", "message"),
     [
         ("unix:///no/such.sock", "No Docker engine answers at unix:///no/such.sock"),
-        ("tcp://127.0.0.1:1", "No Docker engine answers at tcp://127.0.0.1:1"),
+        (
+            "tcp://127.0.0.1:1",
+            r"No Docker engine answers at tcp://127.0.0.1:1: \[Errno \d+\] Connection refused\. Start",
+        ),
         ("ssh://somewhere", "Expected DOCKER_HOST to be"),
     ],
 )

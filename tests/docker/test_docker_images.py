@@ -195,7 +195,9 @@ async def test_an_image_that_another_container_takes_along(context: Path, engine
 
 
 async def test_a_build_that_fails_names_the_instruction(context: Path) -> None:
-    spec = built(context, "RUN echo about to fail; printf '\\033[31mred\\n'; exit 42\nRUN echo never\n")
+    spec = built(
+        context, "RUN echo about to fail; printf '\\033[31mred\\033[0m \\033[2J\\n' >&2; exit 42\nRUN echo never\n"
+    )
     with pytest.raises(ContainerStartError) as caught:
         await DockerContainerFactory()(spec).start()
     assert_tells_the_failure(str(caught.value))
@@ -203,7 +205,7 @@ async def test_a_build_that_fails_names_the_instruction(context: Path) -> None:
 
 def assert_tells_the_failure(message: str) -> None:
     assert "Failing instruction: RUN echo about to fail" in message
-    assert message.splitlines()[-2:] == ["about to fail", "\N{REPLACEMENT CHARACTER}[31mred"]
+    assert message.splitlines()[-2:] == ["about to fail", "red \N{REPLACEMENT CHARACTER}[2J"]
     assert "42" in message.splitlines()[0]
     assert "never" not in message
 

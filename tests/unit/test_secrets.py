@@ -66,6 +66,11 @@ def test_values_of_secret_environment_variables_are_masked_wherever_they_turn_up
     assert scrub_argv(["note=sk-0123456789"]) == ["note=***"]
 
 
+def test_the_working_directory_of_the_shell_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/home/me/experiments")
+    assert scrub({"path": "/home/me/experiments/tasks"}) == {"path": "/home/me/experiments/tasks"}
+
+
 def test_the_user_part_of_a_url_is_masked() -> None:
     assert scrub({"base_url": "https://me:pw@example.org/v1"}) == {"base_url": "https://***@example.org/v1"}
     assert scrub({"url": "https://example.org/@me", "mail": "me@example.org"}) == {

@@ -113,9 +113,17 @@ def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
 
 
-def test_a_long_error_is_cut(tmp_path: Path) -> None:
-    text = _render(RunSummary(1, (_result("a", None, message="x" * 5000),)), tmp_path)
+def test_a_long_error_is_cut_in_its_middle(tmp_path: Path) -> None:
+    message = f"It failed: {'x' * 5000} and this was said last"
+    text = _render(RunSummary(1, (_result("a", None, message=message),)), tmp_path)
     assert max(map(len, text.splitlines())) < 300
+    assert "AgentError: It failed: xxx" in text
+    assert text.rstrip().endswith("xxx and this was said last")
+
+
+def test_an_error_without_words_is_named_once(tmp_path: Path) -> None:
+    text = _render(RunSummary(1, (_result("a", None, message="AgentError"),)), tmp_path)
+    assert text.rstrip().endswith("a (attempt 0): agent_error: AgentError")
 
 
 def test_many_tasks_are_cut_with_a_note(tmp_path: Path) -> None:

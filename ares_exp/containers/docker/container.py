@@ -90,8 +90,10 @@ class DockerContainer:
                     "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
                 ) from error
             if isinstance(error, (*engine_errors(), PreflightError, UnsupportedTaskError)):
+                why = reason(error)
+                needs = " The image has to have a `sh`." if 'exec: "sh"' in why else ""
                 raise ContainerStartError(
-                    f"The container of {self._spec.name} could not be started: {reason(error)}."
+                    f"The container of {self._spec.name} could not be started: {why}.{needs}"
                 ) from error
             raise
 
@@ -106,9 +108,10 @@ class DockerContainer:
             self._first_process = await self._create_and_start(engine)
         await self._network.start(engine, self.container_name)
         self._death = DeathWatch(engine, self.container_name, self._first_process)
-        self._channels = ShellPool(self._open_shell, workdir=spec.workdir, shell=self._options.shell)
+        root = None if self._default_user in ("root", "0") else "root"
+        self._channels = ShellPool(self._open_shell, workdir=spec.workdir, shell=self._options.shell, root=root)
         try:
-            await self.exec(":", cwd="/")
+            await self._open_shells(self._channels)
         except ContainerError as error:
             raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
 
@@ -167,6 +170,13 @@ class DockerContainer:
         options["env"] = {**self._network.env, **(options.get("env") or {})}
         try:
             return await self._channels.exec(command, **options)
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
+
+    async def _open_shells(self, channels: ShellPool) -> None:
+        try:
+            await channels.open()
         except ContainerError as error:
             await self._raise_if_dead(error)
             raise

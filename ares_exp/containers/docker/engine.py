@@ -186,16 +186,34 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
             "`ssh -L /tmp/docker.sock:/var/run/docker.sock host`, and set DOCKER_HOST=unix:///tmp/docker.sock."
         )
     try:
-        if host.startswith("unix:"):  # docker-py leaks a socket when it cannot connect
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(urlsplit(host).path)
+        _probe(host)
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
         return Engine(host, api, capabilities_of(api.info()))
+    except PermissionError as error:
+        raise PreflightError(
+            f"This user may not use the Docker engine's socket {host}: {error.strerror}. Have yourself added to the "
+            "group that owns it (`sudo usermod -aG docker $USER`, then log in again), set DOCKER_HOST to an engine of "
+            "your own, or use container=local."
+        ) from error
     except engine_errors() as error:
         raise PreflightError(
             f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that "
             "you may use its socket (`docker version`), set DOCKER_HOST to another one, or use container=local."
         ) from error
+
+
+def _probe(host: str) -> None:
+    """Connects and hangs up: docker-py wraps what goes wrong in a paragraph, and leaks a socket.
+
+    Raises:
+        OSError: Nobody listens there, or not to this user.
+    """
+    url = urlsplit(host)
+    if url.scheme == "unix":
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(url.path)
+    else:
+        socket.create_connection((url.hostname or "", url.port or 2375), timeout=INQUIRY_TIMEOUT_SEC).close()
 
 
 def _address(docker_host: str) -> tuple[str, bool]:
@@ -206,6 +224,12 @@ def _address(docker_host: str) -> tuple[str, bool]:
     if docker_host:
         return docker_host, secured
     found: dict[str, Any] = ContextAPI.kwargs_from_context()
+    name = os.environ.get("DOCKER_CONTEXT", "")
+    if not found and name not in ("", "default"):
+        raise PreflightError(
+            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which there is none of. Choose one that "
+            "`docker context ls` lists, or unset it."
+        )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")
     return host, "tls" in found
 

@@ -25,7 +25,7 @@ from ares_exp.containers.docker.limits import unenforced
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.warm_pool import MAX_WARM, WarmPool
-from ares_exp.errors import PreflightError, TaskError, UnsupportedTaskError
+from ares_exp.errors import ContainerStartError, PreflightError, TaskError, UnsupportedTaskError
 from ares_exp.secrets import is_sensitive, protect
 
 
@@ -142,7 +142,10 @@ async def _kind_of(spec: ContainerSpec) -> Hashable:
     """All that a container is made from, so that two of the same kind differ in nothing but their task's name."""
     image, context = spec.docker_image, spec.context_dir
     if image is None and context is not None:
-        image = await asyncio.to_thread(image_tag, "", context)
+        try:
+            image = await asyncio.to_thread(image_tag, "", context)
+        except OSError as error:
+            raise ContainerStartError(f"The container of {spec.name} could not be started: {error}.") from error
     apart = {"name", "start_timeout_sec", "docker_image", "context_dir", "env"}
     rest = (getattr(spec, field.name) for field in fields(spec) if field.name not in apart)
     return (image, frozenset(spec.env.items()), *rest)

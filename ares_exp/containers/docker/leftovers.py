@@ -81,7 +81,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
     """
     ours = {"label": RUN}
     for found in api.containers(all=True, filters=ours):
-        name = found["Names"][0].lstrip("/")
+        name = (found["Names"] or [""])[0].lstrip("/")  # one that is being removed may have none any more
         if name.startswith(NAME_PREFIX):
             yield _leftover("container", name, found, _remove_container(api, found["Id"]))
     for found in api.networks(filters=ours):
@@ -95,7 +95,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
             yield Leftover(
                 kind="image",
                 name=tag,
-                whose=describe(builder) if builder else "nobody: kept for the next run",
+                whose=describe(builder) if builder else "no run: kept for the next",
                 is_stale=is_dead(builder) if builder else True,
                 created=_seconds(found["Created"]),
                 remove=_remove(api.remove_image, tag),
@@ -135,7 +135,7 @@ def _is_free(path: Path, *, remove: bool = False) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if remove:
+        if remove and os.fstat(descriptor).st_nlink:  # else the path is somebody else's new file by now
             path.unlink(missing_ok=True)
         return True
     except OSError:

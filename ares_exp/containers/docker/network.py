@@ -83,7 +83,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
             "under another network with container.network=no-network or container.network=public."
         )
     if "public" in modes and options.allowed_hosts:
-        return [f"container.allowed_hosts adds nothing to the public network of task {spec.name}"]
+        return ["container.allowed_hosts adds nothing to a public network"]
     return []
 
 

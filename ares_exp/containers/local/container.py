@@ -108,7 +108,8 @@ class LocalContainer:
             if isinstance(error, TimeoutError):
                 raise
             raise ContainerStartError(f"The local box of {self._spec.name} did not start: {error}.") from error
-        self._channels = ShellPool(self._open_shell, workdir=self._workdir)
+        root = None if self._user in ROOT_NAMES else "root"
+        self._channels = ShellPool(self._open_shell, workdir=self._workdir, root=root)
 
     def _prepare(self, directory: Path, env: Mapping[str, str]) -> list[str]:
         layer, channels = directory / "layer", directory / "channels"

@@ -71,7 +71,7 @@ class LocalContainerFactory:
         """What a local box cannot do for `spec`.
 
         Returns:
-            Warnings: limits that are not enforced.
+            Warnings: limits that are not enforced, hosts that cannot be reached.
 
         Raises:
             UnsupportedTaskError: Images, compose files, GPUs, Dockerfile instructions that mean nothing here, users
@@ -92,7 +92,10 @@ class LocalContainerFactory:
         dockerfile = read_task_dockerfile(spec)
         if dockerfile is not None and spec.context_dir is not None:
             check_sources(dockerfile, spec.context_dir)
-        return [f"{limit}: not enforced by container=local ({why})" for limit, why in _not_enforced(spec)]
+        warnings = [f"{limit}: not enforced by container=local ({why})" for limit, why in _not_enforced(spec)]
+        if any(policy.allowed_hosts for policy in spec.networks):
+            warnings.append(f"{spec.name}: container=local gives it no network, not even its allowed_hosts")
+        return warnings
 
 
 def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:

@@ -150,6 +150,19 @@ def test_files_in_the_way_are_replaced(tmp_path: Path, target: Path) -> None:
     )
 
 
+def test_modes_and_times(target: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, mode, time in (("run", 0o6777, 1_000_000_000.5), ("text", 0o022, 1e30)):
+            member = tarfile.TarInfo(name)
+            member.mode, member.mtime = mode, time  # type: ignore[assignment]  # PAX has fractions
+            archive.addfile(member)
+    stream.seek(0)
+    unpack_directory(stream, target)
+    assert (target / "run").stat().st_mtime == 1_000_000_000.5
+    assert [(target / name).stat().st_mode & 0o7777 for name in ("run", "text")] == [0o755, 0o600]
+
+
 def test_bounds(target: Path) -> None:
     with pytest.raises(TransferError, match="more than 10 bytes"):
         unpack_directory(tar(file("a", b"12345"), file("b", b"123456")), target, max_bytes=10)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ares_exp.containers import egress_proxy
 from ares_exp.containers.egress_proxy import MAX_CONNECTIONS, EgressProxy
 from ares_exp.containers.egress_request import MAX_HEAD_BYTES, RefusedError
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, IPAddress, NetworkPolicy
@@ -295,6 +296,15 @@ async def test_too_many_connections(dial: Dial, origin: tuple[Origin, str, int])
         while (said := await answer(dial, b"GET / HTTP/1.1\r\n\r\n", end=True)).startswith("HTTP/1.1 503 "):
             pass
     assert said.startswith("HTTP/1.1 400 ")
+
+
+async def test_a_flood_of_connections_gets_no_answers(monkeypatch: pytest.MonkeyPatch, dial: Dial) -> None:
+    monkeypatch.setattr(egress_proxy, "_LINGER_SEC", 600.0)
+    held = [await dial() for _ in range(2 * MAX_CONNECTIONS)]
+    for reader, _ in held[MAX_CONNECTIONS:]:
+        assert (await asyncio.wait_for(reader.readline(), BOUND_SEC)).startswith(b"HTTP/1.1 503 ")
+    reader, _ = await dial()
+    assert await hung_up(reader)
 
 
 async def test_an_idle_tunnel_ends(origin: tuple[Origin, str, int]) -> None:

@@ -78,6 +78,15 @@ async def test_a_reply_without_a_block_and_with_two_is_told_so(make_environment:
     assert "No such file" in after.observation.messages[-1]["content"]
 
 
+async def test_a_command_that_no_shell_can_be_given_is_told_so(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    told = await env.step(run("echo \0"))
+    assert "without NUL characters" in told.observation.messages[-1]["content"]
+    after = await env.step(run("echo on"))
+    assert "on" in after.observation.messages[-1]["content"]
+
+
 async def test_long_output_is_shown_head_and_tail(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
