@@ -196,7 +196,7 @@ async def test_an_image_that_another_container_takes_along(context: Path, engine
 
 async def test_a_build_that_fails_names_the_instruction(context: Path) -> None:
     spec = built(
-        context, "RUN echo about to fail; printf '\\033[31mred\\033[0m \\033[2J\\n' >&2; exit 42\nRUN echo never\n"
+        context, "RUN echo about to fail; printf '\\033[31mred\\033[0m \\033[2J\\n'; exit 42\nRUN echo never\n"
     )
     with pytest.raises(ContainerStartError) as caught:
         await DockerContainerFactory()(spec).start()

@@ -60,6 +60,15 @@ async def test_a_poor_box(tmp_path: Path) -> None:
         assert (await channels.exec("echo next")).output == "next\n"
 
 
+def signal_all_of(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process and all below it, which are stopped first."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            signal_all_of(int(child), number)
+    os.kill(pid, number)
+
+
 async def test_two_shells_take_turns_with_commands_that_follow_each_other() -> None:
     async with host_channels() as (channels, opened):
         for n in range(40):
@@ -84,11 +93,9 @@ async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_p
 async def test_shells_that_died_while_idle_are_replaced() -> None:
     async with host_channels() as (channels, opened):
         await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(5)))
-        while not all(task.done() for task in channels._spares.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(1.0)  # they idle: the next one's processes have been forked
+        await asyncio.sleep(0.5)  # they idle: the next one's processes have been forked
         for one in opened:
-            one.process.kill()
+            signal_all_of(one.process.pid, signal.SIGKILL)
         assert (await channels.exec("echo fine")).output == "fine\n"
         late = await channels.exec("echo partial; sleep 99", timeout_sec=0.3)
         assert (late.output, late.timed_out) == ("partial\n", True)
@@ -99,14 +106,6 @@ async def test_a_command_that_stops_the_shell_around_it() -> None:
         late = await channels.exec("echo partial; kill -STOP $PPID; sleep 99", timeout_sec=0.3)
         assert (late.output, late.timed_out) == ("partial\n", True)
         assert (await channels.exec("echo next")).output == "next\n"
-
-
-def stop_all_of(pid: int) -> None:
-    """Sends SIGSTOP to a process and all below it."""
-    os.kill(pid, signal.SIGSTOP)
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            stop_all_of(int(child))
 
 
 async def until_killed(opened: list[HostShell]) -> None:
@@ -122,7 +121,7 @@ async def test_shells_that_were_stopped_while_idle_are_replaced(monkeypatch: pyt
         await channels.exec("true")
         await asyncio.sleep(0.2)  # the next one's process has been forked
         for one in opened:
-            stop_all_of(one.process.pid)
+            signal_all_of(one.process.pid, signal.SIGSTOP)
         assert (await channels.exec("echo once >&2; echo next")).output == "once\nnext\n"
         await until_killed(opened)
 
@@ -132,7 +131,7 @@ async def test_a_time_limit_ends_the_wait_for_a_stopped_shell(tmp_path: Path) ->
         await channels.exec("true")
         await asyncio.sleep(0.2)
         for one in opened:
-            stop_all_of(one.process.pid)
+            signal_all_of(one.process.pid, signal.SIGSTOP)
         late = await channels.exec(f"echo never; touch {tmp_path}/ran", timeout_sec=0.3)
         assert (late.output, late.timed_out) == ("", True)
         await until_killed(opened)
