@@ -11,10 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ares_exp.errors import ConfigError
 from ares_exp.secrets import scrub
+from ares_exp.trajectories.grouped_sync import Durability
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
 GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker")
 
 
-def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:
-    """A key with its default, its prose, and the least value that it may have (or the one it must exceed)."""
-    return field(default=default, metadata={"prose": prose, "least": least, "above": above})
+def _key(
+    default: Any,
+    prose: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A key with its default, its prose, and what values it may have: at least, above, or one of some."""
+    return field(default=default, metadata={"prose": prose, "least": least, "above": above, "choices": choices})
 
 
 @dataclass
@@ -46,6 +54,11 @@ class ExperimentConfig:
     token_limit: int | None = _key(None, "prompt and generated tokens per episode", least=1)
     cost_limit: float | None = _key(None, "US dollars per episode", above=0)
     verify_on_truncation: bool = _key(True, "whether an episode that a limit cut short is still verified")
+    durability: str = _key(
+        "episode",
+        "what of the trajectories a power cut may take: episode (those under way), step (moments), none (more)",
+        choices=get_args(Durability),
+    )
     policy_timeout_sec: float | None = _key(
         1800.0, "seconds that the policy may take for one answer, retries included", above=0
     )
@@ -81,6 +94,9 @@ def validate(config: Mapping[str, Any]) -> None:
         if name not in known:
             raise ConfigError(f"There is no key `{name}`.{close_matches(name, known)} `--help` lists what there is.")
     for item in keys():
+        choices = item.metadata["choices"]
+        if choices and config[item.name] not in choices:
+            raise ConfigError(f"Expected `{item.name}` to be {' or '.join(choices)}, got {config[item.name]!r}.")
         value, least, above = config[item.name], item.metadata.get("least"), item.metadata.get("above")
         if value is None or isinstance(value, str | bool):
             continue
@@ -94,8 +110,26 @@ def validate(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"Expected `name` to be a folder name without slashes, got {name!r}.")
 
 
+def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
+    """Makes the components of a group of which several can be chosen (`group=[a,b]`), by name.
+
+    Raises:
+        ConfigError: As `instantiate_group`.
+    """
+    from omegaconf import OmegaConf
+
+    node = None if OmegaConf.is_missing(config, group) else config[group]
+    if not node or not OmegaConf.is_dict(node) or "_target_" in node:
+        return {group: instantiate_group(config, group)}
+    return {str(name): instantiate_group(config, f"{group}.{name}") for name in node}
+
+
 def instantiate_group(config: DictConfig, group: str) -> Any:
-    """Makes the component that a group's node describes; `None` for `group=none`.
+    """Makes the component that a group's node describes.
+
+    Args:
+        config: The composed config.
+        group: Name of the group, or `group.name` for one of its components.
 
     Raises:
         ConfigError: An argument is unknown, missing or has a wrong value.
@@ -105,8 +139,8 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-    node = None if OmegaConf.is_missing(config, group) else config[group]
-    if node is None:
+    node = OmegaConf.select(config, group)
+    if not node:
         raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
@@ -133,6 +167,11 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
     unknown = [str(key) for key in node if not str(key).startswith("_") and key not in takes]
     if not unknown or len(takes) < len(parameters):
         return None
+    if "_target_" in (node[unknown[0]] if isinstance(node[unknown[0]], Mapping) else ()):
+        return (
+            f"`{group}` is one component and `{unknown[0]}` another: to choose both, begin the file of the first with "
+            f"`# @package {group}.NAME`."
+        )
     known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"
     return f"`{group}` has no argument `{unknown[0]}`: {known}.{close_matches(unknown[0], takes)}"
 

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ares_exp import __version__
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import ContainerFactory
@@ -25,8 +26,9 @@ from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.rollout import run_episode
 from ares_exp.run_dir import RunDir
 from ares_exp.trackers.tracker import RunInfo, Tracker
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment, knows_handles
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.sink import knows_handles
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Components:
     container_factory: ContainerFactory
     policy: Policy
     wrapper: Callable[[Environment], Environment]
-    collector: TrajectoryCollector
+    collectors: Mapping[str, TrajectoryCollector]
     tracker: Tracker
 
 
@@ -88,11 +90,12 @@ class Experiment:
             UserError: Something is wrong, or several things; nothing was started.
         """
         parts = self._parts
-        if self._settings.concurrency > 1 and not knows_handles(parts.collector):
-            raise ConfigError(
-                f"{type(parts.collector).__name__} records one episode at a time: its `record_step` takes no "
-                "`episode`. Set `concurrency=1`."
-            )
+        for collector in parts.collectors.values():
+            if self._settings.concurrency > 1 and not knows_handles(collector):
+                raise ConfigError(
+                    f"{type(collector).__name__} records one episode at a time: its `record_step` takes no "
+                    "`episode`. Set `concurrency=1`."
+                )
         names = await asyncio.to_thread(parts.source.load, self._warn)
         checks = [parts.container_factory.preflight(), parts.policy.preflight()]
         if (agent_preflight := getattr(parts.agent_factory, "preflight", None)) is not None:
@@ -137,6 +140,9 @@ class Experiment:
                     await close()
             except Exception as error:
                 logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
+        for name, collector in self._parts.collectors.items():
+            if (end := getattr(collector, "close", None)) is not None:
+                await asyncio.to_thread(self._guard, f"Closing the {name} collector", end)
         if summary is not None:
             tracker = self._parts.tracker
             await asyncio.to_thread(self._guard, "The tracker's end", lambda: tracker.finish(summary))
@@ -227,7 +233,16 @@ class Experiment:
             output_dir=self._run_dir.verifier / planned.episode_id,
         )
         environment = self._parts.source.make(planned.task_name, parts)
-        return TrajectoryCollectingEnvironment(environment, self._parts.collector, episode_id=planned.episode_id)
+        metadata = {
+            "attempt": planned.attempt,
+            "seed": planned.seed,
+            "agent": type(self._parts.agent_factory).__name__.removesuffix("Factory"),
+            "policy": type(self._parts.policy).__name__,
+            "ares_exp_version": __version__,
+        }
+        return TrajectoryCollectingEnvironment(
+            environment, self._parts.collectors, episode_id=planned.episode_id, metadata=metadata
+        )
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
         """Does `act` and says whether it could; a failure is reported and counted, and the run goes on."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ares_exp.config import instantiate_group, validate
+from ares_exp.config import instantiate_group, instantiate_several, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.experiment import Components, Experiment, Settings
@@ -82,7 +82,7 @@ def build(config: DictConfig) -> Components:
         container_factory=instantiate_group(config, "container"),
         policy=as_policy(instantiate_group(config, "policy")),
         wrapper=instantiate_group(config, "wrapper"),
-        collector=instantiate_group(config, "collector"),
+        collectors=instantiate_several(config, "collector"),
         tracker=instantiate_group(config, "tracker"),
     )
 

@@ -7,9 +7,10 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.secrets import mask_known_secrets
@@ -30,19 +31,33 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
     return mask_known_secrets(text)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all, and survives a power cut once this returns."""
+@contextmanager
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a file for writing that appears whole, when the body ends without an exception, or not at all.
+
+    Args:
+        path: The file; its directory must be there.
+        sync: Whether it must survive a power cut once this returns.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    if sync:
+        _sync_directory(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all, and survives a power cut once this returns."""
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def append_line(path: Path, data: Mapping[str, Any]) -> None:
@@ -51,14 +66,30 @@ def append_line(path: Path, data: Mapping[str, Any]) -> None:
     Raises:
         OSError: The disk is full, or something else; the file is as it was.
     """
-    line = f"{dump_json(data)}\n".encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    append_text(path, f"{dump_json(data)}\n", flags=os.O_CREAT, sync=True)
+
+
+def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) -> None:
+    """Appends `text` in one write, whole or not at all. Concurrent writers do not mix.
+
+    Args:
+        path: The file.
+        text: What to append.
+        flags: More flags for `os.open`, such as `os.O_CREAT`.
+        sync: Whether it must survive a power cut once this returns.
+
+    Raises:
+        OSError: The disk is full, or something else; the file is as it was.
+    """
+    data = text.encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
     try:
         size = os.fstat(descriptor).st_size
-        if os.write(descriptor, line) != len(line):
+        if os.write(descriptor, data) != len(data):
             os.ftruncate(descriptor, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

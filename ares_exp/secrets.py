@@ -7,6 +7,7 @@ says so, or when it is the user part of a URL. What names the place of a secret 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ _REFERENCE = re.compile(r"\$\{\w+\}|\$\w+")
 _INLINE_KEY = re.compile(r"([\w-]+)['\"]?\s*[:=]")
 
 
+@functools.lru_cache(maxsize=4096)  # asked for every variable of the environment, at every line that is written
 def is_sensitive(key: str) -> bool:
     """Whether a value under `key` is to be taken for a secret."""
     words = [word.lower() for word in _WORD.findall(key)]

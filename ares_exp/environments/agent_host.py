@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
+from ares_exp.environments.activity import Activity, CommandRecord
 from ares_exp.errors import AgentError, ContainerDiedError, EpisodeError, EpisodeStateError, NoRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -44,6 +45,7 @@ class AgentHost:
         user: User | None = None,
         env: Mapping[str, str] | None = None,
         limit_commands: bool = True,
+        activity: Activity | None = None,
     ) -> None:
         """Prepares the door.
 
@@ -53,11 +55,13 @@ class AgentHost:
             env: Variables that every command of the agent gets on top of its own.
             limit_commands: Whether the agent's own limits on single commands hold; the oracle's solution runs under
                 the limit of the whole agent phase only.
+            activity: Is told of every call of the container.
         """
         self._container = container
         self._user = user
         self._env = dict(env or {})
         self._limit_commands = limit_commands
+        self.activity = activity or Activity()
         self._pending: deque[_PendingCall] = deque()
         self._observed: _PendingCall | None = None
         self._task: asyncio.Task[None] | None = None
@@ -173,15 +177,31 @@ class AgentHost:
         if not self._limit_commands:
             options["timeout_sec"] = None
         options["env"] = {**(options.get("env") or {}), **self._env}
-        return await self._container.exec(command, **options)
+        result: ExecResult | None = None
+        began = time.perf_counter()
+        try:
+            result = await self._container.exec(command, **options)
+        finally:
+            seconds = time.perf_counter() - began
+            self.activity.add_command(
+                CommandRecord(
+                    command,
+                    exit_code=result.exit_code if result is not None else None,
+                    duration_sec=seconds,
+                    timed_out=result is not None and result.timed_out,
+                )
+            )
+        return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """Copies into the container for the agent."""
-        await self._container.upload(source, target)
+        with self.activity.timed():
+            await self._container.upload(source, target)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copies out of the container for the agent."""
-        await self._container.download(source, target)
+        with self.activity.timed():
+            await self._container.download(source, target)
 
     def _raise_if_failed(self) -> None:
         if self._task is None or self._task.cancelled():

@@ -16,6 +16,7 @@ from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+from ares_exp.environments.activity import Activity
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
 from ares_exp.environments.task_choice import choose_task
@@ -83,6 +84,8 @@ class CodeEnvironment:
         self.truncated_by: LimitName | None = None
         self.verdict: Verdict | None = None
         self.phase_sec: dict[str, float] = {}
+        self.activity = Activity()
+        self._activity = Activity()
         self.container_image: str | None = None
         self._tokens = 0
         self._cost = 0.0
@@ -106,11 +109,13 @@ class CodeEnvironment:
             task = choose_task(self._tasks, options or {}, self._random)
             self.current_task, self.step_count, self.truncated_by, self.verdict = task, 0, None, None
             self._tokens, self._cost, self.phase_sec = 0, 0.0, {}
+            self._activity = Activity()  # a new one: what is left of the last agent may still count in the old
             try:
                 self.time_step = restart(await self._begin(task))
             except BaseException:
                 await self._release()
                 raise
+            self.activity = self._activity.take()
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
@@ -136,6 +141,7 @@ class CodeEnvironment:
                 self.time_step = None
                 await self._release()
                 raise
+            self.activity = self._activity.take()
             return self.time_step
 
     @property
@@ -164,7 +170,7 @@ class CodeEnvironment:
         spec = replace(task.container_spec, start_timeout_sec=self._limits.time.start(task))
         container = self._container = self._container_factory(spec)
         self._baseline_network = spec.network
-        with self._phase("start"):
+        with self._phase("start"), self._activity.timed():
             try:
                 await container.start()
                 self.container_image = container.image
@@ -181,6 +187,7 @@ class CodeEnvironment:
             user=task.agent_user,
             env=solution_env,
             limit_commands=not self._provide_solution,
+            activity=self._activity,
         )
         timeout_sec = self._limits.time.agent(task)
         with self._phase("agent"):
@@ -232,7 +239,7 @@ class CodeEnvironment:
 
     async def _verify(self, task: Task, container: Container) -> Verdict:
         timeout_sec = self._limits.time.verifier(task)
-        with self._phase("verify"):
+        with self._phase("verify"), self._activity.timed():
             limit = asyncio.timeout(timeout_sec)
             try:
                 async with limit, self._network(container, task.verifier_network):

@@ -54,7 +54,7 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
     "service_tier": (str,),
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
-_ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", "latency_sec"}
+_ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", "latency_sec", "sampling"}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
 _MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls"}
@@ -142,6 +142,8 @@ def response_to_body(
         body["prompt_token_ids"] = list(response.prompt_token_ids)
     if response.latency_sec is not None:
         body["latency_sec"] = response.latency_sec
+    if response.sampling is not None:
+        body["sampling"] = response.sampling
     return body
 
 
@@ -175,6 +177,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         finish_reason="refusal" if refusal else optional(choice, "finish_reason", str),
         model=optional(body, "model", str) or None,
         latency_sec=optional(body, "latency_sec", *_NUMBER),
+        sampling=optional(body, "sampling", Mapping),
     )
 
 

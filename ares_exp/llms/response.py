@@ -49,6 +49,7 @@ class LLMResponse:
         finish_reason: Why generation ended (`"stop"`, `"length"`, …), when the engine said so.
         model: Name of the model that answered, when known.
         latency_sec: Seconds from sending the request to having the whole answer, retries included.
+        sampling: Sampling parameters that the engine was sent, by their names on the wire, when known.
     """
 
     data: Sequence[TextData | ToolCallData]
@@ -60,6 +61,7 @@ class LLMResponse:
     finish_reason: str | None = None
     model: str | None = None
     latency_sec: float | None = None
+    sampling: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Turns lists into tuples, so that a response equals the one that is read back from a file."""

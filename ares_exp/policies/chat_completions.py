@@ -24,6 +24,12 @@ from ares_exp.policies.retry import Backoff, EndpointError
 
 logger = logging.getLogger(__name__)
 
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_completion_tokens", "max_tokens",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "logprobs", "top_logprobs", "n",
+)  # fmt: skip
+"""Fields of a request's body that are kept with the response: what a result depends on, and no secrets."""
+
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 class ModelPrice:
@@ -164,7 +170,8 @@ class ChatCompletionsPolicy(SharedPolicy):
         except WireFormatError as error:
             message = self._endpoint.scrub(str(error))
         else:
-            return replace(response, cost=self._cost(response), latency_sec=latency_sec)
+            sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
+            return replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
         raise WireFormatError(message)
 
     async def close(self) -> None:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.results import ErrorInfo, Outcome
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
+from ares_exp.trajectories.step_encoding import StepEncoder
 
 
 @dataclass(slots=True, eq=False)
 class EpisodeHandle:
-    """One open episode of a collector."""
+    """One open episode of a collector.
+
+    Attributes:
+        episode_id, task_name, start_time, metadata: As in `EpisodeTrajectory`.
+        steps: What was recorded so far; equal messages are the same objects.
+        encoder: Encodes them.
+        unwritten: Why the collector's file lacks some of it; `None` when everything up to now was written.
+    """
 
     episode_id: str
     task_name: str
     start_time: float
+    metadata: Mapping[str, Any]
     steps: list[StepRecord] = field(default_factory=list)
+    encoder: StepEncoder = field(default_factory=StepEncoder)
+    unwritten: Exception | None = None
 
 
 @runtime_checkable
@@ -27,7 +39,8 @@ class TrajectoryCollector(Protocol):
     """Keeps episodes. These arguments suffice; the collectors of this package take and return more.
 
     One instance serves concurrent environments: `begin_episode` returns a handle that the other two accept as the
-    optional keyword `episode=`. Without it they mean the only open episode.
+    optional keyword `episode=`. Without it they mean the only open episode. A `close()`, if there is one, is called
+    when the run ends.
     """
 
     def begin_episode(self, *, task_name: str) -> object:
@@ -43,28 +56,43 @@ class TrajectoryCollector(Protocol):
         ...
 
 
-class MemoryEpisodes:
-    """Open episodes held in memory; subclasses say in `_keep` what becomes of a finished one."""
+class EpisodeCollector:
+    """Open episodes, in memory, for any number of environments and threads.
+
+    Subclasses say what becomes of an episode when it begins (`_begun`), at each step (`_recorded`) and when it has
+    ended (`_ended`). What those raise does not touch what is in memory: the steps are kept, and the episode ends.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         """No episode yet. `clock` gives epoch seconds."""
         self._clock = clock
         self._open: dict[str, EpisodeHandle] = {}
+        self._lock = threading.Lock()
 
     def begin_episode(
-        self, *, task_name: str, episode_id: str | None = None, start_time: float | None = None
+        self,
+        *,
+        task_name: str,
+        episode_id: str | None = None,
+        start_time: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> EpisodeHandle:
         """Opens an episode; an id is made up and the time is now where they are not given."""
         started = self._clock() if start_time is None else start_time
-        handle = EpisodeHandle(episode_id or uuid.uuid4().hex, task_name, started)
-        if handle.episode_id in self._open:
-            raise RuntimeError(f"Episode {handle.episode_id} is in progress already.")
-        self._open[handle.episode_id] = handle
+        handle = EpisodeHandle(episode_id or uuid.uuid4().hex, task_name, started, metadata or {})
+        with self._lock:
+            if handle.episode_id in self._open:
+                raise RuntimeError(f"Episode {handle.episode_id} is in progress already.")
+            self._open[handle.episode_id] = handle
+        self._begun(handle)
         return handle
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
         """Adds a step to `episode`, by default the only open one."""
-        self._resolve(episode).steps.append(record)
+        handle = self._resolve(episode)
+        shared, encoded = handle.encoder.encode(record)
+        handle.steps.append(shared)
+        self._recorded(handle, encoded)
 
     def end_episode(
         self,
@@ -72,6 +100,7 @@ class MemoryEpisodes:
         truncated: bool = False,
         outcome: Outcome | None = None,
         error: ErrorInfo | None = None,
+        end_time: float | None = None,
         episode: EpisodeHandle | None = None,
     ) -> EpisodeTrajectory:
         """Closes `episode`, by default the only open one, and keeps it.
@@ -80,43 +109,50 @@ class MemoryEpisodes:
             truncated: Whether a limit ended it.
             outcome: How it ended; by default truncated or completed.
             error: What went wrong, or which limit it was.
+            end_time: Epoch seconds; by default now.
             episode: The handle from `begin_episode`.
         """
         handle = self._resolve(episode)
-        del self._open[handle.episode_id]
+        with self._lock:
+            del self._open[handle.episode_id]
         trajectory = EpisodeTrajectory(
             episode_id=handle.episode_id,
             task_name=handle.task_name,
             steps=tuple(handle.steps),
             start_time=handle.start_time,
-            end_time=self._clock(),
-            total_reward=_total_reward(handle.steps),
+            end_time=self._clock() if end_time is None else end_time,
+            total_reward=total_reward(handle.steps),
             num_steps=len(handle.steps),
             truncated=truncated,
             outcome=outcome or (Outcome.TRUNCATED if truncated else Outcome.COMPLETED),
             error=error,
+            metadata=handle.metadata,
         )
-        self._keep(trajectory)
+        self._ended(handle, trajectory)
         return trajectory
 
-    def _keep(self, trajectory: EpisodeTrajectory) -> None:
-        raise NotImplementedError
+    def close(self) -> None:
+        """Releases what the collector holds. Idempotent."""
+
+    def _begun(self, handle: EpisodeHandle) -> None:
+        """An episode was opened."""
+
+    def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
+        """A step was added; `encoded` as `step_encoding` tells."""
+
+    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        """An episode has ended."""
 
     def _resolve(self, episode: EpisodeHandle | None) -> EpisodeHandle:
-        if episode is None:
-            if not self._open:
-                raise RuntimeError("No episode in progress: call begin_episode() first.")
-            if len(self._open) > 1:
-                raise RuntimeError(f"{len(self._open)} episodes are in progress: say which with `episode=`.")
-            return next(iter(self._open.values()))
-        if self._open.get(episode.episode_id) is not episode:
-            raise RuntimeError(
-                f"No episode in progress with the id {episode.episode_id}: it has ended, or is another's."
-            )
-        return episode
-
-
-def _total_reward(steps: list[StepRecord]) -> float | None:
-    if not steps or steps[-1].step_type != "LAST" or steps[-1].reward is None:
-        return None
-    return sum(step.reward for step in steps if step.reward is not None)
+        with self._lock:
+            if episode is None:
+                if not self._open:
+                    raise RuntimeError("No episode in progress: call begin_episode() first.")
+                if len(self._open) > 1:
+                    raise RuntimeError(f"{len(self._open)} episodes are in progress: say which with `episode=`.")
+                return next(iter(self._open.values()))
+            if self._open.get(episode.episode_id) is not episode:
+                raise RuntimeError(
+                    f"No episode in progress with the id {episode.episode_id}: it has ended, or is another's."
+                )
+            return episode

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
-from ares_exp.run_dir import write_atomically
-from ares_exp.trajectories.collector import EpisodeHandle, MemoryEpisodes
+from pydantic import validate_call
+
+from ares_exp.run_dir import append_text
+from ares_exp.trajectories.episode_file import closing_line, dump_episode
+from ares_exp.trajectories.episode_files import EpisodeFiles
+from ares_exp.trajectories.grouped_sync import Durability
+from ares_exp.trajectories.line_file import ZSTD, import_zstandard, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
+class JsonTrajectoryCollector(EpisodeFiles):
+    """Writes `{output_dir}/{episode_id}.json`, step by step; the finished file appears when the episode ends."""
 
-class JsonTrajectoryCollector(MemoryEpisodes):
-    """Writes `{output_dir}/{episode_id}.json` when an episode ends; the file appears whole or not at all."""
+    @validate_call
+    def __init__(
+        self,
+        output_dir: str | Path,
+        *,
+        compression: Literal["zstd"] | None = None,
+        durability: Durability = "episode",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Touches nothing yet.
 
-    def __init__(self, output_dir: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        """`output_dir` is made when the first episode ends. `clock` gives epoch seconds."""
-        super().__init__(clock=clock)
-        self.output_dir = Path(output_dir)
+        Args:
+            output_dir: Made when the first episode begins.
+            compression: `"zstd"` writes `{episode_id}.json.zst`.
+            durability: What a power cut may take; see `Durability`.
+            clock: Gives epoch seconds.
+        """
+        super().__init__(output_dir, durability=durability, clock=clock)
+        self.suffix = f".json{ZSTD}" if compression == "zstd" else ".json"
+        if compression == "zstd":
+            import_zstandard()
 
-    def begin_episode(
-        self, *, task_name: str, episode_id: str | None = None, start_time: float | None = None
-    ) -> EpisodeHandle:
-        """Opens an episode; its id must be usable as a file name."""
-        if episode_id is not None and not SAFE_NAME.fullmatch(episode_id):
-            raise ValueError(f"Expected an episode id of letters, digits, '.', '_' and '-', got {episode_id!r}.")
-        return super().begin_episode(task_name=task_name, episode_id=episode_id, start_time=start_time)
-
-    def _keep(self, trajectory: EpisodeTrajectory) -> None:
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.output_dir / f"{trajectory.episode_id}.json", trajectory.to_json())
+    def _finish(self, partial: Path | None, path: Path, trajectory: EpisodeTrajectory) -> None:
+        sync = self._durability != "none"
+        if partial is None or path.suffix == ZSTD:
+            write_lines(path, dump_episode(trajectory), sync=sync)
+        else:
+            append_text(partial, closing_line(trajectory), sync=sync)
+            partial.rename(path)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from ares_exp.trajectories.collector import EpisodeHandle, MemoryEpisodes
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
+from ares_exp.trajectories.records import StepRecord
 
 
-class NullTrajectoryCollector(MemoryEpisodes):
+class NullTrajectoryCollector(EpisodeCollector):
     """Counts episodes in and out, but keeps neither steps nor files."""
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
         """Drops the step, after checking that there is an episode."""
         self._resolve(episode)
-
-    def _keep(self, trajectory: EpisodeTrajectory) -> None:
-        """Keeps nothing."""

@@ -1,27 +1,18 @@
-"""Trajectory records: what is kept of an episode, in memory and on disk.
-
-File format (schema version 1): one JSON object with the fields of `EpisodeTrajectory`. Each request repeats the whole
-conversation, so the file keeps every message once: `messages` is the list of all of them, and an observation has
-`message_ranges`, a list of `[start, stop)` pairs into it, in place of `messages`. Loading gives the full objects back.
-"""
+"""Trajectory records: what is kept of an episode. `step_encoding` and `episode_file` tell how they are written."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from ares_exp.environments.activity import CommandRecord
 from ares_exp.environments.time_step import StepType
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
 from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
 from ares_exp.results import ErrorInfo, Outcome
-from ares_exp.run_dir import dump_json
-
-SCHEMA_VERSION = 1
-MAX_FILE_BYTES = 4 * 1024**3
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
@@ -70,6 +61,11 @@ class StepRecord:
         reward: As in the time step; `None` on FIRST.
         discount: As in the time step; `None` on FIRST.
         timestamp: Epoch seconds.
+        policy_sec: Wall seconds from the previous time step to this action; `None` on FIRST, or not known.
+        environment_sec: Wall seconds of the environment's `reset()` or `step()`; `None` where not known.
+        container_sec: Those of them (of concurrent calls, the sum) that calls of the container took: its start and
+            set-up, the agent's commands and transfers, the verifier. `None` where not known.
+        commands: What the agent ran in the container, in the order in which the commands ended.
     """
 
     step_index: int
@@ -79,20 +75,90 @@ class StepRecord:
     reward: float | None
     discount: float | None
     timestamp: float
+    policy_sec: float | None = None
+    environment_sec: float | None = None
+    container_sec: float | None = None
+    commands: Sequence[CommandRecord] = ()
 
     def __post_init__(self) -> None:
-        """Freezes observation and action: the agent's later edits must not reach the record."""
+        """Freezes what could change: the agent's later edits must not reach the record."""
         object.__setattr__(self, "observation", freeze(self.observation))
         object.__setattr__(self, "action", freeze(self.action))
+        object.__setattr__(self, "commands", tuple(self.commands))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, messages in full."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data["commands"] = [command_to_dict(command) for command in self.commands]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; keys of later versions are ignored."""
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        """The inverse of `to_dict`; keys of later versions are ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: A field is missing, or is not what it should be.
+        """
+        for name, (kinds, what) in _STEP_CHECKS.items():
+            if not _is(value := data.get(name) if name in _OPTIONAL_STEP_FIELDS else data[name], kinds):
+                raise TypeError(f"expected `{name}` to be {what}, got {value!r:.80}")
+        if data["step_type"] not in ("FIRST", "MID", "LAST"):
+            raise ValueError(f"expected `step_type` to be FIRST, MID or LAST, got {data['step_type']!r:.80}")
+        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
+        values["commands"] = tuple(_command_from_dict(command) for command in data.get("commands") or ())
+        return cls(**values)
+
+
+_NUMBER = ((int, float), "a number")
+_NUMBER_OR_NONE = ((int, float, type(None)), "a number or null")
+_MAPPING_OR_NONE = ((Mapping, type(None)), "an object or null")
+_STEP_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
+    "step_index": ((int,), "an integer"),
+    "step_type": ((str,), "a string"),
+    "observation": _MAPPING_OR_NONE,
+    "action": _MAPPING_OR_NONE,
+    "reward": _NUMBER_OR_NONE,
+    "discount": _NUMBER_OR_NONE,
+    "timestamp": _NUMBER,
+    "policy_sec": _NUMBER_OR_NONE,
+    "environment_sec": _NUMBER_OR_NONE,
+    "container_sec": _NUMBER_OR_NONE,
+}
+_OPTIONAL_STEP_FIELDS = frozenset({"policy_sec", "environment_sec", "container_sec", "commands"})
+_EPISODE_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
+    "episode_id": ((str,), "a string"),
+    "task_name": ((str,), "a string"),
+    "start_time": _NUMBER,
+    "end_time": _NUMBER,
+    "total_reward": _NUMBER_OR_NONE,
+    "num_steps": ((int,), "an integer"),
+    "outcome": ((str,), "a string"),
+    "error": _MAPPING_OR_NONE,
+}
+
+
+def _is(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def command_to_dict(command: CommandRecord) -> dict[str, Any]:
+    """A JSON-ready dict of a command. (`asdict` costs ten times as much.)"""
+    return {
+        "command": command.command,
+        "exit_code": command.exit_code,
+        "duration_sec": command.duration_sec,
+        "timed_out": command.timed_out,
+    }
+
+
+def _command_from_dict(data: Mapping[str, Any]) -> CommandRecord:
+    command, exit_code, seconds = data["command"], data["exit_code"], data["duration_sec"]
+    timed_out = data.get("timed_out", False)
+    if not (isinstance(command, str) and _is(seconds, (int, float)) and isinstance(timed_out, bool)):
+        raise TypeError(f"expected a command with its text and seconds, got {dict(data)!r:.80}")
+    if not _is(exit_code, (int, type(None))):
+        raise TypeError(f"expected `exit_code` to be an integer or null, got {exit_code!r:.80}")
+    return CommandRecord(command, exit_code, seconds, timed_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +175,7 @@ class EpisodeTrajectory:
         truncated: Whether a limit ended it.
         outcome: How it ended.
         error: What went wrong, or the limit that truncated it; else `None`.
+        metadata: What else its recorder knew of it, JSON-ready: attempt, seed, agent, …
     """
 
     episode_id: str
@@ -121,105 +188,106 @@ class EpisodeTrajectory:
     truncated: bool
     outcome: Outcome
     error: ErrorInfo | None = None
+    metadata: Mapping[str, Any] = field(default_factory=Message)
+
+    def __post_init__(self) -> None:
+        """Freezes what could change."""
+        object.__setattr__(self, "metadata", freeze(self.metadata))
+
+    def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
+        """What each step still had to gain.
+
+        Args:
+            discount: Factor per step, in [0, 1].
+
+        Returns:
+            One value per action, in order: `reward of its step + discount * the next value`; `num_steps - 1` values.
+            All `None` where the episode's reward is missing: a missing reward is never 0.0.
+
+        Raises:
+            ValueError: `discount` is outside [0, 1].
+        """
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"Expected a discount between 0 and 1, got {discount!r}.")
+        acted = self.steps[1:]
+        if self.total_reward is None:
+            return (None,) * len(acted)
+        returns: list[float] = []
+        for step in reversed(acted):
+            returns.append((step.reward or 0.0) + discount * (returns[-1] if returns else 0.0))
+        return tuple(reversed(returns))
+
+    def discounted_return(self, discount: float = 1.0) -> float | None:
+        """The episode's return from its first action on; `None` where its reward is missing."""
+        returns = self.returns_to_go(discount)
+        return returns[0] if returns else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form as in the file, but with every observation's messages in full."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        """JSON-ready form with the fields' names as keys, every observation's messages in full."""
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = asdict(self.error) if self.error is not None else None
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`, and of the file's form with its shared messages.
+        """The inverse of `to_dict`; also takes the parsed text of a trajectory file of any version.
 
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.
         """
-        version = data.get("schema_version", SCHEMA_VERSION)
-        if version != SCHEMA_VERSION:
-            raise TrajectoryFormatError(f"Expected schema_version {SCHEMA_VERSION}, got {version!r}: update ares_exp.")
-        try:
-            values = {field.name: data[field.name] for field in fields(cls)}
-            table = tuple(freeze(message) for message in data.get("messages", ()))
-            steps = tuple(StepRecord.from_dict(_with_messages(step, table)) for step in data["steps"])
-            error = ErrorInfo(**values["error"]) if values["error"] is not None else None
-            return cls(**{**values, "steps": steps, "error": error, "outcome": Outcome(values["outcome"])})
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise TrajectoryFormatError(f"Expected a trajectory, got {type(error).__name__}: {error}") from error
+        from ares_exp.trajectories.schema_versions import read_steps
 
-    def to_json(self) -> str:
-        """The file's text: every message once."""
-        data = self.to_dict()
-        table = MessageTable()
-        data["steps"] = [_without_messages(step, table) for step in data["steps"]]
-        return dump_json({"schema_version": SCHEMA_VERSION, **data, "messages": table.messages})
+        try:
+            return cls(steps=tuple(read_steps(data)), **episode_fields(data))
+        except BROKEN as error:
+            raise TrajectoryFormatError(f"Expected a trajectory, but {what_broke(error)}") from error
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Reads a file that `JsonTrajectoryCollector` wrote.
+    def load(cls, path: str | Path) -> EpisodeTrajectory:
+        """Reads a file that a collector of this package wrote, of any schema version, also compressed (`.zst`).
 
         Raises:
-            TrajectoryFormatError: The file is missing, no JSON, or no trajectory; the message names the path.
+            TrajectoryFormatError: The file is missing, cut short, no JSON, or no trajectory; the message names the path
+                and, where there is one, the place.
         """
-        path = Path(path)
-        try:
-            if (size := path.stat().st_size) > MAX_FILE_BYTES:
-                raise TrajectoryFormatError(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got {size}.")
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(data, dict):
-                raise TrajectoryFormatError(f"{path}: expected a JSON object, got {type(data).__name__}.")
-            return cls.from_dict(data)
-        except TrajectoryFormatError as error:
-            raise TrajectoryFormatError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-        except (OSError, ValueError, RecursionError) as error:
-            raise TrajectoryFormatError(f"{path}: {error}") from error
+        from ares_exp.trajectories.episode_file import load_episode
+
+        return load_episode(Path(path))
 
 
-class MessageTable:
-    """Every distinct message of an episode once, in order of appearance."""
+def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `EpisodeTrajectory` but `steps`, checked, out of its JSON form.
 
-    def __init__(self) -> None:
-        """An empty table."""
-        self.messages: list[Mapping[str, Any]] = []
-        self._by_content: dict[object, int] = {}
-
-    def ranges(self, messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """The `[start, stop)` pairs that spell `messages`; messages not seen before are added."""
-        ranges: list[list[int]] = []
-        for index in map(self._index, messages):
-            if ranges and ranges[-1][1] == index:
-                ranges[-1][1] = index + 1
-            else:
-                ranges.append([index, index + 1])
-        return ranges
-
-    def _index(self, message: Mapping[str, Any]) -> int:
-        # The same conversation comes again and again: a string keeps its hash, so texts cost nothing to look up.
-        plain = all(type(value) is str for value in message.values())
-        key = tuple(message.items()) if plain else json.dumps(message)
-        index = self._by_content.setdefault(key, len(self.messages))
-        if index == len(self.messages):
-            self.messages.append(message)
-        return index
+    Raises:
+        KeyError, TypeError, ValueError: A field is missing, or is not what it should be.
+    """
+    for name, (kinds, what) in _EPISODE_CHECKS.items():
+        if not _is(data[name], kinds):
+            raise TypeError(f"expected `{name}` to be {what}, got {data[name]!r:.80}")
+    if not isinstance(data["truncated"], bool):
+        raise TypeError(f"expected `truncated` to be a boolean, got {data['truncated']!r:.80}")
+    values = {name: data[name] for name in (*_EPISODE_CHECKS, "truncated")}
+    values["outcome"] = Outcome(data["outcome"])
+    error = data["error"]
+    values["error"] = ErrorInfo(str(error["type"]), str(error["message"])) if error is not None else None
+    values["metadata"] = data.get("metadata") or {}
+    return values
 
 
-def _without_messages(step: dict[str, Any], table: MessageTable) -> dict[str, Any]:
-    observation = step["observation"]
-    if not isinstance(observation, Mapping) or "messages" not in observation:
-        return step
-    rest = {name: value for name, value in observation.items() if name != "messages"}
-    return {**step, "observation": {"message_ranges": table.ranges(observation["messages"]), **rest}}
+BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
+"""What reading a broken or hostile record raises, before it is told as a `TrajectoryFormatError`."""
 
 
-def _with_messages(step: Mapping[str, Any], table: tuple[Any, ...]) -> Mapping[str, Any]:
-    observation = step["observation"]
-    if not isinstance(observation, Mapping) or "message_ranges" not in observation:
-        return step
-    rest = {name: value for name, value in observation.items() if name != "message_ranges"}
-    messages: list[Any] = []
-    for start, stop in observation["message_ranges"]:
-        if not 0 <= start < stop <= len(table):
-            raise IndexError(f"message range [{start}, {stop}) lies outside the {len(table)} messages")
-        messages += table[start:stop]
-    return {**step, "observation": {"messages": messages, **rest}}
+def what_broke(error: BaseException) -> str:
+    """One of `BROKEN` in words."""
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def total_reward(steps: Sequence[StepRecord]) -> float | None:
+    """Sum of the rewards of an episode that reached a LAST step with a reward; else `None`."""
+    if not steps or steps[-1].step_type != "LAST" or steps[-1].reward is None:
+        return None
+    return sum(step.reward for step in steps if step.reward is not None)

@@ -23,7 +23,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.rollout import Tally, run_episode
 from ares_exp.tasks.task import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import MemoryEpisodes
+from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly
 
 STEPS = 50
@@ -94,20 +94,16 @@ COMMAND = LLMResponse.from_text("I look around.\n\n```bash\nls -la\n```\n")
 SUBMIT = LLMResponse.from_text("Done.\n\n```bash\necho done\n```\n")
 
 
-class Forget(MemoryEpisodes):
-    def _keep(self, trajectory: object) -> None: ...
-
-
 def bare(env: CodeEnvironment) -> Environment:
     return drive_directly(env)
 
 
 def collecting(env: CodeEnvironment) -> Environment:
-    return drive_directly(TrajectoryCollectingEnvironment(env, Forget()))
+    return drive_directly(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
 
 
 def gym(env: CodeEnvironment) -> Environment:
-    return drive_async_gym(TrajectoryCollectingEnvironment(env, Forget()))
+    return drive_async_gym(TrajectoryCollectingEnvironment(env, EpisodeCollector()))
 
 
 async def play(wrap: Callable[[CodeEnvironment], Environment], agents: ShellAgentFactory) -> None:

@@ -27,6 +27,7 @@ def _schema() -> None:
 def test_an_option_composes_and_binds(group: str, option: str) -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         node = compose("config", overrides=[f"{group}={option}"])[group]
+    node = node.get(option, node)  # of some groups several options can be chosen: each has a node of its own
     arguments = {str(key) for key in node if not str(key).startswith("_")}
     parameters = inspect.signature(get_object(node["_target_"])).parameters
     open_ended = {name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD}

@@ -58,6 +58,11 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["--no-such-flag"], "--no-such-flag"),
         (["collector=null"], "collector=none"),
         (["~collector"], "collector"),
+        (["durability=sometimes"], "none or episode or step"),
+        (["collector.json.durability=x"], "collector.json.durability"),
+        (["collector.json.compression=gzip"], "collector.json.compression"),
+        (["collector.output_dir=x"], "collector.json.output_dir"),
+        (["--config-dir", "broken", "collector=[json,plain]"], "# @package collector.NAME"),
         (["--config-dir", "broken", "policy=yaml"], "broken/policy/yaml.yaml"),
         (["--config-dir", "broken", "policy=targetless"], "_target_"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
@@ -68,6 +73,9 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
     (tmp_path / "broken" / "policy").mkdir(parents=True)
     (tmp_path / "broken" / "policy" / "yaml.yaml").write_text("foo: [\n")
     (tmp_path / "broken" / "policy" / "targetless.yaml").write_text("foo: 1\n")
+    (tmp_path / "broken" / "collector").mkdir()
+    plain = "_target_: ares_exp.trajectories.null_collector.NullTrajectoryCollector\n"
+    (tmp_path / "broken" / "collector" / "plain.yaml").write_text(plain)
     done = cli("tracker=none", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert expected in done.stderr

@@ -97,7 +97,7 @@ def experiment(
         "container_factory": Ready(),
         "policy": Answers(),
         "wrapper": drive_directly,
-        "collector": JsonTrajectoryCollector(tmp_path / "trajectories"),
+        "collectors": {"json": JsonTrajectoryCollector(tmp_path / "trajectories")},
         "tracker": NullTracker(),
         **parts,
     }
@@ -261,8 +261,8 @@ class OneAtATime:
 
 async def test_a_collector_that_knows_no_handles_needs_concurrency_1(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="concurrency=1"):
-        await experiment(tmp_path, collector=OneAtATime(), concurrency=2).prepare()
-    made = experiment(tmp_path / "alone", collector=OneAtATime(), concurrency=1)
+        await experiment(tmp_path, collectors={"mine": OneAtATime()}, concurrency=2).prepare()
+    made = experiment(tmp_path / "alone", collectors={"mine": OneAtATime()}, concurrency=1)
     assert (await play(made, tmp_path)).complete
 
 

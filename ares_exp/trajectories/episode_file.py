@@ -1,0 +1,233 @@
+"""The JSON file of one episode (schema version 2).
+
+It is one JSON object, laid out in lines so that it can be written while the episode goes on and read without its steps:
+
+```
+{"schema_version": 2, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
+{"step_index": 0, …}
+,{"step_index": 1, …}
+], "end_time": …, "total_reward": …, "num_steps": …, "truncated": …, "outcome": …, "error": null}
+```
+
+A step is encoded as `step_encoding` tells; the other fields are those of `EpisodeTrajectory`. Until the episode has
+ended the file is called `….partial` and lacks its last line; what there is of it can be read (`salvage_episode`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import TrajectoryFormatError
+from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.run_dir import dump_json
+from ares_exp.trajectories.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
+from ares_exp.trajectories.records import (
+    BROKEN,
+    EpisodeTrajectory,
+    StepRecord,
+    episode_fields,
+    total_reward,
+    what_broke,
+)
+from ares_exp.trajectories.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.step_encoding import StepDecoder, StepEncoder
+
+PARTIAL = ".partial"
+STEPS = '"steps": ['
+
+
+def opening_fields(
+    *, episode_id: str, task_name: str, start_time: float, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is known of an episode when it begins."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "episode_id": episode_id,
+        "task_name": task_name,
+        "start_time": start_time,
+        "metadata": metadata,
+    }
+
+
+def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
+    """What is known of an episode when it has ended."""
+    return {
+        "end_time": trajectory.end_time,
+        "total_reward": trajectory.total_reward,
+        "num_steps": trajectory.num_steps,
+        "truncated": trajectory.truncated,
+        "outcome": trajectory.outcome,
+        "error": asdict(trajectory.error) if trajectory.error is not None else None,
+    }
+
+
+def opening_line(**head: Any) -> str:
+    """The first line of an episode's file; see `opening_fields`."""
+    return f"{dump_json(opening_fields(**head))[:-1]}, {STEPS}\n"
+
+
+def step_line(encoded: Mapping[str, Any], *, first: bool) -> str:
+    """The line of an encoded step."""
+    return f"{'' if first else ','}{dump_json(encoded)}\n"
+
+
+def closing_line(trajectory: EpisodeTrajectory) -> str:
+    """The last line: how the episode ended."""
+    return f"], {dump_json(closing_fields(trajectory))[1:]}\n"
+
+
+def dump_episode(trajectory: EpisodeTrajectory) -> Iterator[str]:
+    """The lines of the file of a whole episode."""
+    encoder = StepEncoder()
+    yield opening_line(
+        episode_id=trajectory.episode_id,
+        task_name=trajectory.task_name,
+        start_time=trajectory.start_time,
+        metadata=trajectory.metadata,
+    )
+    for number, record in enumerate(trajectory.steps):
+        yield step_line(encoder.encode(record)[1], first=number == 0)
+    yield closing_line(trajectory)
+
+
+def load_episode(path: Path) -> EpisodeTrajectory:
+    """Reads the file of one episode, whole, of any schema version; see `EpisodeTrajectory.load`."""
+    reader = _EpisodeReader()
+    try:
+        return reader.read(path)
+    except (OSError, *BROKEN) as error:
+        raise _format_error(path, reader, error) from error
+
+
+def load_header(path: Path) -> Mapping[str, Any] | None:
+    """What the file of one episode says of it but for its steps, which are not read, however many they are.
+
+    Returns:
+        The fields of `EpisodeTrajectory` but `steps`; `None` where the file is not in this layout, so that only reading
+        it whole tells.
+
+    Raises:
+        TrajectoryFormatError: It cannot be read, or its first or its last line is broken or missing.
+    """
+    reader = _EpisodeReader()
+    try:
+        reader.line, last = first_and_last_line(path)
+        if (head := _head(reader.line.text)) is None:
+            return None
+        reader.head, reader.line = head, last
+        if not last.text.startswith("]"):
+            raise ValueError("the end is missing")
+        return episode_fields({**head, **_end(last.text)})
+    except (OSError, *BROKEN) as error:
+        raise _format_error(path, reader, error) from error
+
+
+def salvage_episode(path: Path) -> tuple[EpisodeTrajectory, str | None]:
+    """Reads what can be read of an episode's file: up to its end, or to the first step that is broken.
+
+    Returns:
+        The episode, and what was wrong with its file, `None` if nothing was. The outcome of an episode whose end is
+        missing is `lost`, unless its LAST step is there.
+
+    Raises:
+        TrajectoryFormatError: Not even the first line can be read.
+    """
+    reader = _EpisodeReader()
+    try:
+        return reader.read(path), None
+    except (OSError, *BROKEN) as error:
+        broken = _format_error(path, reader, error)
+        if reader.head is None:
+            raise broken from error
+    return end_unfinished(reader.head, reader.steps), str(broken)
+
+
+def end_unfinished(head: Mapping[str, Any], steps: list[StepRecord]) -> EpisodeTrajectory:
+    """The episode of which only the beginning is left. Raises `TrajectoryFormatError` where `head` is not sound."""
+    last = steps[-1] if steps else None
+    outcome = Outcome.LOST
+    error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
+    if last is not None and last.step_type == "LAST":
+        outcome = Outcome.TRUNCATED if last.discount else Outcome.COMPLETED
+        error = ErrorInfo("limit", "limit reached: unknown") if last.discount else None
+    try:
+        fields = episode_fields(
+            {
+                **head,
+                "end_time": last.timestamp if last is not None else head["start_time"],
+                "total_reward": total_reward(steps),
+                "num_steps": len(steps),
+                "truncated": outcome is Outcome.TRUNCATED,
+                "outcome": outcome,
+                "error": asdict(error) if error is not None else None,
+            }
+        )
+    except BROKEN as broken:
+        raise TrajectoryFormatError(f"Expected the beginning of a trajectory: {what_broke(broken)}") from broken
+    return EpisodeTrajectory(steps=tuple(steps), **fields)
+
+
+class _EpisodeReader:
+    """Reads one file; what was read when something broke stays readable."""
+
+    def __init__(self) -> None:
+        self.head: Mapping[str, Any] | None = None
+        self.steps: list[StepRecord] = []
+        self.line = Line(0, 1, "")
+
+    def read(self, path: Path) -> EpisodeTrajectory:
+        with read_lines(path) as lines:
+            self.line = next(lines, self.line)
+            if (head := _head(self.line.text)) is None:
+                return _from_object(json.loads(self.line.text + read_rest(lines)))
+            self.head = head
+            return self._read_body(lines, head)
+
+    def _read_body(self, lines: Iterator[Line], head: Mapping[str, Any]) -> EpisodeTrajectory:
+        decoder = StepDecoder()
+        for self.line in lines:
+            text = self.line.text
+            if not text.startswith("]"):
+                self.steps.append(decoder.decode(json.loads(text.removeprefix(","))))
+                continue
+            fields = episode_fields({**head, **_end(text)})
+            if fields["num_steps"] != len(self.steps):
+                raise ValueError(f"expected {fields['num_steps']} steps, got {len(self.steps)}")
+            if (after := next(lines, None)) is not None:
+                raise ValueError(f"expected nothing after the end, got {after.text!r:.80}")
+            return EpisodeTrajectory(steps=tuple(self.steps), **fields)
+        raise ValueError(f"the end is missing: the file stops after {len(self.steps)} steps")
+
+
+def _head(first_line: str) -> dict[str, Any] | None:
+    """What the first line of a file in our layout says; `None` for another's, or one of schema version 1."""
+    text = first_line.rstrip()
+    if not text.endswith(STEPS):
+        return None
+    head: dict[str, Any] = json.loads(f"{text}]}}")
+    if (version := head.get("schema_version")) != SCHEMA_VERSION:
+        raise ValueError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: update ares_exp")
+    return head
+
+
+def _end(last_line: str) -> dict[str, Any]:
+    end: dict[str, Any] = json.loads("{" + last_line.removeprefix("],"))
+    return end
+
+
+def _from_object(data: Any) -> EpisodeTrajectory:
+    if not isinstance(data, dict):
+        raise TypeError(f"expected a JSON object, got {type(data).__name__}")
+    return EpisodeTrajectory.from_dict(data)
+
+
+def _format_error(path: Path, reader: _EpisodeReader, error: BaseException) -> TrajectoryFormatError:
+    if isinstance(error, OSError):
+        return TrajectoryFormatError(f"{path}: {error.strerror or error}.")
+    where = "" if isinstance(error, TextTooLongError) else f" {reader.line.place}"
+    remedy = "" if reader.head is None else f" `python -m ares_exp.trajectories recover {path}` keeps what is good."
+    return TrajectoryFormatError(f"{path}{where}: {what_broke(error)}.{remedy}")

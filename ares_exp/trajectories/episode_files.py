@@ -1,0 +1,115 @@
+"""The part that collectors of one file an episode share: written step by step, finished atomically."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ares_exp.run_dir import append_text
+from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
+from ares_exp.trajectories.episode_file import PARTIAL, opening_line, step_line
+from ares_exp.trajectories.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.writer_lock import WriterLock
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class EpisodeFiles(EpisodeCollector):
+    """One file an episode in `output_dir`.
+
+    Each step goes to `{name}.partial` when it is recorded, in the layout of `episode_file`: `kill -9` loses none. When
+    the episode ends, `_finish` makes the finished file of it, and the partial one is gone. While episodes are open the
+    directory is locked (shared): whoever recovers partial files can tell that their writer is alive.
+    """
+
+    suffix: str
+    """What the names of finished files end with, the dot included."""
+
+    def __init__(
+        self, output_dir: str | Path, *, durability: Durability = "episode", clock: Callable[[], float] = time.time
+    ) -> None:
+        """Touches nothing yet.
+
+        Args:
+            output_dir: Made when the first episode begins.
+            durability: What a power cut may take; see `Durability`.
+            clock: Gives epoch seconds.
+        """
+        super().__init__(clock=clock)
+        self.output_dir = Path(output_dir)
+        self._durability = durability
+        self._sync = GroupedSync()
+        self._directory = WriterLock()
+
+    def begin_episode(
+        self,
+        *,
+        task_name: str,
+        episode_id: str | None = None,
+        start_time: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> EpisodeHandle:
+        """Opens an episode; its id must be usable as a file name."""
+        if episode_id is not None and (not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith(".")):
+            raise ValueError(
+                "Expected an episode id of letters, digits, '.', '_' and '-', not beginning with '.', "
+                f"got {episode_id!r}."
+            )
+        return super().begin_episode(
+            task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
+        )
+
+    def close(self) -> None:
+        """Ends the syncing thread. Idempotent."""
+        self._sync.close()
+
+    def _finish(self, partial: Path | None, path: Path, trajectory: EpisodeTrajectory) -> None:
+        """Makes the finished file at `path`; `partial`, if there is one, has all of it but the last line."""
+        raise NotImplementedError
+
+    def _begun(self, handle: EpisodeHandle) -> None:
+        head = opening_line(
+            episode_id=handle.episode_id,
+            task_name=handle.task_name,
+            start_time=handle.start_time,
+            metadata=handle.metadata,
+        )
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._directory.acquire(self.output_dir)
+            append_text(self._partial(handle), head, flags=os.O_CREAT | os.O_EXCL)
+        except OSError as error:  # no reason not to collect: there may be room again when the episode ends
+            handle.unwritten = error
+
+    def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
+        first = len(handle.steps) == 1
+        if handle.unwritten is not None:
+            if first:
+                raise handle.unwritten  # told once
+            return
+        path = self._partial(handle)
+        try:
+            append_text(path, step_line(encoded, first=first))
+        except OSError as error:
+            handle.unwritten = error
+            raise
+        if self._durability == "step":
+            self._sync.want(path)
+
+    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        partial = self._partial(handle)
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            whole = partial if handle.unwritten is None else None
+            self._finish(whole, self.output_dir / f"{handle.episode_id}{self.suffix}", trajectory)
+            partial.unlink(missing_ok=True)
+        finally:
+            self._directory.release()
+
+    def _partial(self, handle: EpisodeHandle) -> Path:
+        return self.output_dir / f"{handle.episode_id}{self.suffix}{PARTIAL}"

@@ -1,0 +1,154 @@
+"""The JSON Lines file of many episodes (schema version 2): appendable, and readable while it grows.
+
+Every line is a JSON object with an `episode_id` and a `type`; lines of different episodes may be mixed:
+
+- `begin`: `schema_version`, `task_name`, `start_time`, `metadata`;
+- `step`: the next step of that episode, as `step_encoding` tells;
+- `end`: `end_time`, `total_reward`, `num_steps`, `truncated`, `outcome`, `error`.
+
+A `begin` with the id of an episode that has not ended starts it over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import TrajectoryFormatError
+from ares_exp.run_dir import dump_json
+from ares_exp.trajectories.episode_file import closing_fields, end_unfinished, opening_fields
+from ares_exp.trajectories.line_file import Line, read_lines
+from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, episode_fields, what_broke
+from ares_exp.trajectories.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.step_encoding import StepDecoder, StepEncoder
+
+
+def begin_line(**head: Any) -> str:
+    """The line that opens an episode; see `opening_fields`."""
+    return _line("begin", head["episode_id"], opening_fields(**head))
+
+
+def step_line(episode_id: str, encoded: Mapping[str, Any]) -> str:
+    """The line of an encoded step."""
+    return _line("step", episode_id, encoded)
+
+
+def end_line(trajectory: EpisodeTrajectory) -> str:
+    """The line that ends an episode."""
+    return _line("end", trajectory.episode_id, closing_fields(trajectory))
+
+
+def jsonl_lines(trajectory: EpisodeTrajectory) -> Iterator[str]:
+    """All lines of one episode."""
+    encoder = StepEncoder()
+    yield begin_line(
+        episode_id=trajectory.episode_id,
+        task_name=trajectory.task_name,
+        start_time=trajectory.start_time,
+        metadata=trajectory.metadata,
+    )
+    for record in trajectory.steps:
+        yield step_line(trajectory.episode_id, encoder.encode(record)[1])
+    yield end_line(trajectory)
+
+
+def read_jsonl(
+    path: Path, *, problems: list[str] | None = None, offsets: Sequence[int] | None = None
+) -> Iterator[EpisodeTrajectory]:
+    """The episodes of a file, each as soon as its end is read; those without an end come last.
+
+    Args:
+        path: The file.
+        problems: Takes what is wrong with the file, in sentences: reading then goes on with what is good, and episodes
+            without an end, or with a broken step, are cut there. Without it the first such thing is raised.
+        offsets: Where the only lines that are to be read begin; by default all are read.
+
+    Raises:
+        TrajectoryFormatError: The file cannot be read, or something in it is wrong and there is no `problems`.
+    """
+    open_episodes: dict[str, _OpenEpisode] = {}
+    line = Line(0, 1, "")
+
+    def tell(what: str) -> None:
+        error = TrajectoryFormatError(f"{path} {line.place}: {what}.")
+        if problems is None:
+            raise TrajectoryFormatError(f"{error} `python -m ares_exp.trajectories recover {path}` keeps what is good.")
+        problems.append(str(error))
+
+    try:
+        with read_lines(path, offsets=offsets) as lines:
+            for line in lines:
+                try:
+                    if (episode := _take(json.loads(line.text), open_episodes)) is not None:
+                        yield episode
+                except BROKEN as error:
+                    tell(what_broke(error))
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
+    except BROKEN as error:  # of the reading of lines itself: nothing more can be read
+        if isinstance(error, TrajectoryFormatError):
+            raise
+        tell(what_broke(error))
+    for episode_id, unfinished in open_episodes.items():
+        if not unfinished.broken:
+            tell(f"the end of episode {episode_id} is missing: {len(unfinished.steps)} steps are there")
+        yield end_unfinished(unfinished.head, unfinished.steps)
+
+
+def load_jsonl(path: Path) -> list[EpisodeTrajectory]:
+    """All episodes of a file. Raises `TrajectoryFormatError` as `read_jsonl` does."""
+    return list(read_jsonl(path))
+
+
+def salvage_jsonl(path: Path) -> tuple[list[EpisodeTrajectory], list[str]]:
+    """What can be read of a file, and what is wrong with it. Raises `TrajectoryFormatError` if it cannot be read."""
+    problems: list[str] = []
+    return list(read_jsonl(path, problems=problems)), problems
+
+
+@dataclass(slots=True)
+class _OpenEpisode:
+    head: Mapping[str, Any]
+    steps: list[StepRecord] = field(default_factory=list)
+    decoder: StepDecoder = field(default_factory=StepDecoder)
+    broken: bool = False
+
+
+def _take(data: Any, open_episodes: dict[str, _OpenEpisode]) -> EpisodeTrajectory | None:
+    """Applies one line; returns the episode that it ended, if it did."""
+    if not isinstance(data, dict):
+        raise TypeError(f"expected a JSON object, got {type(data).__name__}")
+    kind, episode_id = data["type"], data["episode_id"]
+    if not isinstance(episode_id, str):
+        raise TypeError(f"expected `episode_id` to be a string, got {episode_id!r:.80}")
+    if kind == "begin":
+        if (version := data.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: update ares_exp")
+        end_unfinished(data, [])  # refuses a head that is not sound
+        open_episodes[episode_id] = _OpenEpisode(data)
+        return None
+    if kind not in ("step", "end"):
+        raise ValueError(f"expected `type` to be begin, step or end, got {kind!r:.80}")
+    if (episode := open_episodes.get(episode_id)) is None:
+        raise ValueError(f"episode {episode_id!r:.80} has not begun")
+    if episode.broken:
+        return None
+    try:
+        if kind == "step":
+            episode.steps.append(episode.decoder.decode(data))
+            return None
+        fields = episode_fields({**episode.head, **data})
+        if fields["num_steps"] != len(episode.steps):
+            raise ValueError(f"expected {fields['num_steps']} steps of episode {episode_id}, got {len(episode.steps)}")
+    except BROKEN:
+        episode.broken = True
+        raise
+    del open_episodes[episode_id]
+    return EpisodeTrajectory(steps=tuple(episode.steps), **fields)
+
+
+def _line(kind: str, episode_id: str, data: Mapping[str, Any]) -> str:
+    return f"{dump_json({'type': kind, 'episode_id': episode_id, **data})}\n"

@@ -1,0 +1,180 @@
+"""Files of lines, compressed or not: read within bounds, written so that they appear whole."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from ares_exp.errors import ConfigError
+from ares_exp.run_dir import atomic_file
+
+ZSTD = ".zst"
+MAX_FILE_BYTES = 4 * 1024**3
+MAX_LINE_BYTES = 256 * 1024**2
+TAIL_BYTES = 4096
+"""How much of a file's end is read at first to find its last line; four times as much if that was not enough."""
+
+
+class Line(NamedTuple):
+    """One line of a file.
+
+    Attributes:
+        offset: Where it begins, in bytes of the uncompressed text.
+        number: From 1; 0 where it is not known.
+        text: With its line end, if it has one.
+    """
+
+    offset: int
+    number: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        """Where it begins, in words."""
+        return _place(self.offset, self.number)
+
+
+class TextTooLongError(ValueError):
+    """A file or a line is longer than anything that is worth reading."""
+
+
+@contextmanager
+def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[Iterator[Line]]:
+    """Opens a file for reading; one called `….zst` is decompressed.
+
+    Args:
+        path: The file.
+        offsets: Where the only wanted lines begin, in order; the others are passed over. By default all are wanted.
+
+    Raises:
+        OSError: It cannot be read, or not be decompressed.
+        ValueError: While reading: a line is no UTF-8, or a bound is passed (`TextTooLongError`).
+    """
+    with path.open("rb") as raw, _decompressed(raw, path) as file:
+        if offsets is None:
+            yield _lines(file)
+        elif path.suffix == ZSTD:  # no way to the middle but through the beginning
+            yield _selected(_lines(file), offsets)
+        else:
+            yield (_line_at(file, offset) for offset in offsets)
+
+
+def first_and_last_line(path: Path) -> tuple[Line, Line]:
+    """Both ends of a file, however long it is: what is between them is passed over.
+
+    Raises:
+        OSError, ValueError: As `read_lines` does.
+    """
+    with path.open("rb") as raw, _decompressed(raw, path) as file:
+        lines = _lines(file)
+        first = next(lines, Line(0, 1, ""))
+        if path.suffix == ZSTD:
+            last = deque(lines, maxlen=1)
+            return first, last[0] if last else first
+        begins = _last_line_begins(raw, after=raw.tell())
+        return first, first if begins is None else _line_at(raw, begins)
+
+
+def read_rest(lines: Iterator[Line]) -> str:
+    """What is left of a file, in one piece."""
+    return "".join(line.text for line in lines)
+
+
+def _lines(file: IO[bytes]) -> Iterator[Line]:
+    offset = number = 0
+    while data := _read_line(file, offset, number := number + 1):
+        if offset + len(data) > MAX_FILE_BYTES:
+            raise TextTooLongError(f"expected at most {MAX_FILE_BYTES} bytes, got more")
+        yield Line(offset, number, _text(data, offset, number))
+        offset += len(data)
+
+
+def _line_at(file: IO[bytes], offset: int) -> Line:
+    file.seek(offset)
+    return Line(offset, 0, _text(_read_line(file, offset, 0), offset, 0))
+
+
+def _read_line(file: IO[bytes], offset: int, number: int) -> bytes:
+    data = file.readline(MAX_LINE_BYTES + 1)
+    if len(data) > MAX_LINE_BYTES:
+        raise TextTooLongError(
+            f"expected lines of at most {MAX_LINE_BYTES} bytes, the one {_place(offset, number)} is longer"
+        )
+    return data
+
+
+def _selected(lines: Iterator[Line], offsets: Sequence[int]) -> Iterator[Line]:
+    wanted = iter(offsets)
+    offset = next(wanted, None)
+    for line in lines:
+        if offset is None:
+            return
+        if line.offset == offset:
+            yield line._replace(number=0)
+            offset = next(wanted, None)
+
+
+def _last_line_begins(file: IO[bytes], *, after: int) -> int | None:
+    """The offset of the last line, of those that begin at `after` or later; `None` if there are none."""
+    size = file.seek(0, os.SEEK_END)
+    if size <= after:
+        return None
+    length = TAIL_BYTES
+    while True:
+        at = max(after, size - length)
+        file.seek(at)
+        data = file.read(size - at)
+        if (cut := data.rfind(b"\n", 0, len(data) - 1)) >= 0:
+            return at + cut + 1
+        if at == after or length > MAX_LINE_BYTES:
+            return at
+        length *= 4
+
+
+def _text(data: bytes, offset: int, number: int) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8, found something else {_place(offset + error.start, number)}") from None
+
+
+def _place(offset: int, number: int) -> str:
+    return f"at byte {offset} (line {number})" if number else f"at byte {offset}"
+
+
+@contextmanager
+def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    if path.suffix != ZSTD:
+        yield raw
+        return
+    zstandard = import_zstandard()
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(raw, read_across_frames=True) as stream:
+            yield cast("IO[bytes]", io.BufferedReader(stream))
+    except zstandard.ZstdError as error:
+        raise OSError(None, f"it cannot be decompressed: {error}") from error
+
+
+def import_zstandard() -> Any:
+    """The module `zstandard`. Raises `ConfigError` where it is not installed."""
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError("Compression needs the package zstandard: `pip install 'ares-exp[zstd]'`.") from None
+    return zstandard
+
+
+def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
+    """Writes a file that appears whole or not at all; one called `….zst` is compressed. See `atomic_file`."""
+    with atomic_file(path, sync=sync) as file:
+        if path.suffix == ZSTD:
+            with import_zstandard().ZstdCompressor(level=9).stream_writer(file, closefd=False) as stream:
+                for line in lines:
+                    stream.write(line.encode())
+        else:
+            file.writelines(map(str.encode, lines))

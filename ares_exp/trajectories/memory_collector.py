@@ -1,0 +1,33 @@
+"""The collector that keeps episodes in memory."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field, validate_call
+
+from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+
+class MemoryTrajectoryCollector(EpisodeCollector):
+    """Keeps finished episodes in `episodes`, in the order in which they ended. For notebooks, trainers and tests."""
+
+    @validate_call
+    def __init__(
+        self, *, keep: Annotated[int, Field(ge=1)] | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """No episode yet.
+
+        Args:
+            keep: How many episodes are kept; older ones are forgotten. `None` for all.
+            clock: Gives epoch seconds.
+        """
+        super().__init__(clock=clock)
+        self.episodes: deque[EpisodeTrajectory] = deque(maxlen=keep)
+
+    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        self.episodes.append(trajectory)

@@ -1,0 +1,53 @@
+"""Schema versions of trajectory files, and how the steps of each are read.
+
+- 1: every message once in the top-level `messages`; an observation has `message_ranges`, a list of `[start, stop)`
+  pairs into it, in place of `messages`.
+- 2: see `step_encoding` for the steps and `episode_file` for the file.
+
+The full form that `EpisodeTrajectory.to_dict` gives has no `schema_version`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ares_exp.llms.request import freeze
+from ares_exp.trajectories.records import StepRecord
+from ares_exp.trajectories.step_encoding import StepDecoder
+
+SCHEMA_VERSION = 2
+
+
+def read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
+    """The steps of a trajectory in its JSON form, of whatever version.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: A step is missing or broken, or the version is not known.
+    """
+    version = data.get("schema_version")
+    steps = data["steps"]
+    if not isinstance(steps, Sequence) or isinstance(steps, str):
+        raise TypeError(f"expected `steps` to be a list, got {steps!r:.80}")
+    if version is None:
+        yield from map(StepRecord.from_dict, steps)
+    elif version == 1:
+        table = [freeze(message) for message in data.get("messages", ())]
+        yield from (StepRecord.from_dict(_from_version_1(step, table)) for step in steps)
+    elif version == SCHEMA_VERSION:
+        yield from map(StepDecoder().decode, steps)
+    else:
+        raise ValueError(f"expected schema_version {SCHEMA_VERSION} or lower, got {version!r:.80}: update ares_exp")
+
+
+def _from_version_1(step: Mapping[str, Any], table: Sequence[Any]) -> Mapping[str, Any]:
+    observation = step["observation"]
+    if not isinstance(observation, Mapping) or "message_ranges" not in observation:
+        return step
+    rest = {name: value for name, value in observation.items() if name != "message_ranges"}
+    messages: list[Any] = []
+    for start, stop in observation["message_ranges"]:
+        if not 0 <= start < stop <= len(table):
+            raise ValueError(f"message range [{start}, {stop}) lies outside the {len(table)} messages")
+        messages += table[start:stop]
+    return {**step, "observation": {"messages": messages, **rest}}

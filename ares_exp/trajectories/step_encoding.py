@@ -1,0 +1,235 @@
+"""How a step is written (schema version 2): its record, without what the file has already.
+
+An encoded step is a JSON object with the fields of `StepRecord`, those at their default left out, except that
+
+- `observation`, if it is a request, has in place of `messages` the number `conversation`, and in place of the other
+  fields but `metadata` the number `settings`: they are kept once, as the agent rarely changes them;
+- `action`: a text piece that is the content of a message has that message's number, `{"content_of": 7}`, in place of
+  the text; `prompt_token_ids` that begin like the tokens (prompt and completion) of an earlier step's action are
+  `{"step": 3, "keep": 120, "add": […]}`;
+- `adds` has what the step brought: `messages` and `nodes` (see `conversations`; a request's `conversation` is a node,
+  -1 the empty one) and `settings`, each to be appended to what the steps before it brought;
+- an observation or action that could be mistaken for one of these is `{"verbatim": …}`.
+
+A step can be read when all steps before it have been.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import is_
+from typing import Any
+
+from ares_exp.llms.request import FrozenList, Message
+from ares_exp.trajectories.conversations import ConversationReader, ConversationWriter
+from ares_exp.trajectories.records import StepRecord, command_to_dict
+
+MIN_SHARED_CHARS = 32
+MIN_SHARED_TOKENS = 16
+REMEMBERED_TOKEN_LISTS = 4
+MAX_REPEATED_TOKENS = 200_000_000
+"""How many token ids, repetitions counted, the prompts of one file may come to when it is read."""
+
+
+class StepEncoder:
+    """Encodes the steps of one episode, in order."""
+
+    def __init__(self) -> None:
+        """No step yet."""
+        self._conversations = ConversationWriter()
+        self._settings: dict[str, int] = {}
+        self._last_settings: tuple[dict[str, Any], int] = ({}, 0)
+        self._tokens: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=REMEMBERED_TOKEN_LISTS)
+        self._count = 0
+
+    def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
+        """The record with its messages shared with earlier ones, and what is written of it."""
+        adds: dict[str, Any] = {}
+        position = self._count
+        self._count += 1
+        observation, packed = self._pack_observation(record.observation, adds)
+        if observation is not record.observation:
+            record = replace(record, observation=observation)
+        data: dict[str, Any] = {
+            "step_index": record.step_index,
+            "step_type": record.step_type,
+            "observation": packed,
+            "action": self._pack_action(record.action, adds, position),
+            "reward": record.reward,
+            "discount": record.discount,
+            "timestamp": record.timestamp,
+        }
+        for name in ("policy_sec", "environment_sec", "container_sec"):
+            if (seconds := getattr(record, name)) is not None:
+                data[name] = seconds
+        if record.commands:
+            data["commands"] = [command_to_dict(command) for command in record.commands]
+        if adds:
+            data["adds"] = adds
+        return record, data
+
+    def _pack_observation(self, observation: Any, adds: dict[str, Any]) -> tuple[Any, Any]:
+        if not _is_request(observation):
+            return observation, _unmistakable(observation, "conversation")
+        added = self._conversations.add(observation["messages"])
+        packed: dict[str, Any] = {"conversation": added.node}
+        if added.new_nodes:
+            adds["nodes"] = added.new_nodes
+        if added.new_messages:
+            adds["messages"] = added.new_messages
+        settings = {name: value for name, value in observation.items() if name not in ("messages", "metadata")}
+        if settings:
+            packed["settings"] = self._pack_settings(settings, adds)
+        if "metadata" in observation:
+            packed["metadata"] = observation["metadata"]
+        if not all(map(is_, added.messages, observation["messages"])):
+            observation = Message({**observation, "messages": added.messages})
+        return observation, packed
+
+    def _pack_settings(self, settings: dict[str, Any], adds: dict[str, Any]) -> int:
+        last, number = self._last_settings
+        if last.keys() == settings.keys() and all(map(is_, last.values(), settings.values())):
+            return number
+        text = json.dumps(settings)
+        if text not in self._settings:
+            adds["settings"] = [settings]
+        number = self._settings.setdefault(text, len(self._settings))
+        self._last_settings = settings, number
+        return number
+
+    def _pack_action(self, action: Any, adds: Mapping[str, Any], position: int) -> Any:
+        if not _is_response(action):
+            return _unmistakable(action, "data", "prompt_token_ids")
+        contents = self._new_contents(adds)
+        packed = {**action, "data": [_shared_piece(piece, contents) for piece in action["data"]]}
+        tokens, generated = action.get("prompt_token_ids"), action.get("completion_token_ids")
+        if isinstance(tokens, FrozenList):
+            packed["prompt_token_ids"] = self._pack_tokens(tokens)
+            self._tokens.append((position, (*tokens, *(generated if isinstance(generated, FrozenList) else ()))))
+        return packed
+
+    def _new_contents(self, adds: Mapping[str, Any]) -> dict[str, int]:
+        """The texts that this step brought, by the numbers of their messages."""
+        new = adds.get("messages", ())
+        first = len(self._conversations.messages) - len(new)
+        texts = ((message.get("content"), number) for number, message in enumerate(new, first))
+        return {text: number for text, number in texts if type(text) is str and len(text) >= MIN_SHARED_CHARS}
+
+    def _pack_tokens(self, tokens: FrozenList) -> Any:
+        best, keep = 0, 0
+        for position, earlier in reversed(self._tokens):
+            if (common := _common_length(earlier, tokens)) > keep:
+                best, keep = position, common
+        return {"step": best, "keep": keep, "add": tokens[keep:]} if keep >= MIN_SHARED_TOKENS else tokens
+
+
+class StepDecoder:
+    """Decodes the steps of one episode, in order."""
+
+    def __init__(self) -> None:
+        """No step yet."""
+        self._conversations = ConversationReader()
+        self._settings: list[Mapping[str, Any]] = []
+        self._actions: list[Any] = []
+        self._repeated_tokens = 0
+
+    def decode(self, data: Mapping[str, Any]) -> StepRecord:
+        """The record of an encoded step.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It is none, or refers to what the steps before did not
+                bring.
+        """
+        adds = data.get("adds", {})
+        self._conversations.extend(adds.get("messages", ()), adds.get("nodes", ()))
+        self._settings.extend(adds.get("settings", ()))
+        observation, action = self._observation(data["observation"]), self._action(data["action"])
+        self._actions.append(action)
+        return StepRecord.from_dict({**data, "observation": observation, "action": action})
+
+    def _observation(self, packed: Any) -> Any:
+        if not isinstance(packed, Mapping):
+            return packed
+        if "verbatim" in packed:
+            return packed["verbatim"]
+        if "conversation" not in packed:
+            return packed
+        observation: dict[str, Any] = {"messages": self._conversations.conversation(packed["conversation"])}
+        if "settings" in packed:
+            observation |= _item(self._settings, packed["settings"], "settings")
+        if "metadata" in packed:
+            observation["metadata"] = packed["metadata"]
+        return observation
+
+    def _action(self, packed: Any) -> Any:
+        if not isinstance(packed, Mapping):
+            return packed
+        if "verbatim" in packed:
+            return packed["verbatim"]
+        if not isinstance(packed.get("data"), list):
+            return packed
+        action = {**packed, "data": [self._piece(piece) for piece in packed["data"]]}
+        if isinstance(tokens := packed.get("prompt_token_ids"), Mapping):
+            action["prompt_token_ids"] = self._tokens(tokens)
+        return action
+
+    def _piece(self, piece: Any) -> Any:
+        if not isinstance(piece, Mapping) or "content_of" not in piece:
+            return piece
+        return {"content": _item(self._conversations.messages, piece["content_of"], "messages")["content"]}
+
+    def _tokens(self, packed: Mapping[str, Any]) -> list[int]:
+        earlier = _item(self._actions, packed["step"], "actions")
+        generated = earlier.get("completion_token_ids")
+        known = (*earlier["prompt_token_ids"], *(generated if isinstance(generated, list) else ()))
+        if type(packed["keep"]) is not int or not 0 <= packed["keep"] <= len(known):
+            raise ValueError(f"expected to keep at most {len(known)} token ids, got {packed['keep']!r:.80}")
+        tokens = [*known[: packed["keep"]], *packed["add"]]
+        self._repeated_tokens += len(tokens)
+        if self._repeated_tokens > MAX_REPEATED_TOKENS:
+            raise ValueError(f"expected at most {MAX_REPEATED_TOKENS} prompt token ids in all, got more")
+        return tokens
+
+
+def _is_request(observation: Any) -> bool:
+    messages = observation.get("messages") if isinstance(observation, Mapping) else None
+    return isinstance(messages, FrozenList) and {Message}.issuperset(map(type, messages))
+
+
+def _is_response(action: Any) -> bool:
+    """Whether packing would be undone by unpacking."""
+    if not isinstance(action, Mapping) or "verbatim" in action or isinstance(action.get("prompt_token_ids"), Mapping):
+        return False
+    pieces = action.get("data")
+    return isinstance(pieces, FrozenList) and not any(type(p) is Message and "content_of" in p for p in pieces)
+
+
+def _unmistakable(value: Any, *reserved: str) -> Any:
+    mistakable = isinstance(value, Mapping) and any(name in value for name in ("verbatim", *reserved))
+    return {"verbatim": value} if mistakable else value
+
+
+def _shared_piece(piece: Any, contents: Mapping[str, int]) -> Any:
+    number = contents.get(piece["content"]) if type(piece) is Message and piece.keys() == {"content"} else None
+    return piece if number is None else {"content_of": number}
+
+
+def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
+    """How many tokens two lists have in common at their beginnings, by bisection: comparing slices is fast."""
+    low, high = 0, min(len(earlier), len(later))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if earlier[low:middle] == later[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _item(items: Sequence[Any], index: Any, what: str) -> Any:
+    if type(index) is not int or not 0 <= index < len(items):
+        raise ValueError(f"expected an index below {len(items)} into the {what}, got {index!r:.80}")
+    return items[index]

@@ -1,0 +1,49 @@
+"""Tells the files of a living writer from those that a dead one left: a shared lock that the kernel drops with it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+
+class WriterLock:
+    """Held on a file or directory while something is being written there, by any number of writers."""
+
+    def __init__(self) -> None:
+        """Not held."""
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._descriptor: int | None = None
+
+    def acquire(self, path: Path) -> None:
+        """Holds the lock on `path` until as many releases. Raises `OSError` where there is no such path."""
+        with self._lock:
+            if self._descriptor is None:
+                descriptor = os.open(path, os.O_RDONLY)
+                with suppress(BlockingIOError):  # somebody asks at this moment whether there is a writer
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._descriptor = descriptor
+            self._holders += 1
+
+    def release(self) -> None:
+        """Lets go, with the last release. More releases than acquisitions do nothing."""
+        with self._lock:
+            self._holders = max(0, self._holders - 1)
+            if self._holders == 0 and self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+def has_writer(path: Path) -> bool:
+    """Whether a living process writes at `path`. Raises `OSError` where there is no such path."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

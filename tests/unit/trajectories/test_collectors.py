@@ -1,0 +1,332 @@
+"""Collectors: what is on disk while an episode goes on, when it has ended, and when it cannot be written."""
+
+import asyncio
+import logging
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.results import Outcome
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.episode_file import salvage_episode
+from ares_exp.trajectories.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.jsonl_file import load_jsonl, salvage_jsonl
+from ares_exp.trajectories.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+from ares_exp.trajectories.writer_lock import has_writer
+
+ANSWER = LLMResponse.from_text("an answer of the policy")
+
+
+def records(length: int = 4, text: str = "x") -> list[StepRecord]:
+    messages = [{"role": "user", "content": f"{text} task"}]
+    made = []
+    for index in range(length):
+        first, last = index == 0, index == length - 1
+        request = None if last else serialize_llm_request(LLMRequest(messages))
+        action = None if first else serialize_llm_response(ANSWER)
+        kind = "FIRST" if first else "LAST" if last else "MID"
+        reward, discount = (None, None) if first else (float(last), float(not last))
+        made.append(StepRecord(index, kind, request, action, reward, discount, float(index)))  # type: ignore[arg-type]
+        messages.append({"role": "user", "content": f"{index} {text}"})
+    return made
+
+
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector, MemoryTrajectoryCollector])
+def test_a_collector_follows_the_protocol(tmp_path: Path, kind: Any) -> None:
+    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t")
+    assert isinstance(collector, TrajectoryCollector)
+    assert list(tmp_path.iterdir()) == []
+    collector.begin_episode(task_name="t")
+    for record in records():
+        collector.record_step(record)
+    trajectory = collector.end_episode()
+    assert trajectory.steps == tuple(records())
+    collector.close()
+    collector.close()
+
+
+def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:
+    collector = MemoryTrajectoryCollector(keep=2)
+    handles = [collector.begin_episode(task_name=name, metadata={"attempt": 3}) for name in "abc"]
+    for handle in reversed(handles):
+        collector.end_episode(episode=handle)
+    assert [episode.task_name for episode in collector.episodes] == ["b", "a"]
+    assert collector.episodes[0].metadata == {"attempt": 3}
+
+
+def test_every_recorded_step_is_on_disk_at_once(tmp_path: Path) -> None:
+    collector = JsonTrajectoryCollector(tmp_path)
+    collector.begin_episode(task_name="t", episode_id="e", metadata={"seed": 1})
+    for count, record in enumerate(records(), 1):
+        collector.record_step(record)
+        partial, problem = salvage_episode(tmp_path / "e.json.partial")
+        assert partial.steps == tuple(records()[:count])
+        assert problem
+        assert partial.outcome is (Outcome.COMPLETED if count == 4 else Outcome.LOST)
+        assert partial.metadata == {"seed": 1}
+        assert not (tmp_path / "e.json").exists()
+        assert has_writer(tmp_path)
+    trajectory = collector.end_episode()
+    assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
+    assert EpisodeTrajectory.load(tmp_path / "e.json") == trajectory
+    assert not has_writer(tmp_path)
+
+
+def test_every_recorded_step_is_in_the_run_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    collector = JsonlTrajectoryCollector(path)
+    handles = [collector.begin_episode(task_name=name) for name in "ab"]
+    for count, record in enumerate(records(), 1):
+        for handle in handles:
+            collector.record_step(record, episode=handle)
+        assert [episode.num_steps for episode in salvage_jsonl(path)[0]] == [count, count]
+        assert has_writer(path)
+    ended = [collector.end_episode(episode=handle) for handle in handles]
+    assert load_jsonl(path) == ended
+    assert not has_writer(path)
+
+
+def test_a_run_file_is_appended_to_after_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"type": "beg')
+    collector = JsonlTrajectoryCollector(path)
+    collector.begin_episode(task_name="t")
+    ended = collector.end_episode()
+    episodes, problems = salvage_jsonl(path)
+    assert episodes == [ended]
+    assert len(problems) == 1
+
+
+def test_compression(tmp_path: Path) -> None:
+    collector = JsonTrajectoryCollector(tmp_path, compression="zstd")
+    collector.begin_episode(task_name="t", episode_id="e")
+    for record in records(text="x" * 1000):
+        collector.record_step(record)
+    trajectory = collector.end_episode()
+    assert [path.name for path in tmp_path.iterdir()] == ["e.json.zst"]
+    assert EpisodeTrajectory.load(tmp_path / "e.json.zst") == trajectory
+    assert (tmp_path / "e.json.zst").stat().st_size < 1500
+
+
+@pytest.mark.parametrize(
+    ("durability", "during", "after"), [("none", False, False), ("episode", False, True), ("step", True, True)]
+)
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
+def test_durability_decides_when_files_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, durability: Durability, during: bool, after: bool
+) -> None:
+    synced = threading.Event()
+    threads = set()
+
+    def spy(descriptor: int, really: Any = os.fsync) -> None:
+        really(descriptor)
+        threads.add(threading.current_thread())
+        synced.set()
+
+    monkeypatch.setattr(os, "fsync", spy)
+    collector = kind(tmp_path / "t", durability=durability)
+    handle = collector.begin_episode(task_name="t")
+    collector.record_step(records()[0])
+    assert synced.wait(10 if during else 0.05) is during
+    assert threading.current_thread() not in threads
+    assert collector._resolve(handle) is handle
+    synced.clear()
+    collector.end_episode()
+    assert synced.is_set() is after
+    collector.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "trajectory sync"]
+
+
+def test_what_cannot_be_synced_does_not_end_the_syncing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sync = GroupedSync()
+    with caplog.at_level(logging.WARNING):
+        sync.want(tmp_path / "gone")
+        sync.want(tmp_path / ("a" * 300))
+        sync.close()
+    assert "could not be synced" in caplog.text
+    sync.close()
+
+
+def test_a_dropped_collector_ends_its_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    sync = GroupedSync()
+    sync.want(tmp_path)
+    [thread] = set(threading.enumerate()) - before
+    del sync
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Files cannot grow beyond `size` bytes meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 200, 600])
+async def test_a_full_disk_costs_no_step_if_there_is_room_in_the_end(
+    tmp_path: Path, counting: Any, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    collectors = {
+        "json": JsonTrajectoryCollector(tmp_path / "json"),
+        "jsonl": JsonlTrajectoryCollector(tmp_path / "t.jsonl"),
+        "memory": MemoryTrajectoryCollector(),
+    }
+    env = TrajectoryCollectingEnvironment(counting(5), collectors, episode_id="e")
+    with full_disk(size):
+        step = await env.reset()
+        for _ in range(4):
+            step = await env.step(ANSWER)
+    await env.step(ANSWER)
+    assert step.step_type == "MID"
+    assert env.collector_failures == 2  # once each, not at every step
+    assert "The json collector failed in record_step: OSError" in caplog.text
+    [kept] = collectors["memory"].episodes
+    assert kept.num_steps == 6
+    assert EpisodeTrajectory.load(tmp_path / "json" / "e.json").steps == kept.steps
+    [appended] = load_jsonl(tmp_path / "t.jsonl")
+    assert appended.steps == kept.steps
+
+
+async def test_a_disk_that_stays_full_leaves_what_was_written(tmp_path: Path, counting: Any) -> None:
+    env = TrajectoryCollectingEnvironment(counting(50), JsonTrajectoryCollector(tmp_path), episode_id="e")
+    with full_disk(4000):
+        await env.reset()
+        for _ in range(50):
+            await env.step(ANSWER)
+    assert env.collector_failures == 2
+    assert env.trajectory is None
+    assert [path.name for path in tmp_path.iterdir()] == ["e.json.partial"]
+    saved, _ = salvage_episode(tmp_path / "e.json.partial")
+    assert 5 < saved.num_steps < 50
+
+
+class Failing(NullTrajectoryCollector):
+    """Fails where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def begin_episode(self, **more: Any) -> Any:
+        self._fail("begin")
+        return super().begin_episode(**more)
+
+    def record_step(self, record: Any, *, episode: Any = None) -> None:
+        self._fail("record")
+
+    def end_episode(self, **more: Any) -> Any:
+        self._fail("end")
+        return super().end_episode(**more)
+
+    def _fail(self, where: str) -> None:
+        if where == self.where:
+            raise ValueError(f"no {where}")
+
+
+@pytest.mark.parametrize(("where", "failures"), [("begin", 1), ("record", 3), ("end", 1)])
+async def test_a_failing_collector_keeps_nothing_from_the_others(
+    tmp_path: Path, counting: Any, where: str, failures: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = MemoryTrajectoryCollector()
+    collectors = {"first": Failing(where), "json": JsonTrajectoryCollector(tmp_path), "last": memory}
+    async with TrajectoryCollectingEnvironment(counting(2), collectors, episode_id="e") as env:
+        await env.reset()
+        await env.step(ANSWER)
+        assert (await env.step(ANSWER)).last()
+    assert env.collector_failures == failures
+    assert f"The first collector failed in {where}" in caplog.text
+    assert memory.episodes[0] == EpisodeTrajectory.load(tmp_path / "e.json")
+    assert env.trajectory is not None
+    assert env.trajectory.num_steps == 3
+
+
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
+def test_threads_share_a_collector(tmp_path: Path, kind: Any) -> None:
+    collector = kind(tmp_path / "t")
+    ended: list[EpisodeTrajectory] = []
+
+    def play(number: int) -> None:
+        handle = collector.begin_episode(task_name=f"task {number}")
+        for record in records(text=str(number)):
+            collector.record_step(record, episode=handle)
+        ended.append(collector.end_episode(episode=handle))
+
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(ended) == 40
+    if kind is JsonlTrajectoryCollector:
+        loaded = load_jsonl(tmp_path / "t")
+    else:
+        loaded = [EpisodeTrajectory.load(path) for path in (tmp_path / "t").iterdir()]
+    assert sorted(loaded, key=lambda e: e.episode_id) == sorted(ended, key=lambda e: e.episode_id)
+    for episode in loaded:
+        assert episode.steps == tuple(records(text=episode.task_name.removeprefix("task ")))
+
+
+async def test_an_agent_that_edits_its_messages_changes_nothing_that_was_recorded(counting: Any) -> None:
+    class Editing(counting):  # type: ignore[misc]
+        def _observe(self) -> Any:
+            self.messages.append({"role": "user", "content": [{"type": "text", "text": f"{len(self.messages)}"}]})
+            return {"messages": self.messages, "tools": [{"name": "t"}]}
+
+    env = Editing(3)
+    memory = MemoryTrajectoryCollector()
+    collecting = TrajectoryCollectingEnvironment(env, memory)
+    await collecting.reset()
+    await collecting.step(ANSWER)
+    env.messages[0]["content"][0]["text"] = "changed"
+    env.messages.clear()
+    await collecting.step(ANSWER)
+    await collecting.close()
+    shown = [[m["content"][0]["text"] for m in step.observation["messages"]] for step in memory.episodes[0].steps]
+    assert shown == [["0"], ["0", "1"], ["0"]]
+
+
+def test_a_collector_that_is_closed_early_still_ends_its_episode(tmp_path: Path) -> None:
+    collector = JsonTrajectoryCollector(tmp_path, durability="step")
+    collector.begin_episode(task_name="t")
+    collector.record_step(records()[0])
+    collector.close()
+    collector.record_step(records()[1])
+    collector.end_episode()
+    assert [EpisodeTrajectory.load(path).num_steps for path in tmp_path.iterdir()] == [2]
+    assert not [thread for thread in threading.enumerate() if thread.name == "trajectory sync"]
+
+
+async def test_seconds_are_recorded(counting: Any) -> None:
+    memory = MemoryTrajectoryCollector()
+    env = TrajectoryCollectingEnvironment(counting(2), memory)
+    await env.reset()
+    await asyncio.sleep(0.05)
+    await env.step(ANSWER)
+    await env.step(ANSWER)
+    first, middle, last = memory.episodes[0].steps
+    assert first.policy_sec is None
+    assert middle.policy_sec is not None
+    assert middle.policy_sec >= 0.045
+    assert last.policy_sec is not None
+    assert last.policy_sec < 0.045
+    assert all(step.environment_sec is not None and 0 <= step.environment_sec < 5 for step in (first, middle, last))
+    assert all(step.container_sec is None and step.commands == () for step in (first, middle, last))

@@ -1,0 +1,167 @@
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from ares_exp.llms.request import LLMRequest, Message
+from ares_exp.llms.response import LLMResponse
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+from ares_exp.trajectories.step_encoding import StepDecoder, StepEncoder
+from tests.unit.trajectories.strategies import trajectories
+
+
+def encoded(records: list[StepRecord]) -> list[str]:
+    encoder = StepEncoder()
+    return [json.dumps(encoder.encode(record)[1]) for record in records]
+
+
+def decoded(lines: list[str]) -> list[StepRecord]:
+    decoder = StepDecoder()
+    return [decoder.decode(json.loads(line)) for line in lines]
+
+
+def asking(index: int, messages: list[Any], reply: LLMResponse | None = None, **more: Any) -> StepRecord:
+    observation = serialize_llm_request(LLMRequest(messages, **more))
+    action = None if reply is None else serialize_llm_response(reply)
+    return StepRecord(index, "MID", observation, action, 0.0, 1.0, float(index))
+
+
+def said(text: str, role: str = "user") -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+@settings(max_examples=60)
+@given(trajectories())
+def test_what_is_decoded_equals_what_was_encoded(trajectory: EpisodeTrajectory) -> None:
+    assert tuple(decoded(encoded(list(trajectory.steps)))) == trajectory.steps
+
+
+@settings(max_examples=30)
+@given(trajectories())
+def test_the_encoder_gives_equal_records_with_shared_messages(trajectory: EpisodeTrajectory) -> None:
+    encoder = StepEncoder()
+    seen: dict[str, Any] = {}
+    for record in trajectory.steps:
+        shared = encoder.encode(record)[0]
+        assert shared == record
+        messages = (shared.observation or {}).get("messages")
+        for message in messages if isinstance(messages, tuple) else ():
+            if type(message) is Message and all(type(value) is str for value in message.values()):
+                assert seen.setdefault(json.dumps(message), message) is message
+
+
+def appending(length: int) -> list[StepRecord]:
+    messages = [said(f"{i}".ljust(200, ".")) for i in range(2 * length)]
+    return [asking(i, [dict(m) for m in messages[: 2 * i + 1]]) for i in range(length)]
+
+
+def two_at_once(length: int) -> list[StepRecord]:
+    return [asking(i, [said(f"{i % 2} {k}".ljust(200, ".")) for k in range(i // 2 + 1)]) for i in range(length)]
+
+
+def sliding(length: int) -> list[StepRecord]:
+    return [asking(i, [said(f"{k}".ljust(200, ".")) for k in range(i, i + 10)]) for i in range(length)]
+
+
+def with_tools(length: int) -> list[StepRecord]:
+    tools = [{"type": "function", "function": {"name": f"tool{i}", "description": "x" * 100}} for i in range(20)]
+    return [asking(i, [said("same")], tools=tools, system_prompt="s" * 1000) for i in range(length)]
+
+
+def with_token_ids(length: int) -> list[StepRecord]:
+    ids: list[int] = list(range(100))
+    records = []
+    for i in range(length):
+        new = list(range(10 * i, 10 * i + 10))
+        reply = LLMResponse.from_text("x", prompt_token_ids=list(ids), completion_token_ids=new)
+        records.append(asking(i, [said("same")], reply))
+        ids += [*new, 7, 7]
+    return records
+
+
+@pytest.mark.parametrize("make", [appending, two_at_once, sliding, with_tools, with_token_ids])
+def test_the_size_grows_linearly(make: Callable[[int], list[StepRecord]]) -> None:
+    short, long = encoded(make(100)), encoded(make(400))
+    assert sum(map(len, long)) < 4.4 * sum(map(len, short))
+    assert decoded(long) == make(400)
+
+
+def test_a_reply_is_stored_once_with_the_message_that_it_becomes() -> None:
+    text = "a reply that is long enough " * 20
+    after = [said("q"), said(text, "assistant")]
+    lines = encoded([asking(0, [said("q")]), asking(1, after, LLMResponse.from_text(text))])
+    assert "".join(lines).count(text) == 1
+    assert decoded(lines)[1].action == serialize_llm_response(LLMResponse.from_text(text))
+
+
+def test_what_only_looks_encoded_comes_back_as_it_was() -> None:
+    odd: list[Any] = [
+        {"conversation": 0},
+        {"verbatim": {"conversation": 1}},
+        {"messages": "none", "conversation": 3},
+        {"messages": [1, "x", None]},
+        {"data": [{"content_of": 0}]},
+        {"data": [{"content": "x" * 50}, {"content_of": 0}], "prompt_token_ids": [1]},
+        {"data": [], "prompt_token_ids": {"step": 0, "keep": 0, "add": []}},
+        {"prompt_token_ids": {"step": 0, "keep": 9, "add": []}},
+        {"data": "text", "verbatim": 1},
+        {"data": [["x"], "y", 1, None], "prompt_token_ids": "abc"},
+        None,
+    ]
+    records = [asking(0, [said("x" * 50)])]
+    records += [StepRecord(i, "MID", value, value, 0.0, 1.0, 0.0) for i, value in enumerate(odd, 1)]
+    assert decoded(encoded(records)) == records
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"observation": {"conversation": 5}},
+        {"observation": {"conversation": -2}},
+        {"observation": {"conversation": True}},
+        {"observation": {"conversation": "0"}},
+        {"observation": {"conversation": 0, "settings": 3}},
+        {"observation": {"conversation": 0, "settings": None}},
+        {"action": {"data": [{"content_of": 9}]}},
+        {"action": {"data": [{"content_of": -1}]}},
+        {"action": {"data": [], "prompt_token_ids": {"step": 0, "keep": 1, "add": []}}},
+        {"action": {"data": [], "prompt_token_ids": {}}},
+        {"adds": {"nodes": [[7, 0]]}},
+        {"adds": {"nodes": [[1, 0]]}},
+        {"adds": {"nodes": [[0, 7]]}},
+        {"adds": {"nodes": [[0]]}},
+        {"adds": {"nodes": [0]}},
+        {"adds": {"nodes": [["a", "b"]]}},
+        {"adds": {"messages": ["text"]}},
+        {"adds": {"settings": [3]}, "observation": {"conversation": 0, "settings": 0}},
+        {"adds": []},
+        {"adds": "x"},
+        {"commands": [{"command": "ls"}]},
+        {"commands": [1]},
+        {"commands": 1},
+        {"step_type": "END"},
+        {"timestamp": "now"},
+    ],
+    ids=str,
+)
+def test_hostile_steps_are_refused(step: dict[str, Any]) -> None:
+    decoder = StepDecoder()
+    decoder.decode(json.loads(encoded([asking(0, [said("q")])])[0]))
+    good = {"step_index": 1, "step_type": "MID", "observation": None, "action": None}
+    good |= {"reward": 0.0, "discount": 1.0, "timestamp": 1.0}
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        decoder.decode({**good, **step})
+
+
+def test_a_file_cannot_ask_for_more_memory_than_it_is_worth() -> None:
+    decoder = StepDecoder()
+    nodes = [[i - 1, 0] for i in range(100_000)]
+    step = {"step_index": 0, "step_type": "FIRST", "observation": {"conversation": 99_999}, "action": None}
+    step |= {"reward": None, "discount": None, "timestamp": 0.0, "adds": {"messages": [said("x")], "nodes": nodes}}
+    decoder.decode(step)
+    del step["adds"]
+    with pytest.raises(ValueError, match="in all requests together"):
+        deque((decoder.decode(step) for _ in range(1000)), maxlen=0)
