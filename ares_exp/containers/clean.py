@@ -13,17 +13,20 @@ from ares_exp.containers.docker.engine import connect, engine_errors, reason
 from ares_exp.containers.docker.leftovers import find as find_on_engine
 from ares_exp.containers.docker.leftovers import find_locks
 from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.errors import PreflightError
 
 EXIT_OK, EXIT_REMAINS, EXIT_INTERRUPTED = 0, 1, 130
 
 _DESCRIPTION = """\
 Removes what runs that are dead left on this machine: containers, networks, volumes and images on the Docker engine, the
-directories and cgroups of local boxes. What belongs to a run that lives, to another machine or to another user is not
-touched. Every run does the same when it starts; this is for when no run is to follow.
+directories and cgroups of local boxes, temporary directories of builds and verifiers. What belongs to a run that lives,
+to another machine or to another user is not touched. Every run does the same when it starts; this is for when no run is
+to follow.
 """
 _EXIT_CODES = (
-    "Exit codes: 0 nothing of dead runs is left; 1 something could not be removed; 2 the command line is wrong."
+    "Exit codes: 0 nothing of dead runs is left (without a Docker engine: outside of one); 1 something could not be "
+    "removed; 2 the command line is wrong."
 )
 _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -68,7 +71,7 @@ def _clean(*, dry_run: bool, images: bool) -> int:
 
 def _found(*, images: bool) -> tuple[list[Leftover], bool]:
     """All that runs made here, and whether an engine that is there would not say what it has."""
-    found = [*find_locks()]
+    found = [*find_locks(), *find_short_lived()]
     failed = False
     if sys.platform == "linux":
         from ares_exp.containers.local.leftovers import find as find_boxes

@@ -107,6 +107,8 @@ class ContainerSpec:
 class Container(Protocol):
     """A running box. Made by a `ContainerFactory`, started once, stopped as often as one likes.
 
+    Backends inherit from it, for `async with`.
+
     Attributes:
         image: What its files come from, known when it has started: an image's name, or `"host"`; `None` before.
     """
@@ -183,13 +185,14 @@ class Container(Protocol):
 
     async def __aenter__(self) -> Self:
         """Starts the box."""
-        ...
+        await self.start()
+        return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stops the box."""
-        ...
+        await self.stop()
 
 
 @runtime_checkable

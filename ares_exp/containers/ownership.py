@@ -1,8 +1,8 @@
 """Whose a thing is that outlives its maker: a container, a network, an image. And whether that owner is dead.
 
-Labels carry the answer. A process number alone says little: another machine, another boot and another container have
-the same ones. So the labels also name the machine, its boot, the namespace in which process numbers mean the same,
-and when the process started.
+Labels carry the answer, or a mark in its name. A process number alone says little: another machine, another boot and
+another container have the same ones. So the labels also name the machine, its boot, the namespace in which process
+numbers mean the same, and when the process started.
 """
 
 from __future__ import annotations
@@ -45,6 +45,28 @@ def _labels_of(pid: int) -> Mapping[str, str]:
         _PID: str(pid),
         _START: _process_start(pid),
     }
+
+
+def owner_mark() -> str:
+    """Tells whose a thing is that has a name but no labels: `<process number>-<its start>-<where these mean the same>`.
+
+    For what ends with the boot of the machine.
+    """
+    labels = owner_labels()
+    return f"{labels[_PID]}-{labels[_START]}-{_place(labels)}"
+
+
+def is_dead_mark(mark: str) -> bool:
+    """As `is_dead`, for a thing of this machine with an `owner_mark`."""
+    ours = owner_labels()
+    pid, _, rest = mark.partition("-")
+    start, _, place = rest.partition("-")
+    return place == _place(ours) and is_dead({**ours, _PID: pid, _START: start})
+
+
+def _place(labels: Mapping[str, str]) -> str:
+    place = " ".join(labels[name] for name in (_HOST, _BOOT, _NAMESPACE, _USER))
+    return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
 def is_dead(labels: Mapping[str, str]) -> bool:

@@ -17,6 +17,9 @@ _MAX_COMPLAINT = 500
 # How long after its answer a channel is ready again. Longer: a background process holds it.
 _SETTLE_SEC = 0.05
 
+Script = Callable[[str, BoxShell], str]
+"""Makes the source of a script for a channel with this key and this shell."""
+
 
 class ChannelStream(Protocol):
     """Both ends of one running `sh`: what it reads as source text, what it prints.
@@ -135,10 +138,17 @@ class Channel:
         self.run = ScriptRun(output)
         return self.run
 
-    async def send(self, script: Callable[[str, BoxShell], str]) -> None:
+    async def send(self, script: Script) -> None:
         """Sends a script, made for this channel's key and shell; or what one that runs waits for."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self._stream.write(script(self._key, self.box).encode("utf-8", "surrogateescape"))
+
+    async def play(self, run: ScriptRun, script: Script, seconds: float | None) -> None:
+        """Sends the script that `run` is to be and waits for its exit code, so long at most (`None`: no bound)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.send(script)
+                await run.answered.wait()
 
     async def wait_closed(self) -> None:
         """Waits until what reads the stream has noticed `close`."""

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult
+from ares_exp.containers.container_start import refuse_second_start
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import ContainerDiedError, ContainerStartError
 
@@ -162,7 +162,7 @@ class _Kind:
     failed: bool = False
 
 
-class _PooledContainer:
+class _PooledContainer(Container):
     """A `Container` whose inside comes out of a pool, or is started when the pool has none."""
 
     def __init__(self, spec: ContainerSpec, pool: WarmPool) -> None:
@@ -178,8 +178,7 @@ class _PooledContainer:
 
     async def start(self) -> None:
         """As `Container.start`."""
-        if self._begun or self._stopped:
-            raise ContainerStartError("A container is started once; this one has been started or stopped before.")
+        refuse_second_start(begun=self._begun or self._stopped)
         self._begun = True
         with self._pool.somebody_waits():
             kind = await self._pool.kind_of(self._spec)
@@ -218,17 +217,6 @@ class _PooledContainer:
         if self._box is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         return self._box
-
-    async def __aenter__(self) -> Self:
-        """Starts the container."""
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stops the container."""
-        await self.stop()
 
 
 async def _is_alive(box: Container) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ares_exp.containers.container import Container, ExecResult, User
+from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.errors import (
     AddTestsDirError,
     DownloadVerifierDirError,
@@ -137,8 +136,8 @@ async def verify(
     run = await run_tests(container, tests, env=env, user=user)
     if output_dir is not None:
         return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
-    folder = Path(tempfile.mkdtemp(prefix="ares-exp-verifier-"))
+    directory = short_lived_directory("verifier")
     try:
-        return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)
+        return await fetch_verdict(container, directory.path, reward_key=reward_key, secrets=secrets, run=run)
     finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(directory.remove)

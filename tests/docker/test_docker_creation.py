@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import docker
 import pytest
@@ -17,13 +17,6 @@ from tests.docker.engine_relay import EngineRelay
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
 SPEC = ContainerSpec("bad connection", docker_image="debian:bookworm-slim")
-
-
-@pytest.fixture
-def engine() -> Iterator[docker.DockerClient]:
-    client = docker.from_env()
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import uuid
-from collections.abc import Iterator
 
 import docker
 import pytest
@@ -24,13 +23,6 @@ IMAGE = "debian:bookworm-slim"
 SPEC = ContainerSpec("mortal", docker_image=IMAGE)
 SOON_SEC = 30.0
 MOST_LOGGED_EVENTS = 256
-
-
-@pytest.fixture
-def engine() -> Iterator[docker.DockerClient]:
-    client = docker.from_env()
-    yield client
-    client.close()
 
 
 async def last_words(box: Container, command: str = "true") -> str:

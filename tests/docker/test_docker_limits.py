@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import docker
@@ -20,13 +19,6 @@ SPEC = ContainerSpec("limited", docker_image=IMAGE)
 
 # https://docs.docker.com/engine/security/#linux-kernel-capabilities, as bits of linux/capability.h
 DEFAULT_CAPABILITIES = sum(1 << bit for bit in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
-
-
-@pytest.fixture
-def engine() -> Iterator[docker.DockerClient]:
-    client = docker.from_env()
-    yield client
-    client.close()
 
 
 def host_config(engine: docker.DockerClient, box: Container) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import docker
@@ -66,13 +66,6 @@ async def interfaces(box: Container) -> set[str]:
 async def server() -> AsyncIterator[Server]:
     async with hello_server() as server:
         yield server
-
-
-@pytest.fixture
-def engine() -> Iterator[docker.DockerClient]:
-    client = docker.from_env()
-    yield client
-    client.close()
 
 
 # What a task asks for, and what the factory makes of it

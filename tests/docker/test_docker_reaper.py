@@ -41,6 +41,13 @@ print("made", flush=True)
 input()
 """
 
+BUILDER = """
+from ares_exp.containers.owned_directory import short_lived_directory
+directory = short_lived_directory("build")
+print(directory.path, flush=True)
+input()
+"""
+
 STARTER = """
 import asyncio, sys
 from pathlib import Path
@@ -136,6 +143,20 @@ async def test_the_next_run_removes_it(engine: docker.DockerClient, name: str) -
         maker.kill()
     await DockerContainerFactory().preflight()
     assert things(engine, name) == {f"image ares-exp/{name}:stays"}
+
+
+async def test_the_next_run_removes_temporary_directories(
+    engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    maker, directory = start(BUILDER)
+    with maker:
+        await DockerContainerFactory().preflight()
+        assert Path(directory).is_dir()
+        maker.kill()
+    await DockerContainerFactory().preflight()
+    assert not Path(directory).exists()
 
 
 async def test_cached_images_are_stale_only_when_asked_for(engine: docker.DockerClient, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import docker
@@ -59,13 +59,6 @@ async def filled(pool: WarmPool, count: int) -> None:
 
 async def host_name(box: Container) -> str:
     return (await box.exec("cat /etc/hostname")).output
-
-
-@pytest.fixture
-def engine() -> Iterator[docker.DockerClient]:
-    client = docker.from_env()
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 import re
 import secrets
@@ -10,11 +9,10 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.container_start import bounded_start, refuse_second_start
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
 from ares_exp.containers.docker.death import DeathWatch
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
@@ -31,7 +29,6 @@ from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
-    EnvironmentStartTimeoutError,
     PreflightError,
     TransferError,
     UnsupportedTaskError,
@@ -39,6 +36,8 @@ from ares_exp.errors import (
 
 if TYPE_CHECKING:
     from docker import APIClient
+
+_WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,10 @@ class DockerOptions:
     no_new_privileges: bool
 
 
-class DockerContainer:
+class DockerContainer(Container):
     """One container; a `Container`."""
+
+    image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         """Keeps what is needed to start."""
@@ -64,7 +65,6 @@ class DockerContainer:
         slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-")[:40] or "task"
         self.container_name = f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"
         self._engine: Engine | None = None
-        self.image: str | None = None
         self._may_appear = False
         self._first_process: FirstProcess | None = None
         self._death: DeathWatch | None = None
@@ -76,26 +76,16 @@ class DockerContainer:
 
     async def start(self) -> None:
         """As `Container.start`."""
-        if self._engine is not None or self._stopped:
-            raise ContainerStartError("A container is started once; this one has been started or stopped before.")
-        timer = asyncio.timeout(self._spec.start_timeout_sec)
-        try:
-            async with timer:
+        refuse_second_start(begun=self._engine is not None or self._stopped)
+        what = f"The container of {self._spec.name}"
+        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, UnsupportedTaskError)
+        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
+            try:
                 await self._start()
-        except BaseException as error:
-            await finish(self.stop())
-            if timer.expired() and isinstance(error, TimeoutError):
-                raise EnvironmentStartTimeoutError(
-                    f"The container of {self._spec.name} did not start within {self._spec.start_timeout_sec:g} s. "
-                    "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
-                ) from error
-            if isinstance(error, (*engine_errors(), PreflightError, UnsupportedTaskError)):
+            except failures as error:
                 why = reason(error)
                 needs = " The image has to have a `sh`." if 'exec: "sh"' in why else ""
-                raise ContainerStartError(
-                    f"The container of {self._spec.name} could not be started: {why}.{needs}"
-                ) from error
-            raise
+                raise ContainerStartError(f"{what} could not be started: {why}.{needs}") from error
 
     async def _start(self) -> None:
         from docker.errors import ImageNotFound
@@ -281,14 +271,3 @@ class DockerContainer:
 
     def _image_to_remove(self) -> str | None:
         return self.image if self._spec.docker_image is None and not self._options.keep_image else None
-
-    async def __aenter__(self) -> Self:
-        """Starts the container."""
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stops the container."""
-        await self.stop()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ares_exp.containers.docker.shared_work import Demand
+from ares_exp.containers.owned_directory import short_lived_directory
 
 _MAX_LINE_BYTES = 4096
 # The command is none of the runner's business otherwise: no key of an endpoint or a tracker reaches it.
@@ -73,8 +72,9 @@ def docker_build(
     """
     env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     env |= {"DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-    folder = Path(tempfile.mkdtemp(prefix="ares_exp-build-"))
+    directory = short_lived_directory("build")
     try:
+        folder = directory.path
         (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         context = folder if context_dir is None else context_dir.resolve()
         command = [str(cli), "build", "--progress=plain", f"--file={folder}/Dockerfile", *arguments, str(context)]
@@ -93,6 +93,6 @@ def docker_build(
                 on_line(line.decode("utf-8", "replace").rstrip())
         code = process.wait()  # its output has ended, and the closed stdin kills what lingers
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        directory.remove()
     demand.pause(0)
     return code

@@ -22,6 +22,7 @@ from ares_exp.containers.docker.engine import Engine, engine_errors, reason
 from ares_exp.containers.docker.image_lock import lock_directory
 from ares_exp.containers.docker.life import NAME_PREFIX, why_it_stays
 from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.containers.ownership import RUN, describe, is_dead, owner_labels
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def remove_stale(engine: Engine) -> None:
     """Removes what dead runs left on the engine, within `SWEEP_SEC`. Blocking; never raises."""
     deadline = time.monotonic() + SWEEP_SEC
     try:
-        stale = [leftover for leftover in find(engine.api) if leftover.is_stale]
+        stale = [leftover for leftover in (*find_short_lived(), *find(engine.api)) if leftover.is_stale]
     except engine_errors() as error:
         _logger.warning("What dead runs may have left on the engine could not be listed: %s.", reason(error))
         return

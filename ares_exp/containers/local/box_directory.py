@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import secrets
-import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from ares_exp.containers import owned_directory
 from ares_exp.containers.local.cgroup import RECORD, remove_groups
+from ares_exp.containers.owned_directory import OwnedDirectory, name_prefix
+from ares_exp.containers.ownership import owner_mark
 
-PREFIX = "ares_exp-box-"
-"""How the names begin; the number of the process that made it follows."""
+PURPOSE = "box"
+"""What the names say; the mark of the process that made it follows."""
+
+_T = TypeVar("_T")
 
 # It outlives us: the end of its stdin is our end, however that came. Argument: how the paths of our directories begin.
 # A group that still has processes keeps its directory, by which a later sweep finds it. No child of ours: nobody waits.
@@ -45,12 +51,8 @@ inherit "$@" <&3 3<&- &
 """.replace("RECORD", RECORD)
 
 
-class BoxDirectory:
-    """A temporary directory of one box, locked for as long as the process that made it lives.
-
-    The lock is the kernel's (`flock` on the directory): it ends with the process however that dies, and it holds
-    across pid namespaces, where a process number would say nothing.
-    """
+class BoxDirectory(OwnedDirectory):
+    """The directory of one box, whose groups have its name."""
 
     def __init__(self) -> None:
         """Makes the directory, readable by us alone.
@@ -58,24 +60,33 @@ class BoxDirectory:
         Raises:
             OSError: It cannot be made.
         """
-        folder = Path(tempfile.gettempdir())
-        fresh = Path(tempfile.mkdtemp(prefix=f".{_prefix(os.getpid(), folder)}", dir=folder))
-        self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = fresh.rename(fresh.with_name(fresh.name[1:]))  # only now does a sweep take it for stale: locked
+        super().__init__(_prefix(os.getpid(), Path(tempfile.gettempdir())))
+        self._mutex = threading.Lock()
+
+    def prepare(self, work: Callable[[Path], _T]) -> _T:
+        """Does work in it, such as making groups, that must not outrun its removal. Blocking.
+
+        Raises:
+            OSError: It has been removed.
+        """
+        with self._mutex:
+            if self._lock < 0:
+                raise FileNotFoundError(f"{self.path} has been removed")
+            return work(self.path)
 
     def remove(self) -> None:
         """Deletes it with all that is in it, and the cgroups of its box. Idempotent."""
+        with self._mutex:
+            super().remove()
+
+    def _delete(self) -> None:
         delete(self.path)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 @functools.lru_cache(maxsize=8)
 def _prefix(pid: int, folder: Path) -> str:
     """How the names of this process's directories in `folder` begin. Starts what deletes them when we are killed."""
-    prefix = f"{PREFIX}{pid}-{secrets.token_hex(4)}-"
+    prefix = f"{name_prefix(PURPOSE)}{owner_mark()}-{secrets.token_hex(4)}-"
     theirs, ours = os.pipe()  # ours stays open to our end, and no program that we run inherits it
     nothing = subprocess.DEVNULL
     try:
@@ -104,5 +115,4 @@ def delete(path: Path) -> bool:
     """Deletes the directory of a box that has ended, and its cgroups. False: something in them would not die yet."""
     if not remove_groups(path):
         return False  # a later sweep finds them by it
-    shutil.rmtree(path, ignore_errors=True)
-    return not path.exists()
+    return owned_directory.delete(path)

@@ -145,13 +145,14 @@ def remove_groups(directory: Path) -> bool:
         Whether none is left. False: something in them would not die, or they could not be found out; try again later.
     """
     try:
-        left = [group for group in groups_of_box(directory) if not _remove(group)]
+        left = [group for group in groups_of_box(directory) if not remove_group(group)]
     except OSError:
         return False
     return not left
 
 
-def _remove(group: Path) -> bool:
+def remove_group(group: Path) -> bool:
+    """Removes a group, waiting a moment for its last processes to be gone. Whether it is."""
     deadline = time.monotonic() + _EMPTY_SEC
     while True:
         try:

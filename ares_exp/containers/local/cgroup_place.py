@@ -13,19 +13,27 @@ import os
 import re
 import secrets
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from ares_exp.containers.ownership import owner_mark
+
 Controller = Literal["cpu", "memory", "pids"]
 
+PROBE_PREFIX = "ares_exp-probe-"
+"""How the names of groups begin that are made to try a place out; the mark of the process follows."""
+
+_OURS = "ares_exp-"
 _UNIFIED = "unified"
 _LIMIT_FILES = {
     True: {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"},
     False: {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"},
 }
 _PROBE_SEC = 10.0
+_SEARCH_SEC = 5.0
 
 # A process of its own makes the group, enters it and removes it, also when we are killed meanwhile.
 _PROBE = """
@@ -89,6 +97,22 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
             group = group.parent
 
 
+def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
+    """All groups in sight that are named like ours, whoever made them. Blocking, for `_SEARCH_SEC` at most.
+
+    Args:
+        process: As `find_place`.
+    """
+    if not (process / "cgroup").exists():  # a kernel without them
+        return
+    deadline = time.monotonic() + _SEARCH_SEC
+    for mount in sorted({point for name, _, point in _mounts(process) if name in {*get_args(Controller), _UNIFIED}}):
+        for group, below, _ in os.walk(mount):
+            yield from (Path(group, name) for name in below if name.startswith(_OURS))
+            if time.monotonic() > deadline:
+                return
+
+
 def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
     """For each version-1 controller, and `unified`: the process's group, and where that hierarchy is mounted."""
     if not (process / "cgroup").exists():  # a kernel without them
@@ -98,15 +122,21 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys((controllers or _UNIFIED).split(","), path))
     found: dict[str, tuple[Path, Path]] = {}
-    for line in (process / "mountinfo").read_text(errors="replace").splitlines():
-        mount, filesystem = (part.split() for part in line.split(" - ", 1))
-        names = {"cgroup": filesystem[-1].split(","), "cgroup2": [_UNIFIED]}.get(filesystem[0], [])
-        root, point = (_unescaped(field) for field in mount[3:5])
-        for name in paths.keys() & set(names):
+    for name, root, point in _mounts(process):
+        if name in paths:
             inside = os.path.relpath(paths[name], root)
             if inside.split("/")[0] != "..":  # else our group is not among what is mounted here
-                found.setdefault(name, (Path(point, inside), Path(point)))
+                found.setdefault(name, (point / inside, point))
     return found
+
+
+def _mounts(process: Path) -> Iterator[tuple[str, str, Path]]:
+    """For each version-1 controller, and `unified`: which group of that hierarchy is mounted where."""
+    for line in (process / "mountinfo").read_text(errors="replace").splitlines():
+        mount, filesystem = (part.split() for part in line.split(" - ", 1))
+        root, point = (_unescaped(field) for field in mount[3:5])
+        for name in {"cgroup": filesystem[-1].split(","), "cgroup2": [_UNIFIED]}.get(filesystem[0], []):
+            yield name, root, Path(point)
 
 
 def _unescaped(field: str) -> str:
@@ -119,7 +149,7 @@ def _is_limited(group: Path) -> bool:
 
 
 def _works(place: Place, controller: Controller) -> bool:
-    group = place.directory / f"ares_exp-probe-{secrets.token_hex(4)}"
+    group = place.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
     limit = _LIMIT_FILES[place.unified][controller]
     nothing = subprocess.DEVNULL
     try:

@@ -10,11 +10,11 @@ import asyncio
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, User
+from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, User
+from ares_exp.containers.container_start import bounded_start, refuse_second_start
 from ares_exp.containers.local.box import ROOT_NAMES, Box
 from ares_exp.containers.local.box_directory import BoxDirectory
 from ares_exp.containers.local.box_transfer import receive, send
@@ -30,7 +30,6 @@ from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
-    EnvironmentStartTimeoutError,
     TaskError,
     TransferError,
     UnsupportedTaskError,
@@ -45,8 +44,10 @@ ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use co
 _T = TypeVar("_T")
 
 
-class LocalContainer:
+class LocalContainer(Container):
     """One local box; a `Container`."""
+
+    image: str | None = None
 
     def __init__(self, spec: ContainerSpec, *, share_network: bool, pids_limit: int | None = None) -> None:
         """Keeps what is needed to start.
@@ -66,7 +67,6 @@ class LocalContainer:
         self._workdir = "/"
         self._channels: ShellPool | None = None
         self._stopped = False
-        self.image: str | None = None
 
     async def start(self) -> None:
         """Starts the box and applies the task's Dockerfile in it.
@@ -76,19 +76,10 @@ class LocalContainer:
             EnvironmentStartTimeoutError: It took longer than the spec allows.
             TaskError: As `LocalContainerFactory.check`.
         """
-        if self._directory is not None or self._stopped:
-            raise ContainerStartError("A container is started once; this one has been started or stopped before.")
-        timer = asyncio.timeout(self._spec.start_timeout_sec)
-        try:
-            async with timer:
-                await self._start()
-        except BaseException as error:
-            await finish(self.stop())
-            if timer.expired() and isinstance(error, TimeoutError):
-                raise EnvironmentStartTimeoutError(
-                    f"The local box of {self._spec.name} did not start within {self._spec.start_timeout_sec:g} s."
-                ) from error
-            raise
+        refuse_second_start(begun=self._directory is not None or self._stopped)
+        what = f"The local box of {self._spec.name}"
+        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop):
+            await self._start()
 
     async def _start(self) -> None:
         bwrap = await _in_thread(find_bwrap)
@@ -100,7 +91,7 @@ class LocalContainer:
         env = {"HOME": "/root", **(dockerfile.env if dockerfile else _BASE_ENV), **self._spec.env}
         try:
             self._directory = directory = BoxDirectory()
-            arguments = await _in_thread(lambda: self._prepare(directory.path, env))
+            arguments = await _in_thread(lambda: directory.prepare(lambda path: self._prepare(path, env)))
             self._box = await Box.launch(bwrap, arguments, directory.path)
             if dockerfile is not None and self._spec.context_dir is not None:
                 await self._build(dockerfile, self._spec.context_dir, directory.path / "context")
@@ -108,6 +99,8 @@ class LocalContainer:
             if isinstance(error, TimeoutError):
                 raise
             raise ContainerStartError(f"The local box of {self._spec.name} did not start: {error}.") from error
+        if self._stopped:
+            raise ContainerStartError(f"The local box of {self._spec.name} was stopped while it was being started.")
         root = None if self._user in ROOT_NAMES else "root"
         self._channels = ShellPool(self._open_shell, workdir=self._workdir, root=root)
 
@@ -237,17 +230,6 @@ class LocalContainer:
             finally:
                 if self._directory is not None:
                     await _in_thread(self._directory.remove)
-
-    async def __aenter__(self) -> Self:
-        """Starts the box."""
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stops the box."""
-        await self.stop()
 
 
 def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:

@@ -1,73 +1,57 @@
-"""What local boxes left on this machine: their directories, which name their cgroups.
+"""What local boxes left on this machine: their directories, which name their cgroups; and cgroups without a directory.
 
 There is nothing else. The mounts of a box are in a mount namespace of its own and go with its last process, which goes
 when its runner does. Also the directories go then (`box_directory`), unless whatever killed the runner killed what it
-had left in charge of that too.
+had left in charge of that too. A group has lost its directory when somebody else removed that (a cleaner of `/tmp`,
+say), and is known by its name.
 """
 
 from __future__ import annotations
 
-import fcntl
+import functools
 import logging
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ares_exp.containers import owned_directory
 from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.local.box_directory import PREFIX, delete
+from ares_exp.containers.local.box_directory import PURPOSE, delete
+from ares_exp.containers.local.cgroup import remove_group
+from ares_exp.containers.local.cgroup_place import PROBE_PREFIX, find_groups
+from ares_exp.containers.ownership import is_dead_mark
 
-_UNLOCKED_SEC = 60.0  # far longer than a new directory is without its lock
+_MARKED = re.compile(rf"(?:{owned_directory.name_prefix(PURPOSE)}|{PROBE_PREFIX})((\d+)-\d+-[0-9a-f]+)-.+")
 _logger = logging.getLogger(__name__)
 
 
 def remove_stale() -> None:
     """Removes what dead runs of this user left. Blocking; never raises."""
-    for leftover in find():
+    for leftover in (*find(), *owned_directory.find_short_lived()):
         if leftover.is_stale and (problem := leftover.remove()):
-            _logger.warning("The directory %s of %s, which is dead, stays: %s.", leftover.name, leftover.whose, problem)
+            what = (leftover.kind, leftover.name, leftover.whose)
+            _logger.warning("The %s %s of %s, which is dead, stays: %s.", *what, problem)
 
 
 def find() -> Iterator[Leftover]:
-    """The directories of all boxes of this user, the living included. Blocking."""
-    folder = Path(tempfile.gettempdir())
-    for path in sorted([*folder.glob(f"{PREFIX}*"), *folder.glob(f".{PREFIX}*")]):
-        try:
-            status = path.lstat()
-        except OSError:
-            continue
-        if status.st_uid != os.geteuid():
-            continue
-        pid = re.match(r"\d+", path.name.partition(PREFIX)[2])
-        yield Leftover(
-            kind="box directory",
-            name=str(path),
-            whose=f"process {pid[0] if pid else 'unknown'}",
-            is_stale=_when_stale(path),
-            created=status.st_mtime,
-            remove=lambda path=path: _remove(path),  # type: ignore[misc]
-        )
+    """The directories of all boxes of this user, those of the living included; dead ones' groups without. Blocking."""
+    yield from owned_directory.find(PURPOSE, "box directory", delete)
+    for group in find_groups():
+        found = _MARKED.fullmatch(group.name)
+        has_directory = Path(tempfile.gettempdir(), group.name).is_dir()
+        if found is not None and not has_directory and _is_ours(group) and is_dead_mark(found[1]):
+            remove = functools.partial(_remove, group)
+            yield Leftover("cgroup", str(group), f"process {found[2]}", is_stale=True, created=None, remove=remove)
 
 
-def _when_stale(path: Path, *, remove: bool = False) -> bool:
-    """Whether the process that made it is dead; removes it then, while nobody else can, if asked to."""
+def _is_ours(group: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        return group.stat().st_uid == os.geteuid()
     except OSError:
         return False
-    try:
-        is_fresh = path.name.startswith(".") and time.time() - os.fstat(descriptor).st_mtime < _UNLOCKED_SEC
-        if is_fresh or os.fstat(descriptor).st_uid != os.geteuid():
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return not remove or delete(path)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
-def _remove(path: Path) -> str:
-    return "" if _when_stale(path, remove=True) or not path.exists() else "something in it is still in use"
+def _remove(group: Path) -> str:
+    return "" if remove_group(group) else "something in it is still running"

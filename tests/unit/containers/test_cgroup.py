@@ -19,7 +19,7 @@ from ares_exp.containers.local.cgroup import (
     oom_kills,
     remove_groups,
 )
-from ares_exp.containers.local.cgroup_place import candidates
+from ares_exp.containers.local.cgroup_place import candidates, find_groups
 
 ALL = "cpu memory pids"
 
@@ -110,6 +110,16 @@ def test_no_way_round_a_limit_that_is_set_for_us(tree: Tree, limit: dict[str, st
     group(mount, gives=ALL)
     refusing(group(mount / "limited", **limit))
     assert tree.found("memory") == []
+
+
+def test_groups_of_ours_are_found_in_the_whole_hierarchy(tree: Tree) -> None:
+    pids, cpuset, unified = (tree.hierarchy(name, "/jobs/7") for name in ("pids,misc", "cpuset", ""))
+    ours = [pids / "ares_exp-box-1", pids / "jobs/8/deep/ares_exp-box-2", unified / "ares_exp-probe-3"]
+    for path in (*ours, pids / "jobs/7/box", cpuset / "ares_exp-box-4"):
+        path.mkdir(parents=True)
+    assert sorted(find_groups(tree.process)) == sorted(ours)
+    (tree.process / "cgroup").unlink()
+    assert list(find_groups(tree.process)) == []
 
 
 def test_files_of_version_2() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.containers.local.bubblewrap import is_privileged
+
 NO_ENGINE = "Docker was left out. No Docker engine answers at unix:///no/such.sock: "
 
 Clean = Callable[..., subprocess.CompletedProcess[str]]
@@ -18,11 +20,19 @@ Clean = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def clean(tmp_path: Path) -> Clean:
-    """Runs the command with `tmp_path` as the directory for temporary files."""
+    """Runs the command with `tmp_path` as the directory for temporary files.
+
+    In a pid namespace where we may make one: from there it is not known of any other run's cgroup whether it is stale.
+    """
+    apart = (
+        ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+        if sys.platform == "linux" and is_privileged()
+        else ()
+    )
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "ares_exp.containers", *arguments],
+            [*apart, sys.executable, "-m", "ares_exp.containers", *arguments],
             env={**os.environ, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock"},
             capture_output=True,
             text=True,

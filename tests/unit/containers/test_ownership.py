@@ -7,12 +7,17 @@ import sys
 
 import pytest
 
-from ares_exp.containers.ownership import describe, is_dead, owner_labels
+from ares_exp.containers.ownership import describe, is_dead, is_dead_mark, owner_labels, owner_mark
 
 ASK = """
 import json
 from ares_exp.containers.ownership import owner_labels
 print(json.dumps(owner_labels()), flush=True)
+"""
+MARK = """
+from ares_exp.containers.ownership import owner_mark
+print(owner_mark(), flush=True)
+input()
 """
 NAMES = ["host", "boot", "pid-namespace", "user", "pid", "process-start"]
 
@@ -88,6 +93,25 @@ def test_before_this_machine_was_started_anew() -> None:
     assert is_dead(before) is bool(before["ares_exp.machine"])
     assert not is_dead(before | {"ares_exp.machine": ""})
     assert not is_dead(before | {"ares_exp.host": "another"})
+
+
+def test_a_mark_says_whether_its_process_lives() -> None:
+    with start(MARK) as process:
+        assert process.stdout is not None
+        mark = process.stdout.readline().strip()
+        assert mark.startswith(f"{process.pid}-")
+        assert not is_dead_mark(mark)
+        process.communicate("\n")
+    assert is_dead_mark(mark)
+    pid, began, place = mark.split("-")
+    for other in ("", pid, f"{pid}-{began}", f"{pid}-{began}-0", f"{pid}--{place}", f"-{began}-{place}", f"{mark}-"):
+        assert not is_dead_mark(other)
+
+
+def test_the_number_in_a_mark_is_given_to_another() -> None:
+    pid, began, place = owner_mark().split("-")
+    assert not is_dead_mark(f"{pid}-{began}-{place}")
+    assert is_dead_mark(f"{pid}-{int(began) - 1}-{place}")
 
 
 def test_nothing_at_all() -> None:

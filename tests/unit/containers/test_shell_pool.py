@@ -172,12 +172,12 @@ async def test_a_kill_that_is_asked_for_during_others_is_not_forgotten(tmp_path:
             while len([path for path in tmp_path.iterdir() if path.stat().st_size]) < len(commands):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         pids = [int((tmp_path / str(n)).read_text()) for n in range(3)]
-        async with channels._kill_lock:
-            kills = [asyncio.create_task(channels._kill(None, "none", pid)) for pid in pids[:2]]
+        async with channels._killer._lock:
+            kills = [asyncio.create_task(channels._killer.kill(None, "none", pid)) for pid in pids[:2]]
             await asyncio.sleep(0)  # both wait for their turn
         for _ in range(3):
             await asyncio.sleep(0)  # the first kills for both
-        kills.append(asyncio.create_task(channels._kill(None, "none", pids[2])))
+        kills.append(asyncio.create_task(channels._killer.kill(None, "none", pids[2])))
         await asyncio.wait_for(asyncio.gather(*kills), 20)
         assert not any(is_alive(pid) for pid in pids)
         assert [one.exit_code for one in await asyncio.wait_for(asyncio.gather(*commands), 20)] == [137] * 3

@@ -1,0 +1,125 @@
+"""Temporary directories that go with the process that made them, or with the next run when that was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from ares_exp.containers.leftover import Leftover
+
+_UNLOCKED_SEC = 60.0  # far longer than a new directory is without its lock
+_SHORT_LIVED = ("build", "verifier")
+
+
+def name_prefix(purpose: str) -> str:
+    """How the names of directories for a purpose begin; the number of the process that made it follows."""
+    return f"ares_exp-{purpose}-"
+
+
+class OwnedDirectory:
+    """A temporary directory, locked for as long as the process that made it lives.
+
+    The lock is the kernel's (`flock` on the directory): it ends with the process however that dies, and it holds
+    across pid namespaces, where a process number would say nothing.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        """Makes the directory, readable by us alone.
+
+        Args:
+            prefix: How its name begins; `name_prefix` of a purpose and our process number at least.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+        self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = fresh.rename(fresh.with_name(fresh.name[1:]))  # only now does a sweep take it for stale: locked
+
+    def remove(self) -> None:
+        """Deletes it with all that is in it. Idempotent."""
+        self._delete()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _delete(self) -> None:
+        delete(self.path)
+
+
+def short_lived_directory(purpose: Literal["build", "verifier"]) -> OwnedDirectory:
+    """A directory for one piece of work, which the caller removes when that is done.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    return OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-")
+
+
+def delete(path: Path) -> bool:
+    """Deletes a directory. Whether it is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def find_short_lived() -> Iterator[Leftover]:
+    """The directories of builds and verifiers of this user, those of the living included. Blocking."""
+    for purpose in _SHORT_LIVED:
+        yield from find(purpose, "directory", delete)
+
+
+def find(purpose: str, kind: str, delete: Callable[[Path], bool]) -> Iterator[Leftover]:
+    """This user's directories for a purpose, those of the living included. Blocking.
+
+    Args:
+        purpose: As in their names.
+        kind: What to call them.
+        delete: Deletes one; whether it is gone.
+    """
+    folder, prefix = Path(tempfile.gettempdir()), name_prefix(purpose)
+    for path in sorted([*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")]):
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if status.st_uid != os.geteuid():
+            continue
+        pid = re.match(r"\d+", path.name.partition(prefix)[2])
+        yield Leftover(
+            kind=kind,
+            name=str(path),
+            whose=f"process {pid[0] if pid else 'unknown'}",
+            is_stale=_when_stale(path),
+            created=status.st_mtime,
+            remove=lambda path=path: _remove(path, delete),  # type: ignore[misc]
+        )
+
+
+def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
+    """Whether the process that made it is dead; `then` deletes it, while nobody else can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        is_fresh = path.name.startswith(".") and time.time() - os.fstat(descriptor).st_mtime < _UNLOCKED_SEC
+        if is_fresh or os.fstat(descriptor).st_uid != os.geteuid():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return then is None or then(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path, delete: Callable[[Path], bool]) -> str:
+    return "" if _when_stale(path, delete) or not path.exists() else "something in it is still in use"

@@ -1,0 +1,194 @@
+"""cgroups of boxes that have lost the directory which names them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.local.box_directory import BoxDirectory
+from ares_exp.containers.local.cgroup import groups_of_box
+from ares_exp.containers.local.cgroup_place import find_groups, usable_places
+from ares_exp.containers.local.leftovers import remove_stale
+from ares_exp.errors import ContainerStartError
+from tests.leaks import clean, wait_until
+from tests.unit.containers.local_sandbox import as_root, box, needs_local
+
+pytestmark = [
+    needs_local,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not usable_places(), reason="this user may make no cgroups here; root mostly may"
+    ),
+]
+
+RUNNER = """
+import asyncio, json, sys
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.cgroup import groups_of_box
+
+async def main():
+    async with LocalContainerFactory()(ContainerSpec("runner")) as box:
+        directory = box._directory.path
+        print(json.dumps([str(directory), *map(str, groups_of_box(directory))]), flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            print((await box.exec("echo on")).output, end="", flush=True)
+
+asyncio.run(main())
+"""
+
+
+MAKE_ORPHAN = """
+import os
+from ares_exp.containers.local.cgroup_place import usable_places
+from ares_exp.containers.ownership import owner_mark
+group = next(iter(usable_places().values())).directory / f"ares_exp-box-{owner_mark()}-orphan-1"
+group.mkdir()
+print(os.getpid(), group, sep="\\n")
+"""
+IN_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+class Runner:
+    """Another process with a box, and an empty group beside its own, named like those of another box of it."""
+
+    def __init__(self, temporary: Path, *before: str) -> None:
+        self.env = {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}
+        self.process = subprocess.Popen(
+            [*before, sys.executable, "-c", RUNNER],
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        directory, *groups = map(Path, json.loads(self.process.stdout.readline()))
+        self.directory = directory
+        self.groups = groups
+        self.orphan = groups[0].with_name(f"{groups[0].name}-orphan")
+        self.orphan.mkdir()
+
+    def says(self) -> str:
+        """What its box answers."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def left(self) -> list[Path]:
+        return [group for group in (self.orphan, *self.groups) if group.exists()]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    runner.kill()
+    assert wait_until(lambda: not runner.directory.exists())
+    assert wait_until(lambda: removed(runner.left()))
+
+
+def test_of_a_living_run_no_group_is_removed(runner: Runner) -> None:
+    assert runner.orphan in find_groups()
+    remove_stale()  # with another directory for temporary files, where the box has none
+    clean(runner.env)
+    assert runner.left() == [runner.orphan, *runner.groups]
+    assert runner.says() == "on\n"
+
+
+def test_the_next_run_removes_those_of_a_dead_one(runner: Runner) -> None:
+    runner.kill()
+    remove_stale()
+    assert not runner.orphan.exists()
+
+
+def test_clean_removes_them(runner: Runner) -> None:
+    runner.kill()
+    clean(runner.env)
+    assert not runner.orphan.exists()
+
+
+@as_root
+def test_clean_says_so() -> None:
+    """In a pid namespace, for another run on this machine may remove it before `clean` does."""
+    script = '"$0" -c "$1" && exec "$0" -m ares_exp.containers clean'
+    env = {**os.environ, "DOCKER_HOST": "unix:///no/such.sock"}
+    words = [*IN_PID_NAMESPACE, "sh", "-c", script, sys.executable, MAKE_ORPHAN]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
+    pid, orphan, *said = done.stdout.splitlines()
+    assert f"cgroup         {orphan}  of process {pid}" in said
+    assert not Path(orphan).exists()
+
+
+def test_groups_of_a_box_whose_directory_somebody_removed(runner: Runner) -> None:
+    shutil.rmtree(runner.directory)
+    clean(runner.env)
+    assert runner.left() == [runner.orphan, *runner.groups]
+    assert runner.process.poll() is None
+    runner.kill()
+    clean(runner.env)
+    assert runner.left() == []
+
+
+@as_root
+def test_of_a_process_whose_number_means_nothing_here(tmp_path: Path) -> None:
+    """Not even when it is dead: that cannot be known."""
+    runner = Runner(tmp_path, *IN_PID_NAMESPACE)
+    try:
+        assert runner.orphan.name.startswith("ares_exp-box-1-")
+        assert runner.says() == "on\n"
+        runner.kill()
+        remove_stale()
+        assert runner.orphan.exists()
+    finally:
+        runner.kill()
+        runner.orphan.rmdir()
+        assert wait_until(lambda: removed(runner.groups))
+        shutil.rmtree(runner.directory, ignore_errors=True)
+
+
+def removed(groups: list[Path]) -> bool:
+    """Removes them, once the last process has left them: the heir in the namespace died with it."""
+    for group in groups:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+    return not any(group.exists() for group in groups)
+
+
+async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
+    for tenths in range(0, 300, 7):  # milliseconds: before the groups are made, meanwhile, and when the box runs
+        container = box()
+        start = asyncio.create_task(container.start())
+        await asyncio.sleep(tenths / 10_000)
+        while container._directory is None and not start.done():  # noqa: ASYNC110 (the container tells nobody)
+            await asyncio.sleep(0)
+        expected = contextlib.nullcontext() if start.done() else pytest.raises(ContainerStartError)
+        await container.stop()
+        with expected:
+            await start
+        assert container._directory is not None
+        name = container._directory.path.name
+        assert not container._directory.path.exists()
+        assert [group for group in find_groups() if group.name == name] == []
+        assert container._box is None or not container._box.is_running
+
+
+def test_a_directory_that_has_been_removed_takes_no_groups() -> None:
+    directory = BoxDirectory()
+    assert directory.prepare(groups_of_box) == []
+    directory.remove()
+    with pytest.raises(FileNotFoundError, match="has been removed"):
+        directory.prepare(groups_of_box)

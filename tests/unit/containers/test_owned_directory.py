@@ -1,0 +1,127 @@
+"""Temporary directories of processes that live, end, and are killed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.owned_directory import find_short_lived, short_lived_directory
+from tests.leaks import clean
+
+MAKER = """
+from ares_exp.containers.owned_directory import short_lived_directory
+made = [short_lived_directory(purpose) for purpose in ("build", "verifier")]
+for directory in made:
+    (directory.path / "file").write_text("x")
+print(*(directory.path for directory in made), flush=True)
+input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def env(temporary: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}
+
+
+@pytest.fixture
+def maker(env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that has made one of each."""
+    words = [sys.executable, "-c", MAKER]
+    with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def made_by(process: subprocess.Popen[str]) -> list[Path]:
+    assert process.stdout is not None
+    return [Path(word) for word in process.stdout.readline().split()]
+
+
+def found() -> list[Leftover]:
+    return list(find_short_lived())
+
+
+def test_one_is_ours_alone_and_goes_with_all_that_is_in_it(temporary: Path) -> None:
+    directory = short_lived_directory("verifier")
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    (directory.path / "below").mkdir()
+    (directory.path / "below" / "file").write_text("x")
+    assert [(one.name, one.is_stale) for one in found()] == [(str(directory.path), False)]
+    for _ in range(2):
+        directory.remove()
+        assert list(temporary.iterdir()) == []
+
+
+def test_of_a_living_process_none_is_removed(maker: subprocess.Popen[str], env: dict[str, str]) -> None:
+    made = made_by(maker)
+    assert [(one.name, one.whose, one.is_stale) for one in found()] == [
+        (str(path), f"process {maker.pid}", False) for path in made
+    ]
+    assert f"left alone: 2 of process {maker.pid}, " in clean(env)
+    assert all(one.remove() for one in found())
+    assert all((path / "file").exists() for path in made)
+
+
+def test_those_of_a_killed_process_are_removed(
+    maker: subprocess.Popen[str], env: dict[str, str], temporary: Path
+) -> None:
+    made = made_by(maker)
+    maker.kill()
+    maker.wait()
+    said = clean(env).splitlines()
+    for path in made:
+        assert [line for line in said if line.startswith(f"directory      {path}  of process {maker.pid}, made ")]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no local boxes elsewhere")
+def test_the_next_run_with_local_boxes_removes_them(maker: subprocess.Popen[str]) -> None:
+    from ares_exp.containers.local.leftovers import remove_stale
+
+    made = made_by(maker)
+    remove_stale()
+    assert all((path / "file").exists() for path in made)
+    maker.kill()
+    maker.wait()
+    remove_stale()
+    assert not any(path.exists() for path in made)
+
+
+def test_one_that_was_never_locked_is_stale_when_it_is_old(temporary: Path) -> None:
+    unlocked = temporary / ".ares_exp-build-123-abc"
+    unlocked.mkdir()
+    assert [one.is_stale for one in found()] == [False]
+    os.utime(unlocked, (time.time() - 3600,) * 2)
+    assert [one.is_stale for one in found()] == [True]
+
+
+def test_what_is_no_directory_of_ours_stays(temporary: Path) -> None:
+    (temporary / "outside").mkdir()
+    (temporary / "outside" / "precious").touch()
+    (temporary / "ares_exp-build-1-link").symlink_to(temporary / "outside")
+    (temporary / "ares_exp-build-1-file").touch()
+    if os.geteuid() == 0:
+        (temporary / "ares_exp-build-1-theirs").mkdir()
+        os.chown(temporary / "ares_exp-build-1-theirs", 12345, 12345)
+    assert not any(one.is_stale for one in found())
+    for one in found():
+        one.remove()
+    assert (temporary / "ares_exp-build-1-link").is_symlink()
+    assert (temporary / "ares_exp-build-1-file").exists()
+    assert (temporary / "outside" / "precious").exists()
