@@ -54,6 +54,11 @@ class HarborEnvironments:
         """Where the tasks lie."""
         return self._root
 
+    @property
+    def tasks(self) -> Sequence[HarborTask]:
+        """What `load` selected, in order."""
+        return list(self._tasks.values())
+
     def load(self, report: Report) -> Sequence[str]:
         """Reads the folder and applies the selection; directories that are no valid task are reported by name."""
         found = load_task_set(self._root, reward_key=self._reward_key)

@@ -1,1 +1,31 @@
-"""Gymnasium faces of an environment."""
+"""Gymnasium faces of an environment. Each name is imported when it is first used: most of them import gymnasium."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ares_exp.wrappers.async_gym import AsyncGymWrapper as AsyncGymWrapper
+    from ares_exp.wrappers.gym import GymWrapper as GymWrapper
+    from ares_exp.wrappers.harbor_gym import HarborGym as HarborGym
+    from ares_exp.wrappers.text_wrappers import TextAction as TextAction
+    from ares_exp.wrappers.text_wrappers import TextObservation as TextObservation
+    from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
+
+_OWNERS = {
+    "AsyncGymWrapper": "ares_exp.wrappers.async_gym",
+    "GymWrapper": "ares_exp.wrappers.gym",
+    "HarborGym": "ares_exp.wrappers.harbor_gym",
+    "TextAction": "ares_exp.wrappers.text_wrappers",
+    "TextObservation": "ares_exp.wrappers.text_wrappers",
+    "wrap_as_gym": "ares_exp.wrappers.wrap",
+}
+
+__all__ = sorted(_OWNERS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OWNERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(import_module(_OWNERS[name]), name)

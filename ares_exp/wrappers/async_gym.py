@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.llms.request import LLMRequest
+from ares_exp.wrappers.chat_text import Exchange
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 
 NO_REQUEST = LLMRequest(messages=())
 """The observation of an ended episode. Gymnasium wants one that is in the space, and no request is pending any more."""
+
+RENDER_MODES = ("ansi",)
 
 Info: TypeAlias = dict[str, Any]
 GymStep: TypeAlias = tuple[Any, float, bool, bool, Info]
@@ -29,9 +32,21 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, Info]
 class AsyncGymWrapper:
     """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment."""
 
-    def __init__(self, env: Environment) -> None:
-        """Wraps `env`, which the wrapper then owns."""
+    def __init__(self, env: Environment, *, render_mode: str | None = None) -> None:
+        """Wraps `env`, which the wrapper then owns.
+
+        Args:
+            env: The environment.
+            render_mode: `"ansi"`: `render` gives the last exchange as text. `None`: it gives nothing.
+
+        Raises:
+            ValueError: There is no such render mode.
+        """
+        if render_mode is not None and render_mode not in RENDER_MODES:
+            raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
         self._env = env
+        self.render_mode = render_mode
+        self._last_exchange: Exchange | None = None
 
     @property
     def environment(self) -> Environment:
@@ -66,12 +81,30 @@ class AsyncGymWrapper:
             TypeError: The environment's `reset()` does not take what was given.
         """
         arguments = _reset_arguments(self._env.reset, seed, options)
+        self._last_exchange = None
         observation, _, _, _, info = to_gym(await self._env.reset(**arguments))
+        self._last_exchange = Exchange(None, observation)
         return observation, info
 
     async def step(self, action: Any) -> GymStep:
         """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym`."""
-        return to_gym(await self._env.step(action))
+        result = observation, reward, terminated, truncated, _ = to_gym(await self._env.step(action))
+        self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
+        return result
+
+    async def render(self) -> str | None:
+        """The last exchange as text with `render_mode="ansi"`, else `None`."""
+        return self.rendering()
+
+    def rendering(self) -> str | None:
+        """What `render` returns, without awaiting.
+
+        After `reset` that is what the policy sees first; after `step` its answer, what came of it and, when the episode
+        has ended, the reward; before either an empty text.
+        """
+        if self.render_mode is None:
+            return None
+        return "" if self._last_exchange is None else str(self._last_exchange)
 
     async def close(self) -> None:
         """Closes the wrapped environment."""

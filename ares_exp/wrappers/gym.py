@@ -19,7 +19,7 @@ from ares_exp.environments.environment import Environment
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep, Info
+from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, GymStep, Info
 from ares_exp.wrappers.loop_thread import LoopThread
 
 T = TypeVar("T")
@@ -32,14 +32,22 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     and not closed closes itself when it is garbage collected or the interpreter exits.
     """
 
-    def __init__(self, env: Environment, *, allow_running_loop: bool = False) -> None:
+    # Gymnasium wants frames per second of whatever can be rendered; text is one frame per step.
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 1}  # noqa: RUF012  # as in Env
+
+    def __init__(self, env: Environment, *, render_mode: str | None = None, allow_running_loop: bool = False) -> None:
         """Wraps `env`, which the wrapper then owns.
 
         Args:
             env: The environment; not yet used on another event loop.
+            render_mode: See `AsyncGymWrapper`.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
+
+        Raises:
+            ValueError: There is no such render mode.
         """
-        self._gym = AsyncGymWrapper(env)
+        self._gym = AsyncGymWrapper(env, render_mode=render_mode)
+        self.render_mode = render_mode
         self._loop_thread = LoopThread(f"gym of {type(env).__name__}")
         self._allow_running_loop = allow_running_loop
         self.observation_space = self._gym.observation_space
@@ -73,6 +81,10 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
             RuntimeError: As `reset`.
         """
         return self._run(lambda: self._gym.step(action))
+
+    def render(self) -> str | None:
+        """The last exchange as text with `render_mode="ansi"`, else `None`; see `AsyncGymWrapper.rendering`."""
+        return self._gym.rendering()
 
     def close(self) -> None:
         """Cancels a call under way in another thread, closes the environment, ends the loop. Idempotent."""

@@ -1,16 +1,16 @@
-"""Gymnasium spaces of chat requests (observations) and chat responses (actions).
+"""Gymnasium spaces of chat requests (observations), chat responses (actions) and plain text.
 
 The only definition of each: both wrapper classes use these. Importing this module imports gymnasium and numpy.
 
-Membership is a check of types, so it costs the same for a request of any length. Neither space can be flattened into
-numbers, put into shared memory (`AsyncVectorEnv` needs `shared_memory=False`) or narrowed by a sampling mask.
+Membership is a check of types, so it costs the same for a request of any length. None of the spaces can be flattened
+into numbers, put into shared memory (`AsyncVectorEnv` needs `shared_memory=False`) or narrowed by a sampling mask.
 """
 
 from __future__ import annotations
 
 import string
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 import gymnasium
@@ -22,11 +22,11 @@ from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage, p
 SAMPLE_ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
 MAX_SAMPLE_CHARS = 64
 
-RecordT = TypeVar("RecordT", LLMRequest, LLMResponse)
+MemberT = TypeVar("MemberT", LLMRequest, LLMResponse, str)
 
 
-class _RecordSpace(gymnasium.Space[RecordT]):
-    """What the two spaces have in common; they differ in their kind of record."""
+class _TypeSpace(gymnasium.Space[MemberT]):
+    """What the spaces have in common: they hold all values of a type."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
         """Prepares the space.
@@ -40,10 +40,6 @@ class _RecordSpace(gymnasium.Space[RecordT]):
     def is_np_flattenable(self) -> bool:
         """Always False: text has no fixed size."""
         return False
-
-    def to_jsonable(self, sample_n: Iterable[RecordT]) -> list[dict[str, Any]]:
-        """Turns records into data that `json.dumps` takes and `from_jsonable` reads back."""
-        return [asdict(record) for record in sample_n]
 
     def __eq__(self, other: object) -> bool:
         """Whether `other` is a space of the same kind; the state of its sampling does not matter."""
@@ -61,8 +57,8 @@ class _RecordSpace(gymnasium.Space[RecordT]):
         return "".join(SAMPLE_ALPHABET[i] for i in self.np_random.integers(len(SAMPLE_ALPHABET), size=length))
 
 
-class LLMRequestSpace(_RecordSpace[LLMRequest]):
-    """All LLM requests: the observations."""
+class LLMRequestSpace(_TypeSpace[LLMRequest]):
+    """All chat requests: the observations. Those of another package's class too, if they have a list of `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
         """A request of one user message with 1 to 64 random characters.
@@ -73,15 +69,19 @@ class LLMRequestSpace(_RecordSpace[LLMRequest]):
         return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is an `LLMRequest`."""
-        return isinstance(x, LLMRequest)
+        """Whether `x` is an `LLMRequest`, or an object whose attribute `messages` is a list or a tuple."""
+        return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
+
+    def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
+        """Turns requests into data that `json.dumps` takes; of another class's, the fields that an `LLMRequest` has."""
+        return [asdict(request if isinstance(request, LLMRequest) else _as_request(request)) for request in sample_n]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
-        """Reads requests back from `to_jsonable`."""
+        """Reads requests back from `to_jsonable`, whatever class they were of."""
         return [LLMRequest(**request) for request in sample_n]
 
 
-class LLMResponseSpace(_RecordSpace[LLMResponse]):
+class LLMResponseSpace(_TypeSpace[LLMResponse]):
     """All LLM responses: the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
@@ -96,9 +96,46 @@ class LLMResponseSpace(_RecordSpace[LLMResponse]):
         """Whether `x` is an `LLMResponse` made of text pieces and tool calls."""
         return isinstance(x, LLMResponse) and all(isinstance(piece, TextData | ToolCallData) for piece in x.data)
 
+    def to_jsonable(self, sample_n: Iterable[LLMResponse]) -> list[dict[str, Any]]:
+        """Turns responses into data that `json.dumps` takes and `from_jsonable` reads back."""
+        return [asdict(response) for response in sample_n]
+
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMResponse]:
         """Reads responses back from `to_jsonable`."""
         return [_response_from_dict(response) for response in sample_n]
+
+
+class TextSpace(_TypeSpace[str]):
+    """All strings, the empty one and every character included.
+
+    Gymnasium's `Text` leaves out newlines, accents and the empty string unless told otherwise, and looks at each
+    character to say whether a string is in it.
+    """
+
+    def sample(self, mask: None = None, probability: None = None) -> str:
+        """A string of 1 to 64 random characters.
+
+        Raises:
+            ValueError: `mask` or `probability` is given.
+        """
+        return self._sample_text(mask, probability)
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a string."""
+        return isinstance(x, str)
+
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
+        """The strings themselves."""
+        return list(sample_n)
+
+    def from_jsonable(self, sample_n: list[str]) -> list[str]:
+        """The strings themselves."""
+        return list(sample_n)
+
+
+def _as_request(foreign: Any) -> LLMRequest:
+    known = {field.name for field in fields(LLMRequest)}
+    return LLMRequest(**{name: getattr(foreign, name) for name in known if hasattr(foreign, name)})
 
 
 def _response_from_dict(response: dict[str, Any]) -> LLMResponse:

@@ -12,6 +12,7 @@ from ares_exp.environments.time_step import TimeStep, restart, termination, tran
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
 
 ACTION = LLMResponse.from_text("one more")
 
@@ -190,9 +191,17 @@ class ForeignEnvironment:
         await self.close()
 
 
-def make_counting_gym() -> GymWrapper:
-    return GymWrapper(CountingEnvironment())
+def make_counting_gym(render_mode: str | None = None) -> GymWrapper:
+    return GymWrapper(CountingEnvironment(), render_mode=render_mode)
 
 
 def make_long_counting_gym() -> GymWrapper:
     return GymWrapper(CountingEnvironment(length=100))
+
+
+def make_text_gym(length: int = 3) -> TextAction:
+    return TextAction(TextObservation(GymWrapper(CountingEnvironment(length))))
+
+
+def make_counting_gym_of(length: int) -> GymWrapper:
+    return GymWrapper(CountingEnvironment(length))

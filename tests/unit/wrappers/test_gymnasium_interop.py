@@ -29,6 +29,14 @@ def test_gymnasium_finds_nothing_to_complain_about(registered):
     env.close()
 
 
+def test_of_one_that_gymnasium_did_not_make_it_says_only_that_it_cannot_make_another():
+    with GymWrapper(CountingEnvironment(), render_mode="ansi") as env:
+        check_env(env, skip_render_check=True)
+        with pytest.warns(UserWarning, match="not having a spec") as caught:
+            check_env(env)
+    assert len(caught) == 1
+
+
 def test_an_environment_without_a_seed_fails_the_check_for_that():
     with GymWrapper(PlainEnvironment()) as env, pytest.raises(AssertionError, match=r"PlainEnvironment\.reset\(\)"):
         check_env(env, skip_render_check=True)

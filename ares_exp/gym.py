@@ -1,0 +1,39 @@
+"""`ares_exp/Harbor-v0` in Gymnasium's registry. Importing this module puts it there, and imports gymnasium.
+
+```python
+import gymnasium
+
+env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks", container="local", step_limit=50)
+```
+
+The part before the colon has Gymnasium import this module, so that nothing else need be imported. With `import
+ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone will do. The arguments are those of
+`ares_exp.wrappers.harbor_gym.HarborGym`.
+
+Vector environments, by `gymnasium.make_vec` or from `functools.partial(HarborGym, path=…)`: `SyncVectorEnv` plays one
+environment after the other, `AsyncVectorEnv` each in a process of its own. The latter needs `shared_memory=False`, as
+shared memory cannot hold chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` gives
+the environments the seeds s, s+1, …; without one they all play the same tasks. What happens at the end of an episode:
+
+- `NEXT_STEP`, the default: the step that ends it returns the last reward and the empty request; the next step ignores
+  its action, starts an episode and has reward 0. Do not call `reset()` between the two with `shared_memory=False`:
+  Gymnasium 1.4 forgets it, and the next step starts one more episode instead of playing the action.
+- `SAME_STEP`: that step returns the last reward and the new episode's first request; the end of the old one is in
+  `infos["final_obs"]` and `infos["final_info"]`.
+- `DISABLED`: as `NEXT_STEP`, but before the next step you call `reset(options={"reset_mask": ended})` yourself.
+"""
+
+from __future__ import annotations
+
+import gymnasium
+
+HARBOR_ID = "ares_exp/Harbor-v0"
+
+
+def register() -> None:
+    """Puts the ids of this package into Gymnasium's registry; again is no mistake."""
+    if HARBOR_ID not in gymnasium.registry:
+        gymnasium.register(HARBOR_ID, entry_point="ares_exp.wrappers.harbor_gym:HarborGym", nondeterministic=True)
+
+
+register()

@@ -1,0 +1,121 @@
+"""Chat requests and responses as plain text: for `render()` and for libraries that want strings.
+
+Written for requests of any class that have `messages`, as another package's may; anything else is shown by `str`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ares_exp.llms.response import LLMResponse, TextData
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The last exchange of an episode: what was answered, and what came of it.
+
+    Attributes:
+        action: What the policy answered; `None` after `reset`.
+        observation: What it sees now.
+        reward: Of this step.
+        terminated, truncated: Whether, and how, this ended the episode.
+    """
+
+    action: Any
+    observation: Any
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+    def __str__(self) -> str:
+        """The exchange under headings that name the roles, fit for a terminal: control characters are replaced."""
+        sections = [] if self.action is None else [section("assistant", response_text(self.action))]
+        sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
+        if self.terminated or self.truncated:
+            how = "terminated" if self.terminated else "truncated"
+            sections.append(f"[end] {how}, reward {self.reward:g}")
+        return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+                       for char in "\n\n".join(sections))  # fmt: skip
+
+
+def section(role: str, text: str) -> str:
+    """One message under a heading."""
+    return f"[{role}]\n{text}"
+
+
+def conversation_text(observation: Any) -> str:
+    """Everything that the request says, oldest first: the system prompt and each message, under a heading each."""
+    system = getattr(observation, "system_prompt", None)
+    sections = [section("system", system)] if isinstance(system, str) else []
+    sections += [section(_role(message), message_text(message)) for message in messages_of(observation)]
+    return "\n\n".join(sections)
+
+
+def news_text(observation: Any) -> str:
+    """What the request says since the policy's last answer, without headings."""
+    return "\n\n".join(message_text(message) for message in new_messages(observation))
+
+
+def new_messages(observation: Any) -> list[Any]:
+    """The messages since the policy's last answer; all of them where it gave none."""
+    found = messages_of(observation)
+    for index in range(len(found) - 1, -1, -1):
+        if _role(found[index]) == "assistant":
+            return list(found[index + 1 :])
+    return list(found)
+
+
+def messages_of(observation: Any) -> Sequence[Any]:
+    """The messages of a request; an observation that has none is one message itself."""
+    found = observation.get("messages") if isinstance(observation, Mapping) else getattr(observation, "messages", None)
+    if isinstance(found, list | tuple):
+        return found
+    return [] if observation is None else [{"role": "observation", "content": str(observation)}]
+
+
+def message_text(message: Any) -> str:
+    """Content of a message, text or list of parts, and its tool calls, one in a line."""
+    if not isinstance(message, Mapping):
+        return str(message)
+    return "\n".join([*_content(message.get("content")), *_tool_calls(message.get("tool_calls") or ())])
+
+
+def response_text(action: Any) -> str:
+    """Text and tool calls of a response; of anything else, what `str` makes of it."""
+    if not isinstance(action, LLMResponse):
+        return str(action)
+    pieces = (
+        piece.content if isinstance(piece, TextData) else _tool_call(piece.name, piece.arguments)
+        for piece in action.data
+    )
+    return "\n".join(pieces)
+
+
+def _role(message: Any) -> str:
+    return str(message.get("role", "message")) if isinstance(message, Mapping) else "message"
+
+
+def _content(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list | tuple):
+        for part in content:
+            text = part.get("text") if isinstance(part, Mapping) else None
+            kind = part.get("type", "part") if isinstance(part, Mapping) else "part"
+            yield text if isinstance(text, str) else f"<{kind}>"
+    elif content is not None:
+        yield json.dumps(content, default=str)
+
+
+def _tool_calls(calls: Iterable[Any]) -> Iterator[str]:
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            yield _tool_call(function.get("name"), function.get("arguments", ""))
+
+
+def _tool_call(name: Any, arguments: Any) -> str:
+    return f"<tool call> {name}({arguments})"

@@ -1,0 +1,260 @@
+"""The Gymnasium face with real boxes: however an episode is left, nothing of it stays behind."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from ares_exp import EpisodeTrajectory, LLMResponse
+from ares_exp.wrappers import HarborGym, TextAction, TextObservation
+from tests.leaks import processes, wait_until
+
+pytestmark = pytest.mark.local
+
+ID = "ares_exp.gym:ares_exp/Harbor-v0"
+fork = pytest.param("fork", marks=pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"))
+TASK = 'schema_version = "1.4"\n[task]\nname = "test/{name}"\n[environment]\nnetwork_mode = "no-network"\n'
+
+
+def bash(command):
+    return f"```bash\n{command}\n```"
+
+
+def said(command):
+    return LLMResponse.from_text(bash(command))
+
+
+SUBMIT = said("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """Three tasks that ask for a file `/app/done`."""
+    for name in ("a", "b", "c"):
+        folder = tmp_path / "tasks" / name
+        (folder / "environment").mkdir(parents=True)
+        (folder / "tests").mkdir()
+        (folder / "task.toml").write_text(TASK.format(name=name))
+        (folder / "instruction.md").write_text(f"Task {name}: make /app/done.")
+        (folder / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
+        (folder / "tests" / "test.sh").write_text("test -e /app/done; echo $((1 - $?)) > /logs/verifier/reward.txt\n")
+    return tmp_path / "tasks"
+
+
+class Sleepers:
+    """Processes that an action starts in its box and that end with the box only."""
+
+    def __init__(self):
+        self.mark = f"61.{uuid.uuid4().int % 10**12:012}"
+        self.leave = said(f"(setsid sleep {self.mark} >/dev/null 2>&1 &)")
+        self.hang = said(f"sleep {self.mark}")
+
+    def running(self):
+        return sum(words.strip() == f"sleep {self.mark}" for _, _, _, words in processes())
+
+    def are(self, count):
+        return wait_until(lambda: self.running() == count, 30)
+
+
+@pytest.fixture
+def sleepers():
+    made = Sleepers()
+    threads = set(threading.enumerate())
+    yield made
+    assert made.are(0)
+    assert wait_until(lambda: set(threading.enumerate()) <= threads, 30)
+
+
+def test_a_script_that_imports_gymnasium_only(tasks, tmp_path):
+    script = (
+        "import gymnasium\n"
+        f"env = gymnasium.make({ID!r}, path={str(tasks)!r}, tasks='b', render_mode='ansi', trajectory_dir='kept')\n"
+        "observation, info = env.reset(seed=1)\n"
+        "from ares_exp import LLMResponse\n"
+        "for text in ('touch /app/done', 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'):\n"
+        "    *_, reward, terminated, truncated, info = env.step(LLMResponse.from_text(f'```bash\\n{text}\\n```'))\n"
+        "print(reward, terminated, truncated)\n"
+        "print(env.render())\n"
+        "env.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "1.0 True False"
+    assert done.stdout.rstrip().endswith("[end] terminated, reward 1")
+    [file] = (tmp_path / "kept").glob("*.json")
+    assert EpisodeTrajectory.load(file).outcome == "completed"
+
+
+def test_gymnasium_finds_nothing_to_complain_about(tasks):
+    with gymnasium.make(ID, path=tasks, render_mode="ansi") as env:
+        check_env(env.unwrapped)
+
+
+def test_the_seed_and_the_options_choose_the_task(tasks):
+    with gymnasium.make(ID, path=tasks) as env:
+
+        def three(**first):
+            names = [env.reset(**first) and env.unwrapped.environment.current_task.name]
+            return names + [env.reset() and env.unwrapped.environment.current_task.name for _ in range(2)]
+
+        assert three(seed=3) == three(seed=3)
+        assert {name for seed in range(3) for name in three(seed=seed)} == {"a", "b", "c"}
+        assert three(options={"task": "b"})[0] == "b"
+        assert three(options={"task": 2})[0] == "c"
+
+
+def test_its_own_step_limit_is_scored_and_gymnasiums_is_not(tasks):
+    with gymnasium.make(ID, path=tasks, tasks="a", step_limit=1) as scored:
+        scored.reset()
+        assert scored.step(said("touch /app/done"))[1:4] == (1.0, False, True)
+    with gymnasium.make(ID, path=tasks, tasks="a", max_episode_steps=1) as cut:
+        cut.reset()
+        assert cut.step(said("touch /app/done"))[1:4] == (0.0, False, True)
+
+
+def test_an_episode_cut_by_gymnasium_ends_at_the_next_reset_and_at_close(tasks, sleepers, tmp_path):
+    kept = tmp_path / "kept"
+    env = gymnasium.make(ID, path=tasks, tasks="a", max_episode_steps=1, trajectory_dir=kept)
+    env = gymnasium.wrappers.RecordEpisodeStatistics(env)
+    env.reset()
+    *_, truncated, info = env.step(sleepers.leave)
+    assert (truncated, info["episode"]["l"]) == (True, 1)
+    assert sleepers.are(1)
+    env.reset()
+    assert sleepers.are(0)
+    env.step(sleepers.leave)
+    assert sleepers.are(1)
+    env.close()
+    env.close()
+    assert sleepers.are(0)
+    assert sorted(EpisodeTrajectory.load(file).outcome for file in kept.glob("*.json")) == ["abandoned", "closed"]
+
+
+def test_closing_in_mid_step(tasks, sleepers):
+    env, outcome = HarborGym(path=tasks, tasks="a"), []
+
+    def step():
+        try:
+            env.step(sleepers.hang)
+        except BaseException as error:
+            outcome.append(type(error).__name__)
+
+    env.reset()
+    stepper = threading.Thread(target=step)
+    stepper.start()
+    assert sleepers.are(1)
+    env.close()
+    stepper.join(30)
+    assert outcome == ["CancelledError"]
+
+
+def test_a_dropped_one(tasks, sleepers):
+    env = gymnasium.make(ID, path=tasks, tasks="a")
+    env.reset()
+    env.step(sleepers.leave)
+    assert sleepers.are(1)
+    del env
+    assert sleepers.are(0)
+
+
+@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_program_that_ends_without_closing(tasks, sleepers, ending):
+    script = (
+        "import gymnasium, os\n"
+        "from ares_exp import LLMResponse\n"
+        f"env = gymnasium.make({ID!r}, path={str(tasks)!r}, tasks='a')\n"
+        "env.reset()\n"
+        f"env.step(LLMResponse.from_text({sleepers.leave.text!r}))\n"
+        "print('ready', flush=True)\n"
+        "input()\n"
+        f"{ending}\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout.readline() == "ready\n"
+        assert sleepers.are(1)
+        program.communicate("\n", timeout=60)
+    assert program.returncode == {"pass": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGKILL)
+
+
+def test_in_a_thread(tasks, sleepers):
+    rewards = []
+
+    def play():
+        with HarborGym(path=tasks, tasks="a") as env:
+            env.reset()
+            env.step(said("touch /app/done"))
+            rewards.append(env.step(SUBMIT)[1])
+
+    players = [threading.Thread(target=play) for _ in range(3)]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join(60)
+    assert rewards == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("context", [fork, "spawn", "forkserver"])
+def test_in_worker_processes(tasks, sleepers, context, tmp_path):
+    factory = functools.partial(HarborGym, path=tasks, trajectory_dir=tmp_path / "kept")
+    envs = AsyncVectorEnv([factory] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
+    try:
+        envs.reset(seed=1)
+        envs.step((sleepers.leave, said("touch /app/done")))
+        assert sleepers.are(1)
+        _, rewards, terminations, _, _ = envs.step((SUBMIT, SUBMIT))
+        assert (rewards.tolist(), terminations.all()) == ([0.0, 1.0], True)
+        assert sleepers.are(0)
+        envs.step((sleepers.leave, sleepers.leave))
+        assert sleepers.are(2)
+    finally:
+        envs.close()
+    assert sleepers.are(0)
+    outcomes = sorted(EpisodeTrajectory.load(file).outcome for file in (tmp_path / "kept").glob("*.json"))
+    assert outcomes == ["closed", "closed", "completed", "completed"]
+
+
+@pytest.mark.parametrize("context", [fork, "spawn"])
+def test_workers_that_are_ended_the_hard_way(tasks, sleepers, context):
+    envs = AsyncVectorEnv([functools.partial(HarborGym, path=tasks)] * 2, shared_memory=False, context=context)
+    envs.reset()
+    envs.step((sleepers.leave, sleepers.leave))
+    assert sleepers.are(2)
+    os.kill(envs.processes[0].pid, signal.SIGKILL)
+    assert sleepers.are(1)
+    envs.close(terminate=True)
+    assert sleepers.are(0)
+
+
+def test_a_vector_of_plain_strings(tasks):
+    envs = gymnasium.make_vec(ID, num_envs=2, path=tasks, wrappers=[TextObservation, TextAction])
+    try:
+        observations, _ = envs.reset(options={"task": "a"})
+        assert all("Task a: make /app/done." in text for text in observations)
+        envs.step((bash("touch /app/done"),) * 2)
+        assert envs.step((SUBMIT.text,) * 2)[1].tolist() == [1.0, 1.0]
+    finally:
+        envs.close()
+
+
+def test_a_backend_that_does_not_work_is_named_at_the_first_reset(tasks):
+    from ares_exp import LocalContainerFactory
+    from ares_exp.errors import PreflightError
+
+    class Broken(LocalContainerFactory):
+        async def preflight(self):
+            raise PreflightError("no sandbox here")
+
+    with gymnasium.make(ID, path=tasks, container=Broken()) as env, pytest.raises(PreflightError, match="no sandbox"):
+        env.reset()

@@ -1,0 +1,195 @@
+"""An environment that another package wrote, knowing the protocol and none of our classes."""
+
+import importlib
+import json
+import sys
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv
+
+from ares_exp.environments.environment import Environment
+from ares_exp.llms.request import LLMRequest
+from ares_exp.rollout import Tally, run_episode
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.wrappers.async_gym import AsyncGymWrapper
+from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
+from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.spaces import LLMRequestSpace
+from ares_exp.wrappers.text_wrappers import TextAction, TextObservation
+from tests.unit.wrappers.gym_environments import ACTION
+
+FILES = {
+    "__init__.py": "",
+    "time_steps.py": '''
+class TimeStep:
+    """The same four fields, and nothing else in common: no tuple, no methods, no equality."""
+
+    __slots__ = ("step_type", "reward", "discount", "observation")
+
+    def __init__(self, step_type, reward, discount, observation):
+        self.step_type, self.reward, self.discount, self.observation = step_type, reward, discount, observation
+
+    def __eq__(self, other):
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+''',
+    "prompts.py": """
+import dataclasses
+
+@dataclasses.dataclass
+class Prompt:
+    messages: list
+    temperature: float = 0.5
+    board: str = ""
+""",
+    "guessing.py": '''
+import random
+from otherlab.prompts import Prompt
+from otherlab.time_steps import TimeStep
+
+class Guessing:
+    """Three guesses. Keeps one message list and appends to it, as careless code does."""
+
+    def __init__(self):
+        self._random, self._messages, self.closed = random.Random(0), [], 0
+
+    async def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._random.seed(seed)
+        self._messages = [{"role": "user", "content": f"guess {self._random.randrange(1000)}"}]
+        return TimeStep("FIRST", None, None, Prompt(list(self._messages)))
+
+    async def step(self, action):
+        self._messages += [{"role": "assistant", "content": action.text}, {"role": "user", "content": "no"}]
+        if len(self._messages) < 7:
+            return TimeStep("MID", 0, 1, Prompt(list(self._messages)))
+        return TimeStep("LAST", 1, 0, None)
+
+    async def close(self):
+        self.closed += 1
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.close()
+''',
+    "gyms.py": """
+from ares_exp.wrappers import GymWrapper
+from otherlab.guessing import Guessing
+
+def make_gym(render_mode=None):
+    return GymWrapper(Guessing(), render_mode=render_mode)
+""",
+}
+
+
+@pytest.fixture
+def otherlab(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "otherlab"
+    package.mkdir(parents=True)
+    for name, text in FILES.items():
+        (package / name).write_text(text)
+    monkeypatch.syspath_prepend(str(package.parent))
+    yield lambda name: importlib.import_module(f"otherlab.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "otherlab"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def env(otherlab):
+    made = otherlab("guessing").Guessing()
+    assert isinstance(made, Environment)
+    yield made
+    assert made.closed == 1
+
+
+def test_it_knows_nothing_of_ours(otherlab, env):
+    source = "".join(text for name, text in FILES.items() if name != "gyms.py")
+    assert "ares_exp" not in source
+    env.closed = 1
+
+
+def test_under_the_sync_wrapper(otherlab, env):
+    with GymWrapper(env, render_mode="ansi") as gym:
+        observation, info = gym.reset(seed=1)
+        assert type(info["time_step"]) is otherlab("time_steps").TimeStep
+        assert type(observation) is otherlab("prompts").Prompt
+        assert observation in gym.observation_space
+        assert gym.step(ACTION)[1:4] == (0.0, False, False)
+        assert gym.render() == "[assistant]\none more\n\n[user]\nno"
+        gym.step(ACTION)
+        observation, *rest, info = gym.step(ACTION)
+        assert rest == [1.0, True, False]
+        assert observation in gym.observation_space
+
+
+async def test_under_the_async_wrapper(otherlab, env):
+    async with AsyncGymWrapper(env) as gym:
+        await gym.reset(seed=1)
+        await gym.step(ACTION)
+        await gym.step(ACTION)
+        assert (await gym.step(ACTION))[1:4] == (1.0, True, False)
+
+
+@pytest.mark.parametrize("drive", [drive_directly, drive_async_gym, drive_sync_gym])
+@pytest.mark.parametrize("collect", ["json", "null", "no"])
+async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
+    async def policy(request):
+        assert request.messages[-1]["role"] == "user"
+        return ACTION
+
+    played = env
+    if collect != "no":
+        collector = JsonTrajectoryCollector(tmp_path / "kept") if collect == "json" else NullTrajectoryCollector()
+        played = TrajectoryCollectingEnvironment(env, collector)
+    tally = Tally()
+    last = await run_episode(drive(played), policy, tally)
+    assert (last.step_type, last.reward, tally.num_steps) == ("LAST", 1, 3)
+    if collect == "no":
+        return
+    assert played.collector_failures == 0
+    if collect == "json":
+        [file] = (tmp_path / "kept").glob("*.json")
+        episode = EpisodeTrajectory.load(file)
+        assert (episode.outcome, episode.total_reward, episode.num_steps) == ("completed", 1.0, 4)
+        assert [step.step_type for step in episode.steps] == ["FIRST", "MID", "MID", "LAST"]
+        assert [len(step.observation["messages"]) for step in episode.steps[:3]] == [1, 3, 5]
+        assert episode.steps[0].observation["temperature"] == 0.5
+
+
+def test_gymnasium_finds_nothing_to_complain_about(otherlab):
+    gymnasium.register("AresExpTest/Foreign-v0", entry_point=otherlab("gyms").make_gym)
+    try:
+        with gymnasium.make("AresExpTest/Foreign-v0", render_mode="ansi") as env:
+            check_env(env.unwrapped)
+            env.reset(seed=1)
+            assert env.step(ACTION)[1] == 0.0
+    finally:
+        del gymnasium.registry["AresExpTest/Foreign-v0"]
+
+
+def test_as_plain_text(otherlab):
+    with TextAction(TextObservation(otherlab("gyms").make_gym())) as env:
+        assert env.reset(seed=1)[0].startswith("[user]\nguess ")
+        assert env.step("7")[0].endswith("[assistant]\n7\n\n[user]\nno")
+
+
+def test_in_worker_processes(otherlab):
+    envs = AsyncVectorEnv([otherlab("gyms").make_gym] * 2, shared_memory=False, context="spawn")
+    try:
+        first, _ = envs.reset(seed=[1, 1])
+        assert first[0] == first[1]
+        assert envs.step((ACTION, ACTION))[1].tolist() == [0.0, 0.0]
+    finally:
+        envs.close()
+
+
+def test_its_requests_can_be_written_down_and_come_back_as_ours(otherlab):
+    space, prompt = LLMRequestSpace(), otherlab("prompts").Prompt([{"role": "user", "content": "hi"}], board="x")
+    [back] = space.from_jsonable(json.loads(json.dumps(space.to_jsonable([prompt]))))
+    assert back == LLMRequest(messages=[{"role": "user", "content": "hi"}], temperature=0.5)

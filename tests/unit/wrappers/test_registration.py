@@ -1,0 +1,161 @@
+import functools
+import importlib.metadata
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import gymnasium
+import pytest
+
+import ares_exp.gym
+from ares_exp import LocalContainerFactory, ShellAgentFactory
+from ares_exp.errors import ConfigError, TaskError
+from ares_exp.tasks.task_set import SAMPLES
+from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.wrappers import HarborGym
+from ares_exp.wrappers.gym import GymWrapper
+
+ID = "ares_exp/Harbor-v0"
+PATH = str(SAMPLES / "write-greeting")
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_gymnasium_needs_no_import_but_its_own():
+    said = run(
+        "import sys, gymnasium\n"
+        "assert not [name for name in sys.modules if name.startswith('ares_exp')]\n"
+        f"env = gymnasium.make('ares_exp.gym:{ID}', path={PATH!r})\n"
+        "print(env.spec.id, type(env.unwrapped).__name__, len(env.unwrapped.environment._tasks))\n"
+        "env.close()"
+    )
+    assert said == f"{ID} HarborGym 1"
+
+
+def test_registering_imports_neither_tasks_nor_containers():
+    said = run("import sys, ares_exp.gym; print([n for n in sys.modules if n.startswith('ares_exp.')])")
+    assert said == "['ares_exp.gym']"
+
+
+def test_looking_at_the_wrappers_imports_no_gymnasium():
+    run(
+        "import sys, ares_exp, ares_exp.wrappers\n"
+        "from ares_exp.wrappers import AsyncGymWrapper, wrap_as_gym\n"
+        "assert not {'gymnasium', 'numpy'} & set(sys.modules)"
+    )
+
+
+def test_the_names_of_the_wrappers_all_resolve():
+    names = {"AsyncGymWrapper", "GymWrapper", "HarborGym", "TextAction", "TextObservation", "wrap_as_gym"}
+    assert set(ares_exp.wrappers.__all__) == names
+    assert all(getattr(ares_exp.wrappers, name).__doc__ for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'; it has: AsyncGymWrapper"):
+        ares_exp.wrappers.nothing  # noqa: B018
+
+
+def test_the_entry_point_registers():
+    [found] = [p for p in importlib.metadata.entry_points(group="gymnasium.envs") if p.name == "ares_exp"]
+    del gymnasium.registry[ID]
+    register = found.load()
+    register()
+    register()  # again is no mistake, and no warning
+    assert gymnasium.spec(ID).entry_point == "ares_exp.wrappers.harbor_gym:HarborGym"
+
+
+def test_gymnasiums_own_wrappers_go_around_it():
+    env = gymnasium.make(ID, path=PATH, max_episode_steps=5)
+    try:
+        assert str(env) == f"<TimeLimit<OrderEnforcing<PassiveEnvChecker<HarborGym<{ID}>>>>>"
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.render()
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"step_limit": 0}, r"`step_limit`: .*greater than or equal to 1 \(got 0\)"),
+        ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
+        ({"container": "podman"}, "`container`: expected 'local', 'docker' or a container factory, got 'podman'"),
+        ({"container": 7}, "`container`: expected 'local', 'docker' or a container factory, got 7"),
+        ({"agent": "shell"}, r"`agent`: .*callable \(got 'shell'\)"),
+        ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
+        ({"limit": 0}, "`limit`"),
+        ({"seed": "x"}, "`seed`"),
+        ({"pth": PATH}, r"`pth`: Unexpected keyword argument"),
+        ({"step_limit": 0, "limit": 0}, "`limit`.*; `step_limit`"),
+        ({"tasks": "no-such"}, "no-such"),
+        ({"exclude": "*"}, "leaves none"),
+        ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
+    ],
+)
+def test_a_wrong_argument_is_named_in_one_paragraph(arguments, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        gymnasium.make(ID, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_path_is_named():
+    with pytest.raises(TaskError, match="/no/such: expected a task or a folder of tasks"):
+        gymnasium.make(ID, path="/no/such")
+
+
+@pytest.mark.filterwarnings("ignore:.*render_mode='human'")
+def test_a_wrong_render_mode_is_named():
+    with pytest.raises(ConfigError, match=r"`render_mode`: .*'ansi' \(got 'human'\)"):
+        gymnasium.make(ID, render_mode="human")
+
+
+def test_the_arguments_reach_the_environment():
+    env = HarborGym(
+        path=SAMPLES,
+        tasks=["write-*", "count-*"],
+        exclude="count-*",
+        container=LocalContainerFactory(pids_limit=64),
+        agent=ShellAgentFactory(max_output_chars=100),
+        step_limit=3,
+        token_limit=4,
+        cost_limit=0.5,
+        agent_timeout_sec=7,
+        verify_on_truncation=False,
+        collector=NullTrajectoryCollector(),
+    )
+    code = env.environment._env
+    assert [task.path.name for task in code._tasks] == ["write-greeting"]
+    limits = code._limits
+    assert (limits.steps, limits.tokens, limits.cost, limits.verify_on_truncation) == (3, 4, 0.5, False)
+    assert limits.time.agent_timeout_sec == 7
+    assert code._container_factory._pids_limit == 64
+    assert code._code_agent_factory.max_output_chars == 100
+    env.close()
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_a_factory_can_be_pickled(pickler):
+    factory = functools.partial(HarborGym, path=Path(PATH), container=LocalContainerFactory(), step_limit=3)
+    env = pickle.loads(pickler.dumps(factory))()
+    assert isinstance(env, GymWrapper)
+    env.close()
+
+
+def test_the_spec_can_be_written_down_and_made_again():
+    env = gymnasium.make(ID, path=PATH, step_limit=3)
+    again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json()))
+    assert json.loads(env.spec.to_json())["kwargs"] == {"path": PATH, "step_limit": 3}
+    assert again.unwrapped.environment._limits.steps == 3
+    env.close()
+    again.close()
+
+
+def test_a_vector_of_them_is_made():
+    envs = gymnasium.make_vec(ID, num_envs=2, path=PATH)
+    assert (envs.num_envs, len(envs.observation_space.spaces)) == (2, 2)
+    envs.close()
