@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
-    from ares_exp.trajectories.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
+    from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
     from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
     from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
 
@@ -33,7 +33,7 @@ _OWNERS = {
     "Environment": "ares_exp.environments.environment",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
-    "JsonTrajectoryCollector": "ares_exp.trajectories.json_collector",
+    "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
     "LLMRequest": "ares_exp.llms.request",
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ares_exp.errors import ConfigError
 from ares_exp.secrets import scrub
-from ares_exp.trajectories.grouped_sync import Durability
+from ares_exp.trajectories.collectors.grouped_sync import Durability
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

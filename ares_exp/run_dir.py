@@ -51,7 +51,7 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
         raise
     if sync:
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -94,7 +94,8 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
         os.close(descriptor)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Has what was made, renamed and removed in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -136,6 +136,6 @@ def protect(values: Iterable[str]) -> None:
 
 def _known_secrets() -> tuple[str, ...]:
     """Protected values and those of sensitive variables, the longest first; short ones would mask ordinary words."""
-    named = (value for name, value in os.environ.items() if name != "PWD" and is_sensitive(name))  # the shell's own PWD
+    named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))  # the shell's PWD
     values = {*_protected, *named}
     return tuple(sorted((value for value in values if len(value) >= 8), key=len, reverse=True))

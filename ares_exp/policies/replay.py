@@ -13,7 +13,9 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.oracle import ORACLE_MODEL
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.trajectories.first_difference import Difference, first_difference
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
+from ares_exp.trajectories.stored_episodes import load
 
 SHOWN_CHARS = 120
 
@@ -26,7 +28,7 @@ class ReplayPolicy(SharedPolicy):
         """Names the recording; reads nothing yet.
 
         Args:
-            trajectory: A trajectory file, a folder of them, or a run directory with a `trajectories` folder.
+            trajectory: A run directory, or a file or a folder of episodes, of any format; see `trajectories.load`.
             strict: Whether a request that differs from the recorded one ends the episode; if not, it is answered all
                 the same.
         """
@@ -36,18 +38,16 @@ class ReplayPolicy(SharedPolicy):
 
     async def preflight(self) -> None:
         """Reads the recording. Raises `PreflightError` when there is none, or when it cannot be read."""
-        folder = self._path / "trajectories" if (self._path / "trajectories").is_dir() else self._path
-        files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
-        if not files:
-            raise PreflightError(f"Expected recorded episodes (*.json) in `policy.trajectory`, found none in {folder}.")
         try:
-            recorded = [EpisodeTrajectory.load(path) for path in files]
+            recorded = list(load(self._path).trajectories())
         except TrajectoryFormatError as error:
             raise PreflightError(f"Cannot read `policy.trajectory`: {error}") from None
+        if not recorded:
+            raise PreflightError(f"Expected recorded episodes in `policy.trajectory`, found none in {self._path}.")
         # What the oracle did can only be done again with the solution in place.
         self.needs_solution = any(_is_oracle(episode) for episode in recorded)
         self._episodes = {}
-        for episode in sorted(recorded, key=lambda episode: episode.start_time):
+        for episode in recorded:
             self._episodes.setdefault(episode.task_name, []).append(episode)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
@@ -89,37 +89,24 @@ class _Replayed:
         return deserialize_llm_response(action)
 
     def _compare(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-        difference = _first_difference(recorded, asked)
-        if difference is not None:
-            raise ReplayDivergenceError(
-                f"Request {self._position + 1} of task {self._episode.task_name!r} differs from the recorded one "
-                f"(episode {self._episode.episode_id}): {difference}. "
-                "Use `policy.strict=false` to answer all the same."
-            )
+        difference = first_difference(recorded, asked)
+        if difference is None:
+            return
+        counts = f"{len(asked.get('messages', ()))} messages where {len(recorded.get('messages', ()))} were recorded"
+        raise ReplayDivergenceError(
+            f"Request {self._position + 1} of task {self._episode.task_name!r} differs from the recorded one "
+            f"(episode {self._episode.episode_id}): {_in_words(difference, counts)}. "
+            "Use `policy.strict=false` to answer all the same."
+        )
 
 
-def _first_difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    """The first difference between two serialised requests, in words; `None` when they are equal."""
-    before, now = recorded.get("messages", ()), asked.get("messages", ())
-    for index, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old != new:
-            return f"message {index} ({new.get('role')}): {_text_difference(_text(old), _text(new))}"
-    if len(before) != len(now):
-        return f"{len(now)} messages where {len(before)} were recorded"
-    for name in sorted((set(recorded) | set(asked)) - {"messages"}):
-        if recorded.get(name) != asked.get(name):
-            return f"`{name}`: {_text_difference(str(recorded.get(name)), str(asked.get(name)))}"
-    return None
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else str(dict(message))
-
-
-def _text_difference(old: str, new: str) -> str:
+def _in_words(difference: Difference, counts: str) -> str:
     """Both texts from a little before the first character that differs."""
+    old, new = difference.old, difference.new
+    if difference.where.startswith("message") and (old is None or new is None):
+        return counts
+    old, new = str(old), str(new)
     at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(0, at - 20)
     was, now = old[start : start + SHOWN_CHARS], new[start : start + SHOWN_CHARS]
-    return f"recorded {was!r}, now {now!r} (from character {start})"
+    return f"{difference.where}: recorded {was!r}, now {now!r} (from character {start})"

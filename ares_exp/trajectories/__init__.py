@@ -1,1 +1,28 @@
-"""Trajectories: recording, storing and loading what happened."""
+"""Trajectories: recording, storing and loading what happened.
+
+`load(path)` gives the episodes of a run; it is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.stored_episode import StoredEpisode as StoredEpisode
+    from ares_exp.trajectories.stored_episodes import StoredEpisodes as StoredEpisodes
+    from ares_exp.trajectories.stored_episodes import load as load
+
+_OWNERS = {
+    "StoredEpisode": "ares_exp.trajectories.stored_episode",
+    "StoredEpisodes": "ares_exp.trajectories.stored_episodes",
+    "load": "ares_exp.trajectories.stored_episodes",
+}
+
+__all__ = sorted(_OWNERS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OWNERS:
+        raise AttributeError(f"module 'ares_exp.trajectories' has no attribute {name!r}")
+    return getattr(import_module(_OWNERS[name]), name)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
-from ares_exp.trajectories.step_encoding import StepEncoder
 
 
 @dataclass(slots=True, eq=False)

@@ -142,7 +142,7 @@ def _is(value: object, kinds: tuple[type, ...]) -> bool:
 
 
 def command_to_dict(command: CommandRecord) -> dict[str, Any]:
-    """A JSON-ready dict of a command. (`asdict` costs ten times as much.)"""
+    """A JSON-ready dict of a command; `asdict` would cost ten times as much."""
     return {
         "command": command.command,
         "exit_code": command.exit_code,
@@ -236,12 +236,15 @@ class EpisodeTrajectory:
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.
         """
-        from ares_exp.trajectories.schema_versions import read_steps
+        from ares_exp.trajectories.files.schema_versions import read_steps
 
         try:
-            return cls(steps=tuple(read_steps(data)), **episode_fields(data))
+            steps, values = tuple(read_steps(data)), episode_fields(data)
+            if values["num_steps"] != len(steps):
+                raise ValueError(f"expected {values['num_steps']} steps, got {len(steps)}")
+            return cls(steps=steps, **values)
         except BROKEN as error:
-            raise TrajectoryFormatError(f"Expected a trajectory, but {what_broke(error)}") from error
+            raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
 
     @classmethod
     def load(cls, path: str | Path) -> EpisodeTrajectory:
@@ -251,7 +254,7 @@ class EpisodeTrajectory:
             TrajectoryFormatError: The file is missing, cut short, no JSON, or no trajectory; the message names the path
                 and, where there is one, the place.
         """
-        from ares_exp.trajectories.episode_file import load_episode
+        from ares_exp.trajectories.files.episode_file import load_episode
 
         return load_episode(Path(path))
 

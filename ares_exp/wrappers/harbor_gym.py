@@ -24,7 +24,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.wrappers.async_gym import Info
 from ares_exp.wrappers.gym import GymWrapper
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 
 LENGTHS = (50, 100, 250, 500)

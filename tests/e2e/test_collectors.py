@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ares_exp.results import Outcome
-from ares_exp.trajectories.jsonl_file import load_jsonl
+from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 pytestmark = pytest.mark.local

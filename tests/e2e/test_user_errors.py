@@ -74,7 +74,7 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
     (tmp_path / "broken" / "policy" / "yaml.yaml").write_text("foo: [\n")
     (tmp_path / "broken" / "policy" / "targetless.yaml").write_text("foo: 1\n")
     (tmp_path / "broken" / "collector").mkdir()
-    plain = "_target_: ares_exp.trajectories.null_collector.NullTrajectoryCollector\n"
+    plain = "_target_: ares_exp.trajectories.collectors.null_collector.NullTrajectoryCollector\n"
     (tmp_path / "broken" / "collector" / "plain.yaml").write_text(plain)
     done = cli("tracker=none", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -23,7 +23,7 @@ from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.wrappers.drivers import drive_directly
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])

@@ -53,7 +53,9 @@ async def test_success(endpoint: LoopbackEndpoint, make: Make) -> None:
 
 async def test_config_wins_over_the_request_and_extra_body_over_both(endpoint: LoopbackEndpoint, make: Make) -> None:
     policy = make(temperature=0.0, stop_sequences=["END"], seed=7, extra_body={"top_k": 3, "seed": 8})
-    answered = await policy(LLMRequest(HI.messages, temperature=1.0, top_p=0.5, max_output_tokens=9, top_k=1, stream=True))
+    answered = await policy(
+        LLMRequest(HI.messages, temperature=1.0, top_p=0.5, max_output_tokens=9, top_k=1, stream=True)
+    )
     sent = endpoint.requests[0].body
     del sent["messages"]
     assert answered.sampling == {name: value for name, value in sent.items() if name != "model"}

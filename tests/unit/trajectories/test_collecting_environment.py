@@ -10,8 +10,8 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 ANSWER = LLMResponse.from_text("a")

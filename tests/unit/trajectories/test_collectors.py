@@ -17,15 +17,15 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
-from ares_exp.trajectories.episode_file import salvage_episode
-from ares_exp.trajectories.grouped_sync import Durability, GroupedSync
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.jsonl_collector import JsonlTrajectoryCollector
-from ares_exp.trajectories.jsonl_file import load_jsonl, salvage_jsonl
-from ares_exp.trajectories.memory_collector import MemoryTrajectoryCollector
-from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.files.episode_file import salvage_episode
+from ares_exp.trajectories.files.jsonl_file import load_jsonl, salvage_jsonl
+from ares_exp.trajectories.files.writer_lock import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
-from ares_exp.trajectories.writer_lock import has_writer
 
 ANSWER = LLMResponse.from_text("an answer of the policy")
 

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.results import Outcome
-from ares_exp.trajectories.episode_file import dump_episode, load_episode, salvage_episode
-from ares_exp.trajectories.jsonl_file import jsonl_lines, load_jsonl
-from ares_exp.trajectories.line_file import write_lines
+from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, salvage_episode
+from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl
+from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.strategies import trajectories
 

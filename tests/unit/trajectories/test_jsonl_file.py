@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.results import Outcome
-from ares_exp.trajectories.jsonl_file import jsonl_lines, load_jsonl, read_jsonl, salvage_jsonl
+from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl, read_jsonl, salvage_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.strategies import trajectories
 

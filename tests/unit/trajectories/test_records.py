@@ -7,7 +7,7 @@ from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.results import ErrorInfo, Outcome
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
     StepRecord,

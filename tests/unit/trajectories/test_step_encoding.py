@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from ares_exp.llms.request import LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
+from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
-from ares_exp.trajectories.step_encoding import StepDecoder, StepEncoder
 from tests.unit.trajectories.strategies import trajectories
 
 

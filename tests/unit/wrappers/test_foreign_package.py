@@ -13,8 +13,8 @@ from ares_exp.environments.environment import Environment
 from ares_exp.llms.request import LLMRequest
 from ares_exp.rollout import Tally, run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.json_collector import JsonTrajectoryCollector
-from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.wrappers.async_gym import AsyncGymWrapper
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym

@@ -14,7 +14,7 @@ import ares_exp.gym
 from ares_exp import LocalContainerFactory, ShellAgentFactory
 from ares_exp.errors import ConfigError, TaskError
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.trajectories.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.wrappers import HarborGym
 from ares_exp.wrappers.gym import GymWrapper
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ares_exp.llms.request import freeze
+from ares_exp.trajectories.files.step_encoding import StepDecoder
 from ares_exp.trajectories.records import StepRecord
-from ares_exp.trajectories.step_encoding import StepDecoder
 
 SCHEMA_VERSION = 2
 

@@ -24,7 +24,9 @@ from typing import Any
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.run_dir import dump_json
-from ares_exp.trajectories.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
+from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
+from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import (
     BROKEN,
     EpisodeTrajectory,
@@ -33,8 +35,6 @@ from ares_exp.trajectories.records import (
     total_reward,
     what_broke,
 )
-from ares_exp.trajectories.schema_versions import SCHEMA_VERSION
-from ares_exp.trajectories.step_encoding import StepDecoder, StepEncoder
 
 PARTIAL = ".partial"
 STEPS = '"steps": ['

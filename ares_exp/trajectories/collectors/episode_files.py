@@ -11,10 +11,10 @@ from typing import Any
 
 from ares_exp.run_dir import append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.episode_file import PARTIAL, opening_line, step_line
-from ares_exp.trajectories.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.files.episode_file import PARTIAL, opening_line, step_line
+from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
-from ares_exp.trajectories.writer_lock import WriterLock
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -83,6 +83,8 @@ class EpisodeFiles(EpisodeCollector):
             self.output_dir.mkdir(parents=True, exist_ok=True)
             self._directory.acquire(self.output_dir)
             append_text(self._partial(handle), head, flags=os.O_CREAT | os.O_EXCL)
+            if self._durability == "step":
+                self._sync.want(self.output_dir)
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
 

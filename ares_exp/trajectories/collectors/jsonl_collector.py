@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import validate_call
 
-from ares_exp.run_dir import append_text
+from ares_exp.run_dir import append_text, sync_directory
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.grouped_sync import Durability, GroupedSync
-from ares_exp.trajectories.jsonl_file import begin_line, end_line, jsonl_lines, step_line
+from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.files.jsonl_file import begin_line, end_line, jsonl_lines, step_line
+from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
-from ares_exp.trajectories.writer_lock import WriterLock
 
 
 class JsonlTrajectoryCollector(EpisodeCollector):
@@ -53,6 +53,8 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_text(self.path, f"{_line_end(self.path)}{head}", flags=os.O_CREAT)
             self._writing.acquire(self.path)
+            if self._durability == "step":
+                self._sync.want(self.path.parent)
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
 
@@ -72,7 +74,10 @@ class JsonlTrajectoryCollector(EpisodeCollector):
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         try:
             lines = end_line(trajectory) if handle.unwritten is None else "".join(jsonl_lines(trajectory))
-            append_text(self.path, lines, flags=os.O_CREAT, sync=self._durability != "none")
+            sync = self._durability != "none"
+            append_text(self.path, lines, flags=os.O_CREAT, sync=sync)
+            if sync:
+                sync_directory(self.path.parent)
         finally:
             self._writing.release()
 

@@ -24,7 +24,7 @@ from operator import is_
 from typing import Any
 
 from ares_exp.llms.request import FrozenList, Message
-from ares_exp.trajectories.conversations import ConversationReader, ConversationWriter
+from ares_exp.trajectories.files.conversations import ConversationReader, ConversationWriter
 from ares_exp.trajectories.records import StepRecord, command_to_dict
 
 MIN_SHARED_CHARS = 32

@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from contextlib import suppress
+import time
 from pathlib import Path
+
+ASKING_LIMIT_SEC = 1.0
+"""How long a writer waits for those who ask whether there is one; then it writes without the lock."""
 
 
 class WriterLock:
@@ -23,8 +26,7 @@ class WriterLock:
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
-                with suppress(BlockingIOError):  # somebody asks at this moment whether there is a writer
-                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                _share(descriptor)
                 self._descriptor = descriptor
             self._holders += 1
 
@@ -35,6 +37,19 @@ class WriterLock:
             if self._holders == 0 and self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+
+def _share(descriptor: int) -> None:
+    give_up = time.monotonic() + ASKING_LIMIT_SEC
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody asks at this moment whether there is a writer, which takes microseconds
+            if time.monotonic() > give_up:
+                return
+            time.sleep(0.0005)
+        else:
+            return
 
 
 def has_writer(path: Path) -> bool:

@@ -9,11 +9,11 @@ from typing import Literal
 
 from pydantic import validate_call
 
-from ares_exp.run_dir import append_text
-from ares_exp.trajectories.episode_file import closing_line, dump_episode
-from ares_exp.trajectories.episode_files import EpisodeFiles
-from ares_exp.trajectories.grouped_sync import Durability
-from ares_exp.trajectories.line_file import ZSTD, import_zstandard, write_lines
+from ares_exp.run_dir import append_text, sync_directory
+from ares_exp.trajectories.collectors.episode_files import EpisodeFiles
+from ares_exp.trajectories.collectors.grouped_sync import Durability
+from ares_exp.trajectories.files.episode_file import closing_line, dump_episode
+from ares_exp.trajectories.files.line_file import ZSTD, import_zstandard, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 
@@ -49,3 +49,5 @@ class JsonTrajectoryCollector(EpisodeFiles):
         else:
             append_text(partial, closing_line(trajectory), sync=sync)
             partial.rename(path)
+            if sync:
+                sync_directory(path.parent)

@@ -19,11 +19,11 @@ from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.run_dir import dump_json
-from ares_exp.trajectories.episode_file import closing_fields, end_unfinished, opening_fields
-from ares_exp.trajectories.line_file import Line, read_lines
+from ares_exp.trajectories.files.episode_file import closing_fields, end_unfinished, opening_fields
+from ares_exp.trajectories.files.line_file import Line, read_lines
+from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, episode_fields, what_broke
-from ares_exp.trajectories.schema_versions import SCHEMA_VERSION
-from ares_exp.trajectories.step_encoding import StepDecoder, StepEncoder
 
 
 def begin_line(**head: Any) -> str:

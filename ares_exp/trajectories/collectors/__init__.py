@@ -1,0 +1,1 @@
+"""Collectors: where recorded episodes go while they are played."""

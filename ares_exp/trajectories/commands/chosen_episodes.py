@@ -1,0 +1,55 @@
+"""The episodes that an argument of the command line means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ares_exp.errors import UserError
+from ares_exp.trajectories.stored_episode import StoredEpisode
+from ares_exp.trajectories.stored_episodes import StoredEpisodes, load
+
+HELP = "a file, a run directory, or either followed by /ID, where the beginning of the id is enough"
+
+
+def chosen_episodes(path: Path) -> StoredEpisodes:
+    """Everything at `path`; or, if its last part is no name of a file, those whose id begins with it.
+
+    Raises:
+        TrajectoryFormatError: There is no such path, or a file that was asked for is broken.
+        UserError: No episode's id begins so.
+    """
+    if path.exists() or not path.parent.exists() or path.parent == path:
+        return load(path, partial=True, skip_broken=path.is_dir())
+    episodes, prefix = load(path.parent, partial=True, skip_broken=True), path.name
+    found = episodes.filter(where=lambda episode: episode.episode_id.startswith(prefix))
+    if len(exact := found.filter(where=lambda episode: episode.episode_id == prefix)) == 1:
+        return exact
+    if not found:
+        broken = next((problem for problem in episodes.left_out if f"/{prefix}" in problem), None)
+        raise UserError(
+            broken
+            or f"Expected {path} to be a file, a folder or an episode's id in {path.parent}: there is no such file, "
+            f"and of {len(episodes)} episodes in {path.parent} none has an id that begins with {prefix!r}."
+        )
+    return found
+
+
+def chosen_episode(path: Path) -> StoredEpisode:
+    """The only episode that `path` means.
+
+    Raises:
+        TrajectoryFormatError, UserError: As above, or there are none or several.
+    """
+    episodes = chosen_episodes(path)
+    if len(episodes) == 1:
+        return episodes[0]
+    if not episodes:
+        raise UserError(f"Expected an episode, found none in {path}.{_left_out(episodes)}")
+    raise UserError(
+        f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path}/{episodes[0].episode_id}. "
+        f"`python -m ares_exp.trajectories show {path}` lists them."
+    )
+
+
+def _left_out(episodes: StoredEpisodes) -> str:
+    return f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""

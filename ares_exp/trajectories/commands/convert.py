@@ -1,0 +1,237 @@
+"""Writes recorded episodes in another format, or as rows for trainers."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from ares_exp.errors import UserError
+from ares_exp.results import Outcome
+from ares_exp.run_dir import dump_json
+from ares_exp.trajectories.collectors.episode_files import SAFE_NAME
+from ares_exp.trajectories.commands.selected_episodes import SelectedEpisodes, Wanted
+from ares_exp.trajectories.episode_places import is_partial
+from ares_exp.trajectories.exports.preference_export import preference_rows
+from ares_exp.trajectories.exports.sft_export import sft_rows
+from ares_exp.trajectories.files.episode_file import PARTIAL
+from ares_exp.trajectories.files.formats import FORMATS, Dropped, suffix_of
+from ares_exp.trajectories.files.line_file import ZSTD, import_zstandard, write_lines
+from ares_exp.trajectories.files.parquet_file import import_parquet
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+T = TypeVar("T")
+
+EXIT_OK, EXIT_SOME_UNREADABLE = 0, 1
+
+EXPORTS = ("sft", "preference")
+EXPORT_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
+OPTIONS_OF = {
+    "columns": EXPORTS,
+    "tool_arguments": EXPORTS,
+    "completion": ("preference",),
+    "min_margin": ("preference",),
+    "pairs_per_task": ("preference",),
+}
+"""Options that only some targets have."""
+
+DESCRIPTION = f"""\
+IN is an episode file of any format, a folder of them, a run directory, or a folder of runs. OUT is a file, or a folder
+that gets one file an episode. The formats:
+
+{chr(10).join(f"  {item.name:<11} {item.about} ({', '.join(item.suffixes)})" for item in FORMATS.values())}
+  {"sft":<11} chat messages for supervised training, a row a conversation ({", ".join(EXPORT_SUFFIXES)})
+  {"preference":<11} pairs of a better and a worse attempt at a task ({", ".join(EXPORT_SUFFIXES)})
+
+json, jsonl and parquet hold everything. What another cannot hold is told, each kind once.
+"""
+EPILOG = """\
+Examples:
+  python -m ares_exp.trajectories convert outputs/first episodes.parquet
+  python -m ares_exp.trajectories convert outputs/first outputs/second folder --to json --zstd --outcome completed
+  python -m ares_exp.trajectories convert outputs/first good.jsonl --to sft --min-reward 1
+
+Exit codes: 0 all was read; 1 something could not be (the rest is written); 2 the command line is wrong, or nothing can
+be written.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("inputs", nargs="+", type=Path, metavar="IN", help="files, folders or run directories")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a file, or a folder that gets one file an episode")
+    parser.add_argument("--to", choices=(*FORMATS, *EXPORTS), help="by default what the name of OUT says")
+    parser.add_argument("--zstd", action="store_true", help="compress files of JSON (parquet is compressed anyway)")
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    chosen = parser.add_argument_group("which episodes", "All must hold; an option given again adds to itself.")
+    chosen.add_argument("--task", action="append", default=[], metavar="PATTERN", help="a task's name, or e.g. 'fix-*'")
+    chosen.add_argument("--outcome", action="append", default=[], choices=[*Outcome], metavar="OUTCOME",
+                        help=", ".join(Outcome))  # fmt: skip
+    chosen.add_argument("--min-reward", type=float, metavar="X", help="at least this total reward")
+    chosen.add_argument("--max-reward", type=float, metavar="X", help="at most this total reward")
+    rows = parser.add_argument_group("rows for trainers")
+    rows.add_argument("--columns", action="store_true", help="also task, episode_id and reward")
+    rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
+    rows.add_argument("--completion", choices=("episode", "turn"),
+                      help="preference: compare how episodes went on to their end, or one reply [episode]")  # fmt: skip
+    rows.add_argument("--min-margin", type=float, metavar="X", help="preference: least difference of rewards [0]")
+    rows.add_argument("--pairs-per-task", type=int, metavar="N", help="preference: at most so many [4]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Converts, and says what was done."""
+    target = _target(arguments)
+    wanted = Wanted(arguments.task, arguments.outcome, arguments.min_reward, arguments.max_reward)
+    episodes = SelectedEpisodes(arguments.inputs, wanted, lambda problem: _say(f"error: {problem}", sys.stderr))
+    try:
+        if target.name in EXPORTS:
+            said = _export(target, episodes, _export_options(arguments))
+        else:
+            said = _convert(target, episodes)
+    except OSError as error:
+        raise UserError(f"Cannot write {error.filename or target.path}: {error.strerror or error}.") from error
+    if not episodes.read and not episodes.problems and not episodes.left_out:
+        raise UserError(
+            f"Expected episodes in {', '.join(map(str, arguments.inputs))}, found none. Name a run directory, or files"
+            f" that end with one of {', '.join(suffix for item in FORMATS.values() for suffix in item.suffixes)}."
+        )
+    for sentence in (*said, *(f"Left out: {count} {reason}." for reason, count in sorted(episodes.left_out.items()))):
+        _say(sentence, sys.stdout)
+    return EXIT_SOME_UNREADABLE if episodes.problems else EXIT_OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is written where.
+
+    Attributes:
+        name: Of the format or export.
+        path: The file, or the folder of one file an episode.
+        suffix: Of the file, or of those in the folder.
+        one_file: Whether `path` is a file.
+    """
+
+    name: str
+    path: Path
+    suffix: str
+    one_file: bool
+
+
+def _target(arguments: argparse.Namespace) -> _Target:
+    """What the arguments mean, refused before anything is read where it cannot be done."""
+    out, said = arguments.out, None if arguments.out.is_dir() else suffix_of(arguments.out)
+    if is_partial(out):
+        raise UserError(f"Expected OUT without {PARTIAL}, the end of the names of unfinished episodes, got {out}.")
+    name = arguments.to or next((item.name for item in FORMATS.values() if said in item.suffixes), None)
+    if name is None:
+        raise UserError(f"Expected `--to FORMAT`, as the name {out} tells none of {', '.join((*FORMATS, *EXPORTS))}.")
+    suffixes = EXPORT_SUFFIXES if name in EXPORTS else FORMATS[name].suffixes
+    if said is not None and said not in suffixes:
+        raise UserError(f"Expected the name of a file of {name} to end with {' or '.join(suffixes)}, got {out}.")
+    if said is None and name in EXPORTS:
+        raise UserError(f"Expected OUT to be a file that ends with {' or '.join(suffixes)}, got {out}.")
+    suffix = said or suffixes[-1 if arguments.zstd else 0]
+    if arguments.zstd and name != "parquet" and not suffix.endswith(ZSTD):
+        raise UserError(
+            f"Expected the name of a compressed file to end with {suffixes[-1]}, got {out}."
+            if suffixes[-1].endswith(ZSTD)
+            else f"Expected no `--zstd` with `--to {name}`: its files are not compressed."
+        )
+    for option, targets in OPTIONS_OF.items():
+        if getattr(arguments, option) not in (None, False) and name not in targets:
+            raise UserError(f"Expected `--{option.replace('_', '-')}` only with `--to {' or '.join(targets)}`.")
+    _refuse_overwriting(out, suffix, one_file=said is not None, force=arguments.force)
+    if suffix.endswith(ZSTD):
+        import_zstandard()
+    if name == "parquet":
+        import_parquet()
+    return _Target(name, out, suffix, said is not None)
+
+
+def _refuse_overwriting(out: Path, suffix: str, *, one_file: bool, force: bool) -> None:
+    if not one_file and out.exists() and not out.is_dir():
+        raise UserError(f"Expected OUT to be a folder, or a file whose name tells its format; {out} is neither.")
+    if force:
+        return
+    if one_file and out.exists():
+        raise UserError(f"Expected a new file, but {out} is there already. `--force` overwrites it.")
+    if not one_file and out.is_dir() and any(suffix_of(path) == suffix for path in out.iterdir()):
+        raise UserError(f"Expected a folder without {suffix} files, but {out} has some. `--force` overwrites them.")
+
+
+def _export_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {option: getattr(arguments, option) for option in OPTIONS_OF}
+    return {option: value for option, value in given.items() if value not in (None, False)}
+
+
+def _export(target: _Target, episodes: SelectedEpisodes, options: dict[str, Any]) -> Iterator[str]:
+    """Writes rows; returns what to say of it."""
+    make_rows = sft_rows if target.name == "sft" else preference_rows
+    try:
+        rows, report = make_rows(episodes, **options)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if (lines := _unless_empty(f"{dump_json(row)}\n" for row in rows)) is not None:
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(target.path, lines)
+    return chain(
+        [f"Read {episodes.read} episodes, wrote {report.rows} rows to {target.path} ({target.name})."],
+        report.sentences()[1:],
+        _not_held("a trajectory", episodes.dropped),
+    )
+
+
+def _convert(target: _Target, episodes: SelectedEpisodes) -> Iterator[str]:
+    """Writes episodes; returns what to say of it."""
+    write, dropped, written = FORMATS[target.name].write, Counter[str](), 0
+
+    def counted() -> Iterator[EpisodeTrajectory]:
+        nonlocal written
+        for episode in episodes:
+            written += 1
+            yield episode
+
+    if (chosen := _unless_empty(counted())) is not None:
+        (target.path.parent if target.one_file else target.path).mkdir(parents=True, exist_ok=True)
+        if target.one_file:
+            dropped = write(target.path, chosen)
+        else:
+            for episode in chosen:
+                dropped += write(target.path / f"{_file_name(episode.episode_id)}{target.suffix}", [episode])
+    return chain(
+        [f"Read {episodes.read} episodes, wrote {written} to {target.path} ({target.name})."],
+        _not_held("a trajectory", episodes.dropped),
+        _not_held(target.name, dropped),
+    )
+
+
+def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
+    """`items`, or `None` where there is none: no file is made of nothing."""
+    iterator = iter(items)
+    for first in iterator:
+        return chain([first], iterator)
+    return None
+
+
+def _not_held(holder: str, dropped: Dropped) -> Iterator[str]:
+    for what, count in sorted(dropped.items()):
+        yield f"Not held by {holder}, in {count} episodes: {what.rstrip('.')}."
+
+
+def _say(sentence: str, stream: TextIO) -> None:
+    stream.write(f"{sentence}\n")
+
+
+def _file_name(episode_id: str) -> str:
+    """The id, or, where somebody else's is no safe name of a file, something like it."""
+    if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
+        return episode_id
+    like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]
+    return f"{like_it}-{hashlib.sha256(episode_id.encode(errors='surrogatepass')).hexdigest()[:12]}"

@@ -1,0 +1,109 @@
+"""Prints a recorded episode, or lists those of a run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from ares_exp.errors import UserError
+from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
+from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, moment, number, seconds
+from ares_exp.trajectories.commands.terminal import make_console, one_line, printable
+from ares_exp.trajectories.stored_episode import StoredEpisode
+from ares_exp.trajectories.stored_episodes import StoredEpisodes
+
+EXIT_OK = 0
+SHOWN_PROBLEMS = 5
+
+DESCRIPTION = """\
+Prints an episode: of each step the reply of the policy, the commands that ran, and what was added to the conversation
+(+), or removed from it (-). The middle of long texts is left out. Where there are several episodes they are listed.
+"""
+EPILOG = """\
+Examples:
+  python -m ares_exp.trajectories show outputs/first
+  python -m ares_exp.trajectories show outputs/first/3f2a --steps 5:8 --full
+  python -m ares_exp.trajectories show outputs/first/trajectories/3f2a….json --step -1
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("episode", type=Path, metavar="EPISODE", help=HELP)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="this step alone, from 0; -1 is the last")
+    which.add_argument(
+        "--steps", type=_slice, metavar="A:B", help="steps A to B, B not included (--steps=-3: the last)"
+    )
+    parser.add_argument("--full", action="store_true", help="leave nothing out of long texts")
+    parser.add_argument("--list", action="store_true", help="list the episodes, even if it is one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    episodes = chosen_episodes(arguments.episode)
+    if len(episodes) == 1 and not arguments.list:
+        _show(episodes[0], arguments)
+    elif arguments.step is not None or arguments.steps is not None:
+        example = f", such as {arguments.episode}/{episodes[0].episode_id}" if episodes else ""
+        raise UserError(
+            f"Expected one episode to show steps of, found {len(episodes)} in {arguments.episode}{example}."
+        )
+    else:
+        _list(episodes)
+    for problem in episodes.left_out[:SHOWN_PROBLEMS]:
+        sys.stderr.write(f"left out: {printable(problem)}\n")
+    if (more := len(episodes.left_out) - SHOWN_PROBLEMS) > 0:
+        sys.stderr.write(f"left out: {more} more\n")
+    return EXIT_OK
+
+
+def _slice(text: str) -> slice:
+    found = re.fullmatch(r"(-?\d*):(-?\d*)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected A:B, such as 5:8, 5: or :8, got {text!r}")
+    return slice(*(int(part) if part not in ("", "-") else None for part in found.groups()))
+
+
+def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
+    episode = stored.load()
+    positions = range(len(episode.steps))
+    if arguments.step is not None:
+        if not -len(positions) <= arguments.step < len(positions):
+            raise UserError(f"Expected a step below {len(positions)}, got {arguments.step}: the episode has no more.")
+        positions = positions[arguments.step :][:1]
+    elif arguments.steps is not None:
+        positions = positions[arguments.steps]
+    printer = EpisodePrinter(make_console(), episode, full=arguments.full)
+    printer.header(stored.path, stored.outcome)
+    for position in positions:
+        printer.step(position)
+
+
+def _list(episodes: StoredEpisodes) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("episode", "task", "outcome"):
+        table.add_column(name, overflow="fold")
+    for name in ("reward", "steps", "seconds", "started"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for episode in episodes:
+        cells = [
+            one_line(episode.episode_id),
+            one_line(episode.task_name),
+            episode.outcome or "being played",
+            number(episode.total_reward),
+            str(episode.num_steps),
+            seconds(episode.end_time - episode.start_time).removesuffix(" s"),
+            moment(episode.start_time),
+        ]
+        table.add_row(*map(Text, cells))
+    console = make_console()
+    if episodes:
+        console.print(table)
+    console.print(f"{len(episodes)} episodes")

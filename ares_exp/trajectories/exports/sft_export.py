@@ -1,0 +1,104 @@
+"""Rows for supervised training, made of the conversations of good episodes.
+
+```
+rows, report = sft_rows(trajectories, keep=EpisodeFilter(min_reward=1.0), columns=True)
+for row in rows:            # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "reward": …}
+    print(dump_json(row), file=file)
+report.sentences()          # what was left out, and why
+```
+
+One row is a whole conversation whose last message is the model's. Of an episode only the maximal conversations become
+rows: one that another of its conversations begins with is part of that one's row. So an agent that only ever appends
+gives one row, and one that rewrites its history a row for every version. The same conversation again, also in another
+episode, gives no second row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ares_exp.llms.request import FrozenList, Message
+from ares_exp.llms.wire import plain
+from ares_exp.run_dir import dump_json
+from ares_exp.trajectories.exports.training_conversations import (
+    Conversation,
+    EpisodeFilter,
+    ExportReport,
+    ToolArguments,
+    conversations,
+)
+from ares_exp.trajectories.files.conversations import ConversationWriter
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+
+def sft_rows(
+    trajectories: Iterable[EpisodeTrajectory],
+    *,
+    keep: EpisodeFilter | None = None,
+    columns: bool = False,
+    tool_arguments: ToolArguments = "text",
+) -> tuple[Iterator[dict[str, Any]], ExportReport]:
+    """Rows for supervised training.
+
+    Args:
+        trajectories: The episodes, taken one after the other.
+        keep: Which of them are used; by default all that have a reward.
+        columns: Whether rows also have `episode_id`, `task` and `reward`.
+        tool_arguments: See `training_conversations.conversations`.
+
+    Returns:
+        The rows, JSON-ready, in the order of the episodes, and a report that is complete when they have been read.
+    """
+    report = ExportReport()
+    return _rows(trajectories, keep or EpisodeFilter(), columns, tool_arguments, report), report
+
+
+def _rows(
+    trajectories: Iterable[EpisodeTrajectory],
+    keep: EpisodeFilter,
+    columns: bool,
+    tool_arguments: ToolArguments,
+    report: ExportReport,
+) -> Iterator[dict[str, Any]]:
+    seen: set[bytes] = set()
+    for trajectory in trajectories:
+        report.episodes += 1
+        if reason := keep.why_not(trajectory):
+            report.left_out[f"episodes {reason}"] += 1
+            continue
+        for conversation in _maximal(conversations(trajectory, report, tool_arguments=tool_arguments)):
+            row: dict[str, Any] = {
+                "messages": plain(conversation.messages),
+                "tools": plain(conversation.tools),
+            }
+            digest = hashlib.sha256(dump_json(row).encode()).digest()
+            if digest in seen:
+                report.left_out["conversations that another episode has too"] += 1
+                continue
+            seen.add(digest)
+            if columns:
+                row |= {
+                    "episode_id": trajectory.episode_id,
+                    "task": trajectory.task_name,
+                    "reward": trajectory.total_reward,
+                }
+            report.rows += 1
+            yield row
+
+
+def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
+    """The conversations that no other one begins with."""
+    tree = ConversationWriter()
+    by_node: dict[int, Conversation] = {}
+    parents: set[int] = set()
+    head = Message(tools=FrozenList())
+    for conversation in all_of_them:
+        if conversation.tools != head["tools"]:
+            head = Message(tools=conversation.tools)
+        # The tools come first: conversations with other tools are others.
+        added = tree.add(FrozenList((head, *conversation.messages)))
+        parents.update(parent for parent, _ in added.new_nodes)
+        by_node[added.node] = conversation
+    return [conversation for node, conversation in by_node.items() if node not in parents]

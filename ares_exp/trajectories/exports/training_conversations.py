@@ -1,0 +1,184 @@
+"""Conversations as trainers read them: the part that the exports for supervised and for preference training share.
+
+A conversation is one request and the reply to it: the system prompt as the first message, the history, the reply, all
+in the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`) that TRL's and similar trainers' chat
+templates take (https://huggingface.co/docs/trl/dataset_formats). Text in parts is joined, and a missing content is "":
+a column of a data set must be of one type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeGuard
+
+from ares_exp.llms.request import FrozenList, Message, freeze
+from ares_exp.results import Outcome
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+ToolArguments = Literal["text", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Which episodes are used. One without a reward never is.
+
+    Attributes:
+        min_reward, max_reward: Bounds of the total reward, themselves included; `None` for no bound.
+        outcomes: How it may have ended; `None` for any way.
+        tasks: Names of tasks, or patterns such as `sort-*`; `None` for all.
+    """
+
+    min_reward: float | None = None
+    max_reward: float | None = None
+    outcomes: Collection[Outcome] | None = None
+    tasks: Collection[str] | None = None
+
+    def why_not(self, trajectory: EpisodeTrajectory) -> str | None:
+        """Why an episode is left out, in words that follow "3 episodes"; `None` where it is used."""
+        reward = trajectory.total_reward
+        if reward is None:
+            return "without a reward"
+        if self.tasks is not None and not any(fnmatchcase(trajectory.task_name, task) for task in self.tasks):
+            return "of other tasks"
+        if self.outcomes is not None and trajectory.outcome not in self.outcomes:
+            return f"that ended as {trajectory.outcome}"
+        low = self.min_reward is None or reward >= self.min_reward
+        high = self.max_reward is None or reward <= self.max_reward
+        return None if low and high else "with a reward outside the bounds"
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """What became of the episodes; complete when the rows have been read to their end.
+
+    Attributes:
+        episodes: How many there were.
+        rows: How many rows were made.
+        left_out: What was not used, by the reason, as in `{"episodes without a reward": 3}`.
+    """
+
+    episodes: int = 0
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def sentences(self) -> list[str]:
+        """For people."""
+        left_out = [f"Left out: {count} {reason}." for reason, count in sorted(self.left_out.items())]
+        return [f"{self.rows} rows from {self.episodes} episodes.", *left_out]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request and the reply to it.
+
+    Attributes:
+        tools: Definitions of the tools that the model could call; empty for none.
+        messages: From the system prompt to the reply, never changing and shared where they are equal.
+    """
+
+    tools: FrozenList
+    messages: FrozenList
+
+
+def conversations(
+    trajectory: EpisodeTrajectory, report: ExportReport, *, tool_arguments: ToolArguments
+) -> Iterator[Conversation]:
+    """The conversations of an episode in order, one for each reply; `report` learns which could not be read.
+
+    Args:
+        trajectory: The episode.
+        report: Counts steps that are left out.
+        tool_arguments: Whether the arguments of tool calls are JSON text, as in the chat-completions form, or objects,
+            as some chat templates expect them.
+    """
+    reader = _ChatReader(tool_arguments)
+    for asked, answered in zip(trajectory.steps, trajectory.steps[1:], strict=False):
+        request = reader.request(asked.observation)
+        if request is None:
+            report.left_out["steps whose observation is no chat request"] += 1
+        elif (reply := reader.reply(answered.action)) is None:
+            report.left_out["steps whose action has neither text nor a tool call"] += 1
+        else:
+            yield Conversation(request.tools, FrozenList((*request.messages, reply)))
+
+
+class _ChatReader:
+    """Turns requests and replies of one episode into chat messages, each message once."""
+
+    def __init__(self, tool_arguments: ToolArguments) -> None:
+        self._objects = tool_arguments == "object"
+        self._read: dict[int, Message] = {}  # by the identity of messages that the trajectory keeps alive
+
+    def request(self, observation: Any) -> Conversation | None:
+        messages = observation.get("messages") if isinstance(observation, Mapping) else None
+        if not _are_mappings(messages) or not all(isinstance(message.get("role"), str) for message in messages):
+            return None
+        prompt, tools = observation.get("system_prompt"), observation.get("tools")
+        system = [Message(role="system", content=prompt)] if isinstance(prompt, str) else []
+        if not all(isinstance(message.get("tool_calls"), list | tuple | None) for message in messages):
+            return None
+        read = [self._read.get(id(message)) or self._message(message) for message in messages]
+        return Conversation(freeze(tools) if _are_mappings(tools) else FrozenList(), FrozenList((*system, *read)))
+
+    def reply(self, action: Any) -> Message | None:
+        pieces = action.get("data") if isinstance(action, Mapping) else None
+        if not _are_mappings(pieces):
+            return None
+        text = "".join(piece["content"] for piece in pieces if isinstance(piece.get("content"), str))
+        calls = [
+            {
+                "id": piece["id"],
+                "type": "function",
+                "function": {"name": piece["name"], "arguments": piece["arguments"]},
+            }
+            for piece in pieces
+            if {"id", "name", "arguments"} <= piece.keys()
+        ]
+        if not text and not calls:
+            return None
+        return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
+
+    def _message(self, message: Mapping[str, Any]) -> Message:
+        self._read[id(message)] = normal = self._normal(message)
+        return normal
+
+    def _normal(self, message: Mapping[str, Any]) -> Message:
+        rest = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+        if calls := rest.pop("tool_calls", None):
+            rest["tool_calls"] = [self._call(call) for call in calls]
+        ordered = dict(sorted(rest.items()))
+        return Message({"role": message["role"], "content": _text(message.get("content")), **freeze(ordered)})
+
+    def _call(self, call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not self._objects or not isinstance(function, Mapping):
+            return call
+        return {**call, "function": {**function, "arguments": _object(function.get("arguments"))}}
+
+
+def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(values, Sequence) and all(isinstance(value, Mapping) for value in values)
+
+
+def _text(content: Any) -> Any:
+    """Content as one string where it is text alone."""
+    if content is None:
+        return ""
+    if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):
+        return "".join(part["text"] for part in content)
+    return freeze(content)
+
+
+def _object(arguments: Any) -> Any:
+    """Arguments as an object where their text is one."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return read if isinstance(read, dict) else arguments

@@ -1,0 +1,1 @@
+"""Trajectory files: their layouts, and how they are written and read."""

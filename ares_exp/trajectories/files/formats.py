@@ -1,0 +1,191 @@
+"""The formats in which episodes lie on disk: which there are, how a file tells its own, who reads and writes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.trajectories.files.episode_file import PARTIAL, dump_episode, load_episode, salvage_episode
+from ares_exp.trajectories.files.jsonl_file import jsonl_lines, read_jsonl, salvage_jsonl
+from ares_exp.trajectories.files.line_file import ZSTD, write_lines
+from ares_exp.trajectories.files.parquet_file import read_parquet, salvage_parquet, write_parquet
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+Episodes = Iterable[EpisodeTrajectory]
+Salvaged = tuple[list[EpisodeTrajectory], list[str]]
+Dropped = Counter[str]
+"""What could not be held, in a sentence each, and of how many episodes."""
+
+
+class Reader(Protocol):
+    """Reads the episodes of a file."""
+
+    def __call__(self, path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
+        """Yields one after the other; `dropped` learns what of the file a trajectory cannot hold.
+
+        Raises:
+            TrajectoryFormatError: The file is broken; the message names the path and the place.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFormat:
+    """One format.
+
+    Attributes:
+        name: As `convert --to` takes it.
+        suffixes: What the names of its files end with; new files get the first one, compressed ones the last.
+        many: Whether a file holds any number of episodes, or one.
+        about: For people, in a few words.
+        lossless: Whether whatever was written is read back equal.
+        read: Reads a file.
+        write: Writes a file, atomically, and tells what of the episodes it could not hold. Raises `UserError` for more
+            than one episode where `many` is false.
+        salvage: The episodes that can still be read of a broken file, and what is wrong with it. Raises
+            `TrajectoryFormatError` where nothing can.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    many: bool
+    about: str
+    lossless: bool
+    read: Reader
+    write: Callable[[Path, Episodes], Dropped]
+    salvage: Callable[[Path], Salvaged]
+
+
+def _read_json(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
+    yield load_episode(path)
+
+
+def _write_json(path: Path, episodes: Episodes) -> Dropped:
+    write_lines(path, dump_episode(_only(path, episodes)))
+    return Counter()
+
+
+def _salvage_json(path: Path) -> Salvaged:
+    episode, problem = salvage_episode(path)
+    return [episode], [] if problem is None else [problem]
+
+
+def _read_jsonl(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
+    return read_jsonl(path)
+
+
+def _write_jsonl(path: Path, episodes: Episodes) -> Dropped:
+    write_lines(path, (line for episode in episodes for line in jsonl_lines(episode)))
+    return Counter()
+
+
+def _read_atif(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
+    from ares_exp.trajectories.atif.conversion import (
+        load_atif,  # checks documents with pydantic, which takes its time to load
+    )
+
+    episode, lost = load_atif(path)
+    if dropped is not None:
+        dropped.update(lost)
+    yield episode
+
+
+def _write_atif(path: Path, episodes: Episodes) -> Dropped:
+    from ares_exp.trajectories.atif.conversion import write_atif
+
+    return Counter(write_atif(path, _only(path, episodes)))
+
+
+def _salvage_atif(path: Path) -> Salvaged:
+    return list(_read_atif(path)), []  # one JSON object: it can be read or not
+
+
+def _read_parquet(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
+    return read_parquet(path)
+
+
+def _write_parquet(path: Path, episodes: Episodes) -> Dropped:
+    write_parquet(path, episodes)
+    return Counter()
+
+
+def _only(path: Path, episodes: Episodes) -> EpisodeTrajectory:
+    """The one episode that a file can take."""
+    first, *more = islice(episodes, 2)
+    if more:
+        raise UserError(f"Expected one episode for the file {path}, got more. Name a folder: each gets a file there.")
+    return first
+
+
+_FORMATS = (
+    EpisodeFormat(
+        name="json",
+        suffixes=(".json", f".json{ZSTD}"),
+        many=False,
+        about="one episode a file",
+        lossless=True,
+        read=_read_json,
+        write=_write_json,
+        salvage=_salvage_json,
+    ),
+    EpisodeFormat(
+        name="jsonl",
+        suffixes=(".jsonl", f".jsonl{ZSTD}"),
+        many=True,
+        about="any number of episodes, a line a step",
+        lossless=True,
+        read=_read_jsonl,
+        write=_write_jsonl,
+        salvage=salvage_jsonl,
+    ),
+    EpisodeFormat(
+        name="parquet",
+        suffixes=(".parquet",),
+        many=True,
+        about="any number of episodes, a row a step",
+        lossless=True,
+        read=_read_parquet,
+        write=_write_parquet,
+        salvage=salvage_parquet,
+    ),
+    EpisodeFormat(
+        name="atif",
+        suffixes=(".atif.json",),
+        many=False,
+        about="one episode a file, for other tools",
+        lossless=False,
+        read=_read_atif,
+        write=_write_atif,
+        salvage=_salvage_atif,
+    ),
+)
+FORMATS = {item.name: item for item in _FORMATS}
+
+
+def suffix_of(path: Path) -> str | None:
+    """What of a file's name tells its format, e.g. `.atif.json`; `None` if it is none of ours."""
+    name = path.name.removesuffix(PARTIAL)
+    suffixes = [suffix for item in _FORMATS for suffix in item.suffixes if name.endswith(suffix) and name != suffix]
+    return max(suffixes, key=len, default=None)
+
+
+def format_of(path: Path) -> EpisodeFormat:
+    """The format of a file, by its name.
+
+    A `….partial` file is that of an episode under way, or of a run that died: json, whatever it was to become.
+
+    Raises:
+        TrajectoryFormatError: The name tells none.
+    """
+    suffix = suffix_of(path)
+    if suffix is None:
+        known = ", ".join(suffix for item in _FORMATS for suffix in item.suffixes)
+        raise TrajectoryFormatError(f"{path}: expected the name of an episode file to end with one of {known}.")
+    if path.name.endswith(PARTIAL):
+        return FORMATS["json"]
+    return next(item for item in _FORMATS if suffix in item.suffixes)

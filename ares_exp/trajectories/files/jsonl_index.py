@@ -1,0 +1,89 @@
+"""The episodes of a JSON Lines file found by one scan, which reads none of their steps."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import TrajectoryFormatError
+from ares_exp.trajectories.files.line_file import Line, read_lines
+from ares_exp.trajectories.records import BROKEN, episode_fields, what_broke
+
+STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
+"""How the lines of steps begin, as this package writes them; another's are parsed."""
+
+
+@dataclass(slots=True)
+class IndexedEpisode:
+    """Where one episode is.
+
+    Attributes:
+        offsets: Where its lines begin.
+        head: What its `begin` line says.
+        fields: Those of `EpisodeTrajectory` but `steps`; `None` while there is no end.
+    """
+
+    head: Mapping[str, Any]
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
+    fields: Mapping[str, Any] | None = None
+
+
+def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[IndexedEpisode]:
+    """The episodes of a file as `read_jsonl` gives them, without their steps; those without an end come last.
+
+    Args:
+        path: The file.
+        problems: Takes what is wrong with lines, in sentences: the others go on. Without it the first such thing is
+            raised. What the steps are is not looked at.
+
+    Raises:
+        TrajectoryFormatError: The file cannot be read, or a line is wrong and there is no `problems`.
+    """
+    open_episodes: dict[str, IndexedEpisode] = {}
+    line = Line(0, 1, "")
+
+    def tell(what: str) -> None:
+        if problems is None:
+            remedy = f"`python -m ares_exp.trajectories recover {path}` keeps what is good."
+            raise TrajectoryFormatError(f"{path} {line.place}: {what}. {remedy}")
+        problems.append(f"{path} {line.place}: {what}.")
+
+    try:
+        with read_lines(path) as lines:
+            for line in lines:
+                try:
+                    if (episode := _take(line, open_episodes)) is not None:
+                        yield episode
+                except BROKEN as error:
+                    if line.text.endswith("\n"):  # else it is being written just now, or was when a machine crashed
+                        tell(what_broke(error))
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
+    except TrajectoryFormatError:
+        raise
+    except ValueError as error:  # of the reading of lines itself: nothing more can be read
+        tell(str(error))
+    yield from open_episodes.values()
+
+
+def _take(line: Line, open_episodes: dict[str, IndexedEpisode]) -> IndexedEpisode | None:
+    """Applies one line; returns the episode that it ended, if it did."""
+    if step := STEP.match(line.text):
+        kind, episode_id = "step", json.loads(step[1])
+    else:
+        data = json.loads(line.text)
+        kind, episode_id = data["type"], data["episode_id"]
+    if kind == "begin":
+        open_episodes[episode_id] = IndexedEpisode(data)
+    if (episode := open_episodes.get(episode_id)) is None:
+        raise ValueError(f"episode {episode_id!r:.80} has not begun")
+    episode.offsets.append(line.offset)
+    if kind != "end":
+        return None
+    episode.fields = episode_fields({**episode.head, **data})
+    return open_episodes.pop(episode_id)

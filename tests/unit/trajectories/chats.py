@@ -1,0 +1,95 @@
+"""Episodes of an agent that runs a command at every step, as tests want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ares_exp.environments.activity import CommandRecord
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, Usage
+from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.trajectories.files.formats import format_of
+from ares_exp.trajectories.records import (
+    EpisodeTrajectory,
+    StepRecord,
+    serialize_llm_request,
+    serialize_llm_response,
+    total_reward,
+)
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def chat(
+    episode_id: str = "a1",
+    task: str = "fix-bug",
+    *,
+    length: int = 4,
+    reward: float | None = 1.0,
+    start: float = 1000.0,
+    outcome: Outcome = Outcome.COMPLETED,
+    **settings: Any,
+) -> EpisodeTrajectory:
+    """A whole episode: a request, then `length - 1` answers, each with a command."""
+    messages = [said("user", f"Please do {task}.")]
+    steps = []
+    for number in range(length):
+        first, last = number == 0, number == length - 1
+        if not first:
+            messages = [*messages, said("assistant", f"I do {number}."), said("user", f"done {number}")]
+        reply = LLMResponse([TextData(f"I do {number}.")], cost=0.25, usage=Usage(100, 10), model="tiny")
+        steps.append(
+            StepRecord(
+                step_index=number,
+                step_type="FIRST" if first else "LAST" if last else "MID",
+                observation=None if last else serialize_llm_request(LLMRequest(messages, **settings)),
+                action=None if first else serialize_llm_response(reply),
+                reward=None if first else reward if last else 0.0,
+                discount=None if first else 0.0 if last else 1.0,
+                timestamp=start + number,
+                commands=() if first else [CommandRecord(f"run {number}", 0, 0.5)],
+            )
+        )
+    return EpisodeTrajectory(
+        episode_id=episode_id,
+        task_name=task,
+        steps=tuple(steps),
+        start_time=start,
+        end_time=start + length,
+        total_reward=total_reward(steps),
+        num_steps=length,
+        truncated=outcome is Outcome.TRUNCATED,
+        outcome=outcome,
+        error=None if outcome is Outcome.COMPLETED else ErrorInfo("Trouble", "it went wrong"),
+        metadata={"seed": 7, "agent": {"name": "shell"}},
+    )
+
+
+def with_step(episode: EpisodeTrajectory, number: int, **changes: Any) -> EpisodeTrajectory:
+    """The same episode, but for one step."""
+    steps = list(episode.steps)
+    steps[number] = replace(steps[number], **changes)
+    return replace(episode, steps=tuple(steps))
+
+
+def write(path: Path, *episodes: EpisodeTrajectory) -> Path:
+    """Writes episodes to a file, in the format that its name tells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    format_of(path).write(path, episodes)
+    return path
+
+
+def cut(path: Path, keep: float | int) -> Path:
+    """Cuts a file short: to a share of it, or by so many bytes."""
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else -keep])
+    return path
+
+
+def ids(episodes: Iterable[Any]) -> list[str]:
+    return [episode.episode_id for episode in episodes]

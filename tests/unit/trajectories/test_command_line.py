@@ -1,0 +1,85 @@
+"""`python -m ares_exp.trajectories` as a process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.trajectories.commands.command_line import COMMANDS, main
+from tests.unit.trajectories.chats import chat, write
+
+HEAVY = ("rich", "pyarrow", "numpy", "zstandard", "gymnasium", "hydra")
+
+
+def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ares_exp.trajectories", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"Examples:\n  python -m ares_exp.trajectories {name} " in capsys.readouterr().out
+
+
+def test_help_names_every_command() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert "Examples:" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("shwo",), ("show",), ("diff", "x"), ("show", "x", "--nothing")])
+def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: python -m ares_exp.trajectories" in capsys.readouterr().err
+
+
+def test_an_error_is_one_paragraph() -> None:
+    done = command("show", "gone/for/good")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.json", chat(length=500))
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "ares_exp.trajectories", "show", str(path)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(writing)
+        assert os.read(reading, 10) == b"Episode a1"
+        os.close(reading)
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == 141
+
+
+def test_a_pipe_gets_no_colours_and_any_encoding_will_do(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.json", chat(task="Grüße ✓"))
+    done = command("show", path, TERM="xterm-256color", COLUMNS="40")
+    assert "Grüße ✓" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) > 40
+    ascii_only = command("show", path, PYTHONIOENCODING="ascii")
+    assert ascii_only.returncode == 0
+    assert "Gr\\xfc\\xdfe \\u2713" in ascii_only.stdout
+
+
+def test_it_starts_with_next_to_nothing() -> None:
+    for name in (None, "show", "diff", "recover"):
+        load = f"import ares_exp.trajectories.commands.{name or 'command_line'}, sys"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "[]\n", name

@@ -1,0 +1,194 @@
+"""`python -m ares_exp.trajectories diff`: where two episodes part, and what is no difference."""
+
+import contextlib
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from ares_exp.environments.activity import CommandRecord
+from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.trajectories.commands.command_line import main
+from ares_exp.trajectories.commands.divergence import find_divergence
+from ares_exp.trajectories.first_difference import Difference, first_difference
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from tests.unit.trajectories.chats import chat, said, with_step, write
+from tests.unit.trajectories.strategies import trajectories
+
+
+def diff(tmp_path: Path, old: EpisodeTrajectory, new: EpisodeTrajectory, *more: str) -> tuple[int, str]:
+    paths = write(tmp_path / "a.json", old), write(tmp_path / "b.json", new)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(["diff", *map(str, paths), *more])
+    return code, out.getvalue()
+
+
+def action(number: int, **changes: Any) -> dict[str, Any]:
+    return {**(chat().steps[number].action or {}), **changes}
+
+
+def observation(number: int, **changes: Any) -> dict[str, Any]:
+    return {**(chat().steps[number].observation or {}), **changes}
+
+
+DIFFERENT = [
+    (1, {"action": action(1, data=[{"content": "I do not."}])}, "reply", "I do 1.", "I do not."),
+    (1, {"action": action(1, finish_reason="length")}, "reply", None, None),
+    (2, {"commands": [CommandRecord("run 2", 1, 0.5)]}, "command 0", "run 2\n[exit 0]", "run 2\n[exit 1]"),
+    (2, {"commands": ()}, "command 0", "run 2\n[exit 0]", None),
+    (2, {"reward": 0.5}, "reward", "0.0", "0.5"),
+    (2, {"reward": None}, "reward", "0.0", "None"),
+    (3, {"discount": 1.0}, "discount", "0.0", "1.0"),
+    (3, {"step_type": "MID"}, "step_type", "LAST", "MID"),
+    (1, {"observation": observation(1, temperature=0.5)}, "`temperature`", None, "0.5"),
+    (0, {"observation": observation(0, messages=[said("user", "x")])}, "message 0 (user)", "Please do fix-bug.", "x"),
+    (0, {"observation": {"picture": [1]}}, "observation", None, None),
+]
+
+
+@pytest.mark.parametrize(("number", "changes", "where", "old", "new"), DIFFERENT)
+def test_the_first_difference(
+    number: int, changes: dict[str, Any], where: str, old: str | None, new: str | None
+) -> None:
+    later = with_step(chat(), 3, reward=0.25)  # is not the first one
+    divergence = find_divergence(chat(), with_step(later if number < 3 else chat(), number, **changes))
+    assert divergence is not None
+    assert (divergence.step, divergence.difference.where) == (number, where)
+    if old or new:
+        assert divergence.difference == Difference(where, old, new)
+    assert divergence.difference.old != divergence.difference.new
+
+
+NO_DIFFERENCE: list[dict[str, Any]] = [
+    {"timestamp": 5.0},
+    {"policy_sec": 1.0, "environment_sec": 2.0, "container_sec": 3.0},
+    {"commands": [CommandRecord("run 1", 0, 99.0)]},
+    {"action": action(1, cost=9.0, usage={"prompt_tokens": 1, "generated_tokens": 1}, model="other", latency_sec=3.0)},
+    {"action": action(1, prompt_token_ids=[1], completion_token_ids=[2], logprobs=[-0.5], sampling={"seed": 1})},
+]
+
+
+@pytest.mark.parametrize("changes", NO_DIFFERENCE)
+def test_what_is_measured_is_no_difference(tmp_path: Path, changes: dict[str, Any]) -> None:
+    other = replace(with_step(chat("b2", start=77.0), 1, **changes), metadata={"seed": 8})
+    code, text = diff(tmp_path, chat(), other)
+    assert code == 0
+    assert "equal: all 4 steps" in text
+
+
+def calling(call_id: str, answered: str) -> EpisodeTrajectory:
+    call = {"id": call_id, "type": "function", "function": {"name": "run", "arguments": "{}"}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": answered, "content": "ok"},
+    ]
+    episode = with_step(chat(), 1, action=action(1, data=[{"id": call_id, "name": "run", "arguments": "{}"}]))
+    return with_step(episode, 1, observation={"messages": messages})
+
+
+def test_ids_of_tool_calls_are_no_difference_but_what_they_refer_to_is() -> None:
+    assert find_divergence(calling("x1", "x1"), calling("y7", "y7")) is None
+    divergence = find_divergence(calling("x1", "x1"), calling("y7", "z9"))
+    assert divergence is not None
+    assert divergence.difference.where == "message 1 (tool)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "old", "new"),
+    [
+        ({"task_name": "x"}, "task", "fix-bug", "x"),
+        ({"outcome": Outcome.CLOSED}, "outcome", "completed", "closed"),
+        ({"total_reward": None}, "total reward", "1.0", "None"),
+        ({"error": ErrorInfo("Odd", "")}, "error", "None", "Odd"),
+    ],
+)
+def test_how_it_ended_is_a_difference(changes: dict[str, Any], where: str, old: str, new: str) -> None:
+    divergence = find_divergence(chat(), replace(chat(), **changes))
+    assert divergence is not None
+    assert (divergence.step, divergence.difference) == (4, Difference(where, old, new))
+
+
+@settings(max_examples=40, deadline=None)
+@given(trajectories(), trajectories())
+def test_any_two_episodes(one: EpisodeTrajectory, other: EpisodeTrajectory) -> None:
+    assert find_divergence(one, one) is None
+    there, back = find_divergence(one, other), find_divergence(other, one)
+    assert (there is None) == (back is None)
+    if there is not None and back is not None:
+        assert there.step == back.step <= min(one.num_steps, other.num_steps)
+        assert there.difference.where.split(" (")[0] == back.difference.where.split(" (")[0]
+        assert (there.difference.old, there.difference.new) == (back.difference.new, back.difference.old)
+
+
+def test_what_is_printed(tmp_path: Path) -> None:
+    other = with_step(chat("b2", length=6), 2, commands=[CommandRecord("run 2\nquickly", 0, 0.5)])
+    code, text = diff(tmp_path, chat(), other)
+    assert code == 1
+    assert "2 steps in common; then: command 0\n  @@ -1,2 +1,3 @@\n   run 2\n  +quickly\n   [exit 0]\n" in text
+    assert "A goes on for 2 steps\n\nstep 2  MID" in text
+    assert "B goes on for 4 steps\n\nstep 2  MID" in text
+    assert "step 3  LAST" in text
+    assert "step 4" not in text
+    totals = [line.split() for line in text.splitlines()[-15:]]
+    assert ["reward", "1", "1"] in totals
+    assert ["steps", "4", "6"] in totals
+    assert ["prompt", "tokens", "300", "500"] in totals
+    assert ["cost,", "US", "dollars", "0.75", "1.25"] in totals
+    assert ["policy", "seconds", "–", "–"] in totals
+
+
+def test_how_much_of_what_follows_is_shown(tmp_path: Path) -> None:
+    other = with_step(chat("b2"), 1, reward=0.75)
+    assert "goes on" not in diff(tmp_path, chat(), other, "--after", "0")[1]
+    assert diff(tmp_path, chat(), other, "--after", "9")[1].count("step 3  LAST") == 2
+
+
+def test_one_that_goes_on_where_the_other_ends(tmp_path: Path) -> None:
+    whole = replace(chat(length=4), outcome=Outcome.COMPLETED)
+    code, text = diff(tmp_path, replace(whole, steps=whole.steps[:2], num_steps=2), whole)
+    assert code == 1
+    assert "2 steps in common; then: number of steps\n  @@ -1 +1 @@\n  -2 steps\n  +4 steps\n" in text
+    assert "A goes on" not in text
+    assert "B goes on for 2 steps" in text
+
+
+def test_nothing_commands_the_terminal(tmp_path: Path) -> None:
+    code, text = diff(
+        tmp_path, chat("\x1b[1m"), with_step(chat("x", "\x1b[2m"), 1, action=action(1, data=[{"content": "\x1b]"}]))
+    )
+    assert code == 1
+    assert "\x1b" not in text
+    assert "\\x1b" in text
+
+
+def test_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2", start=2000.0))
+    assert main(["diff", str(path), str(path)]) == 2
+    assert f"found 2 in {path}: name one, such as {path}/a1." in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["diff", str(path / "a"), str(tmp_path / "empty")]) == 2
+    assert "found none" in capsys.readouterr().err
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["diff", str(tmp_path / "run" / "a"), str(path / "b")]) == 0
+
+
+def test_requests_with_equal_texts_differ_in_the_rest() -> None:
+    old = {"messages": [{"role": "user", "content": "x"}]}
+    new = {"messages": [{"role": "user", "content": "x", "name": "bob"}]}
+    difference = first_difference(old, new)
+    assert difference is not None
+    assert "bob" in str(difference.new)
+    assert "bob" not in str(difference.old)
+    assert first_difference(old, {"messages": ()}) == Difference("message 0 (user)", str(old["messages"][0]), None)
+    assert first_difference({}, old) == Difference("message 0 (user)", None, str(old["messages"][0]))
+    assert first_difference(old, old) is None
+
+
+def test_an_empty_step_record_is_no_trouble() -> None:
+    bare = StepRecord(0, "FIRST", None, None, None, None, 0.0)
+    episode = replace(chat(), steps=(bare,), num_steps=1)
+    assert find_divergence(episode, episode) is None
+    assert find_divergence(episode, chat()) is not None

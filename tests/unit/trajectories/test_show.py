@@ -1,0 +1,283 @@
+"""`python -m ares_exp.trajectories show`: what a person sees, and what a terminal must never get."""
+
+import contextlib
+import io
+import re
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ares_exp.environments.activity import CommandRecord
+from ares_exp.llms.request import LLMRequest
+from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.trajectories.commands.command_line import main
+from ares_exp.trajectories.commands.request_change import request_change
+from ares_exp.trajectories.commands.terminal import collapsed, one_line, printable
+from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
+from tests.unit.trajectories.chats import chat, cut, said, with_step, write
+from tests.unit.trajectories.strategies import trajectories
+
+
+def shown(*arguments: object) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["show", *map(str, arguments)]) == 0
+    return out.getvalue()
+
+
+def asking(number: int, *messages: dict[str, str], **settings: object) -> StepRecord:
+    request = serialize_llm_request(LLMRequest(list(messages), **settings))  # type: ignore[arg-type]
+    return replace(chat().steps[min(number, 2)], step_index=number, observation=request)
+
+
+def test_a_whole_episode(tmp_path: Path) -> None:
+    episode = chat(temperature=0.5)
+    path = write(tmp_path / "e.json", episode)
+    assert shown(path).splitlines() == [
+        "Episode a1",
+        "  fix-bug  completed  reward 1",
+        "  4 steps · 3 commands · 1970-01-01 00:16:40 UTC · 4.0 s · 300 + 30 tokens · $0.75",
+        '  seed=7  agent={"name": "shell"}',
+        f"  {path}",
+        "",
+        "step 0  FIRST",
+        "  temperature 0.5",
+        "  + user  (18 characters)",
+        "    Please do fix-bug.",
+        "",
+        "step 1  MID  reward 0  discount 1",
+        "  reply  100 + 10 tokens · $0.25",
+        "    model tiny",
+        "    I do 1.",
+        "  $ run 1",
+        "    exit 0  0.5 s",
+        "  + assistant  (the reply)",
+        "  + user  (6 characters)",
+        "    done 1",
+        "",
+        "step 2  MID  reward 0  discount 1",
+        "  reply  100 + 10 tokens · $0.25",
+        "    I do 2.",
+        "  $ run 2",
+        "    exit 0  0.5 s",
+        "  + assistant  (the reply)",
+        "  + user  (6 characters)",
+        "    done 2",
+        "",
+        "step 3  LAST  reward 1  discount 0",
+        "  reply  100 + 10 tokens · $0.25",
+        "    I do 3.",
+        "  $ run 3",
+        "    exit 0  0.5 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (["--step", "0"], [0]),
+        (["--step", "-1"], [3]),
+        (["--steps", "1:3"], [1, 2]),
+        (["--steps", "2:"], [2, 3]),
+        (["--steps=-2:"], [2, 3]),
+        (["--steps", ":1"], [0]),
+        (["--steps", "9:"], []),
+        ([], [0, 1, 2, 3]),
+    ],
+)
+def test_which_steps(tmp_path: Path, arguments: list[str], steps: list[int]) -> None:
+    text = shown(write(tmp_path / "e.json", chat()), *arguments)
+    assert [int(number) for number in re.findall(r"^step (\d+)", text, re.MULTILINE)] == steps
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(episode=trajectories(), full=st.booleans())
+def test_nothing_of_an_episode_commands_the_terminal(tmp_path: Path, episode: EpisodeTrajectory, full: bool) -> None:
+    text = shown(write(tmp_path / "e.json", episode), *(["--full"] if full else []))
+    obeyed = {char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    assert obeyed <= set("\n\t\u200c\u200d")
+    text.encode()
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08[bold]x[/bold]\u202e\u2028\ud800:smile:"
+
+
+def test_an_attack_in_every_field(tmp_path: Path) -> None:
+    episode = replace(
+        chat(ATTACK, ATTACK, outcome=Outcome.ERRORED, system_prompt=ATTACK, stop_sequences=[ATTACK]),
+        error=ErrorInfo(ATTACK, ATTACK),
+        metadata={ATTACK: ATTACK, "nested": {ATTACK: [ATTACK]}},
+    )
+    action = {"data": [{"content": ATTACK}, {"id": ATTACK, "name": ATTACK, "arguments": ATTACK}], "model": ATTACK,
+              "finish_reason": ATTACK, "sampling": {ATTACK: ATTACK}}  # fmt: skip
+    message = {"role": ATTACK, "content": ATTACK, ATTACK: ATTACK}
+    episode = with_step(
+        episode, 1, action=action, commands=[CommandRecord(ATTACK, 3, 1.0)], observation={"messages": [message]}
+    )
+    path = write(tmp_path / "e.json", with_step(episode, 2, observation={ATTACK: ATTACK}))
+    for text in (shown(path), shown(path, "--full"), shown(path, "--list")):
+        assert not set("\x1b\x07\x9b\r\x08\u202e\u2028\ud800") & set(text)
+        assert "[bold]x[/bold]" in text.replace("\n", "").replace(" ", "")
+        assert "\\x1b" in text
+
+
+@given(st.text(max_size=50))
+@example(ATTACK)
+@example("a\u200db\u200cc")
+def test_what_is_printable_stays_as_it_is(text: str) -> None:
+    result = printable(text)
+    assert printable(result) == result
+    if all(char.isprintable() or char in "\n\t" for char in text):
+        assert result == text
+
+
+def test_long_texts_are_collapsed_in_the_middle() -> None:
+    text = "\n".join(f"line {number}" for number in range(100))
+    lines = collapsed(text)
+    assert lines[:12] == [f"line {number}" for number in range(12)]
+    assert lines[12] == "[… 84 lines, 672 characters …]"
+    assert lines[13:] == [f"line {number}" for number in range(96, 100)]
+    assert collapsed(text, full=True) == text.split("\n")
+    [line] = collapsed("x" * 1000)
+    assert line == "x" * 400 + " [… 500 characters …] " + "x" * 100
+    assert collapsed("x" * 1000, full=True) == ["x" * 1000]
+    assert one_line("a\nb " + "c" * 200, 10) == "a b ccccc…"
+
+
+def test_history_that_was_rewritten(tmp_path: Path) -> None:
+    first, gone, kept = said("user", "the task"), said("user", "old output"), said("user", "kept")
+    summary = said("user", "[shortened]")
+    steps = [
+        asking(0, first, gone, kept),
+        asking(1, first, summary, kept),
+        asking(2, first, gone, kept, said("user", "x")),
+    ]
+    path = write(tmp_path / "e.json", replace(chat(length=3), steps=tuple(steps)))
+    text = shown(path, "--steps", "1:3")
+    assert (
+        "  history rewritten after message 0: 1 removed, 1 added\n"
+        "  - user  (10 characters)\n    old output\n"
+        "  + user  (11 characters)\n    [shortened]\n"
+        "    1 messages stay\n"
+    ) in text
+    assert "  goes on with the conversation of step 0\n  + user  (1 characters)\n    x\n" in text
+
+
+def test_settings_are_told_when_they_change(tmp_path: Path) -> None:
+    steps = [asking(0, temperature=0.5, top_p=0.9), asking(1, temperature=0.7), asking(2, temperature=0.7)]
+    text = shown(write(tmp_path / "e.json", replace(chat(length=3), steps=tuple(steps))))
+    assert text.count("temperature") == 2
+    assert "  temperature 0.5 -> 0.7\n  top_p no longer set\n" in text
+
+
+def test_the_model_and_its_sampling_are_told_once(tmp_path: Path) -> None:
+    episode = chat(length=4)
+    for number, model in enumerate(["tiny", "tiny", "large"], 1):
+        action = {**(episode.steps[number].action or {}), "model": model, "sampling": {"temperature": 1.0}}
+        episode = with_step(episode, number, action=action)
+    text = shown(write(tmp_path / "e.json", episode))
+    assert [text.count(part) for part in ("model tiny", "model large", 'sampling {"temperature": 1.0}')] == [1, 1, 1]
+
+
+@settings(max_examples=50)
+@given(trajectories())
+def test_what_is_told_of_a_request_makes_it_from_the_one_before(episode: EpisodeTrajectory) -> None:
+    for number, step in enumerate(episode.steps):
+        messages = (step.observation or {}).get("messages")
+        if not isinstance(messages, tuple) or not all(isinstance(message, dict) for message in messages):
+            continue
+        change = request_change(episode.steps, number)
+        base = (episode.steps[change.base].observation or {})["messages"] if change.base is not None else ()
+        assert [*base[: change.kept], *(m for sign, m in change.edits if sign != "-")] == list(messages)
+        assert [*base[: change.kept], *(m for sign, m in change.edits if sign != "+")] == list(base)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (CommandRecord("ls", 2, 0.25), "exit 2  0.25 s"),
+        (CommandRecord("ls", None, 12.0, timed_out=True), "timed out  12.0 s"),
+        (CommandRecord("ls", None, 120.0), "killed  120 s"),
+    ],
+)
+def test_how_commands_ended(tmp_path: Path, command: CommandRecord, told: str) -> None:
+    assert f"  $ ls\n    {told}\n" in shown(write(tmp_path / "e.json", with_step(chat(), 1, commands=[command])))
+
+
+def test_a_list_of_episodes(tmp_path: Path) -> None:
+    write(tmp_path / "trajectories" / "a1.json", chat("a1"))
+    write(tmp_path / "trajectories" / "b2.json", chat("b2", reward=None, outcome=Outcome.POLICY_ERROR, start=2000.0))
+    (tmp_path / "trajectories" / "c3.json.partial").write_text("".join(list(dump_episode(chat("c3")))[:3]))
+    rows = [line.split() for line in shown(tmp_path).splitlines() if line.startswith(" ")]
+    cells = [row for row in rows if row and row[0] in ("a1", "b2", "c3")]
+    assert [row[:5] for row in cells] == [
+        ["a1", "fix-bug", "completed", "1", "4"],
+        ["c3", "fix-bug", "lost", "–", "2"],
+        ["b2", "fix-bug", "policy_error", "–", "4"],
+    ]
+    assert "a1" in shown(write(tmp_path / "x" / "a1.json", chat()), "--list")
+
+
+@pytest.mark.parametrize(
+    "name", ["trajectories/a1.json", "trajectories.jsonl", "parquet/a1.parquet", "atif/a1.atif.json"]
+)
+def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, chat("a1"))
+    assert shown(tmp_path / "a").startswith("Episode a1\n")
+    assert shown(tmp_path / name / "a1").startswith("Episode a1\n")
+
+
+def test_an_id_that_begins_others(tmp_path: Path) -> None:
+    write(tmp_path / "trajectories.jsonl", chat("a"), chat("ab"), chat("abc"))
+    assert shown(tmp_path / "a").startswith("Episode a\n")
+    assert shown(tmp_path / "ab").startswith("Episode ab\n")
+    assert "3 episodes" in shown(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gone"], r"gone.*none has an id that begins with 'gone'"),
+        (["no/such/place"], "No such file"),
+        (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
+        (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
+        (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
+        (["broken.json"], "broken.json at byte.* recover .*broken.json"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2"))
+    cut(write(tmp_path / "broken.json", chat("c3")), 0.5)
+    assert main(["show", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.match(f"error: .*{expected}", captured.err)
+    assert captured.err.count("\n") == 1
+
+
+def test_broken_files_of_a_run_are_named_below_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "trajectories" / "a1.json", chat("a1"))
+    cut(write(tmp_path / "trajectories" / "b2.json", chat("b2")), 0.5)
+    assert main(["show", str(tmp_path), "--list"]) == 0
+    captured = capsys.readouterr()
+    assert "1 episodes" in captured.out
+    assert captured.err.startswith("left out: ")
+    assert "b2.json" in captured.err
+
+
+def test_steps_that_are_no_slice(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["show", "x", "--steps", "three"])
+    assert "expected A:B" in capsys.readouterr().err

@@ -1,0 +1,306 @@
+"""`ares_exp.trajectories.load`: what it finds, in which order, and what it reads for that."""
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ares_exp.trajectories
+from ares_exp.errors import TrajectoryFormatError
+from ares_exp.results import Outcome
+from ares_exp.trajectories import load
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.episode_places import recovered_path
+from ares_exp.trajectories.files.episode_file import dump_episode, load_header
+from ares_exp.trajectories.files.jsonl_file import jsonl_lines
+from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.unit.trajectories.chats import chat, cut, ids, write
+from tests.unit.trajectories.strategies import trajectories
+
+FORMATS = ["e.json", "e.json.zst", "e.jsonl", "e.jsonl.zst", "e.parquet"]
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(episode=trajectories())
+def test_headers_are_those_of_the_episode(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
+    [stored] = load(write(tmp_path / name, episode))
+    for field in ("episode_id", "task_name", "outcome", "total_reward", "num_steps", "start_time", "end_time", "error"):
+        assert getattr(stored, field) == getattr(episode, field), field
+    assert stored.metadata == episode.metadata
+    assert stored.load() == episode
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.zst", "all.parquet"])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(episodes=st.lists(trajectories(), max_size=4, unique_by=lambda episode: episode.episode_id))
+def test_a_file_of_many(tmp_path: Path, name: str, episodes: list[EpisodeTrajectory]) -> None:
+    loaded = list(load(write(tmp_path / name, *episodes)).trajectories())
+    assert loaded == sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id))
+
+
+def test_mixed_lines_of_a_jsonl_file_each_go_to_their_episode(tmp_path: Path) -> None:
+    lines = zip(jsonl_lines(chat("a")), jsonl_lines(chat("b", "other")), strict=True)
+    (tmp_path / "x.jsonl").write_text("".join(line for pair in lines for line in pair))
+    assert list(load(tmp_path / "x.jsonl").trajectories()) == [chat("a"), chat("b", "other")]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_schema_version(version: int) -> None:
+    [stored] = load(GOLDEN / f"version_{version}.json")
+    assert stored.load() == EpisodeTrajectory.load(GOLDEN / f"version_{version}.json")
+    assert stored.num_steps == len(stored.load().steps)
+
+
+def test_the_header_comes_from_both_ends_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.json", chat(length=200))
+    data = path.read_bytes()
+    first, last = data.index(b"\n") + 1, data.rindex(b"\n]")
+    path.write_bytes(data[:first] + b"\xff\n" * 3_000_000 + data[last:])  # what is between is not even text
+    tracemalloc.start()
+    try:
+        [stored] = load(path)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert (stored.num_steps, stored.outcome) == (200, Outcome.COMPLETED)
+    with pytest.raises(TrajectoryFormatError, match=rf"e.json.* at byte {first}: expected UTF-8|byte {first}"):
+        stored.load()
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 4095, 4096, 4097, 20_000])
+def test_a_last_line_of_any_length_is_found(tmp_path: Path, length: int) -> None:
+    episode = chat(outcome=Outcome.ERRORED)
+    text = "".join(dump_episode(episode)).replace("it went wrong", "é" * length)
+    (tmp_path / "e.json").write_text(text)
+    header = load_header(tmp_path / "e.json")
+    assert header is not None
+    assert header["error"].message == "é" * length
+    (tmp_path / "e.json").write_text(text.rstrip("\n"))
+    assert load_header(tmp_path / "e.json") == header
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keep=st.integers(0, 2000))
+def test_a_file_cut_anywhere_is_whole_or_an_error(tmp_path: Path, keep: int) -> None:
+    data = "".join(dump_episode(chat())).encode()
+    keep = min(keep, len(data))
+    (tmp_path / "e.json").write_bytes(data[:keep])
+    if keep >= len(data) - 1:  # the last line end is not needed
+        assert list(load(tmp_path).trajectories()) == [chat()]
+        return
+    with pytest.raises(TrajectoryFormatError, match=r"e\.json"):
+        load(tmp_path)
+    assert len(load(tmp_path, skip_broken=True)) == 0
+
+
+def run_with_all_formats(run: Path) -> None:
+    (run / "episodes.jsonl").parent.mkdir(parents=True, exist_ok=True)
+    (run / "episodes.jsonl").write_text('{"episode_id": "a1"}\n')
+    (run / "summary.json").write_text("{}")
+    write(run / "trajectories" / "a1.json", chat("a1"))
+    write(run / "trajectories.jsonl", chat("a1"), chat("b2", "other", start=500.0))
+    write(run / "parquet" / "c3.parquet", chat("c3", start=2000.0))
+    write(run / "parquet" / "a1.parquet", chat("a1"))
+    write(run / "atif" / "a1.atif.json", chat("a1"))
+
+
+def test_an_episode_in_several_formats_counts_once(tmp_path: Path) -> None:
+    run_with_all_formats(tmp_path)
+    episodes = load(tmp_path)
+    assert ids(episodes) == ["b2", "a1", "c3"]
+    assert [episode.path.name for episode in episodes] == ["trajectories.jsonl", "a1.json", "c3.parquet"]
+    (tmp_path / "atif" / "a1.atif.json").write_text("garbage")  # need not be opened
+    assert ids(load(tmp_path)) == ["b2", "a1", "c3"]
+
+
+def test_a_sweep_has_the_episodes_of_all_its_runs(tmp_path: Path) -> None:
+    for number, name in enumerate(["0", "1", "deep/er/2", ".hidden"]):
+        write(tmp_path / name / "trajectories" / f"e{number}.json", chat(f"e{number}", start=float(number)))
+    write(tmp_path / "0" / "other" / "x.json", chat("x"))  # in a run, but no place of ours
+    (tmp_path / "again").symlink_to(tmp_path / "0")
+    (tmp_path / "multirun.yaml").write_text("")
+    assert ids(load(tmp_path)) == ["e0", "e1", "e2"]
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    write(tmp_path / "one.json", chat("a"))
+    write(tmp_path / "two.json.zst", chat("b"))
+    write(tmp_path / "three.jsonl", chat("c"))
+    (tmp_path / "notes.txt").write_text("")
+    assert ids(load(str(tmp_path))) == ["a", "b", "c"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert len(load(tmp_path)) == 0
+    with pytest.raises(TrajectoryFormatError, match=r"gone: No such file"):
+        load(tmp_path / "gone")
+    (tmp_path / "e.txt").write_text("")
+    with pytest.raises(TrajectoryFormatError, match=r"e\.txt: expected the name"):
+        load(tmp_path / "e.txt")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({}, ["a", "b", "c", "d"]),
+        ({"task": "fix-*"}, ["a", "b"]),
+        ({"task": "fix"}, []),
+        ({"outcome": "completed"}, ["a", "b", "d"]),
+        ({"outcome": [Outcome.ERRORED, "lost"]}, ["c"]),
+        ({"min_reward": 0.5}, ["b", "d"]),
+        ({"max_reward": 0.5}, ["a", "d"]),
+        ({"min_reward": 0.5, "max_reward": 0.5}, ["d"]),
+        ({"min_reward": float("-inf")}, ["a", "b", "d"]),  # a missing reward is within no bounds
+        ({"task": "fix-*", "min_reward": 1}, ["b"]),
+        ({"where": lambda episode: episode.start_time > 2}, ["c", "d"]),
+    ],
+)
+def test_filters(tmp_path: Path, conditions: dict[str, object], expected: list[str]) -> None:
+    write(tmp_path / "a.json", chat("a", "fix-one", reward=0.0, start=1.0))
+    write(tmp_path / "b.json", chat("b", "fix-two", reward=1.0, start=2.0))
+    write(tmp_path / "c.json", chat("c", "other", reward=None, outcome=Outcome.ERRORED, start=3.0))
+    write(tmp_path / "d.json", chat("d", "other", reward=0.5, start=4.0))
+    assert ids(load(tmp_path).filter(**conditions)) == expected  # type: ignore[arg-type]
+    if "where" not in conditions:
+        assert ids(load(tmp_path, **conditions)) == expected  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'great'\. There are: completed"):
+        load(tmp_path, outcome="great")
+
+
+def test_it_is_a_sequence(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path / f"e{number}.json", chat(f"e{number}", start=float(-number)))
+    episodes = load(tmp_path)
+    assert ids(episodes) == ["e4", "e3", "e2", "e1", "e0"]
+    assert ids(episodes[1:3]) == ["e3", "e2"]
+    assert ids(episodes[1:].filter(task="fix-bug")[-2:]) == ["e1", "e0"]
+    assert episodes[-1].episode_id == "e0"
+    assert episodes[0] in episodes
+    assert repr(episodes) == "<5 episodes of 1 tasks>"
+    assert [one.load() for one in pickle.loads(pickle.dumps(list(episodes)))] == list(episodes.trajectories())
+
+
+def test_rows_are_flat(tmp_path: Path) -> None:
+    [row] = load(write(tmp_path / "e.json", chat(outcome=Outcome.TRUNCATED))).rows()
+    assert row == {
+        "episode_id": "a1", "task_name": "fix-bug", "outcome": "truncated", "total_reward": 1.0, "num_steps": 4,
+        "start_time": 1000.0, "end_time": 1004.0, "duration_sec": 4.0, "error_type": "Trouble",
+        "error_message": "it went wrong", "path": str(tmp_path / "e.json"), "metadata.seed": 7,
+    }  # fmt: skip
+    assert type(row["outcome"]) is str
+
+
+def test_only_one_episode_is_in_memory(tmp_path: Path) -> None:
+    text = "x" * 1_000_000
+    for number in range(8):
+        write(tmp_path / f"e{number}.json", chat(f"e{number}", text + str(number)))
+    tracemalloc.start()
+    try:
+        assert sum(len(episode.steps) for episode in load(tmp_path).trajectories()) == 32
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 2 * len(text)  # headers and an episode; all of them together are 24 MB and more
+
+
+@pytest.mark.parametrize("name", ["e1.json", "e1.json.zst", "e1.jsonl", "e1.parquet", "e1.atif.json"])
+def test_broken_files_are_named_or_left_out(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    cut(write(tmp_path / name, chat("e1")), 0.6)
+    write(tmp_path / "e2.json", chat("e2"))
+    if name != "e1.jsonl":
+        with pytest.raises(TrajectoryFormatError, match=name):
+            load(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        episodes = load(tmp_path, skip_broken=True)
+    assert ids(episodes) == ["e2"]
+    [problem] = episodes.left_out
+    assert problem.startswith(f"{tmp_path / name}")
+    assert (name in caplog.text) is (name != "e1.jsonl")  # whose end is missing: it may be written just now
+
+
+def test_a_broken_line_of_a_jsonl_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", chat("a"), chat("b"))
+    text = path.read_text()
+    path.write_text(text.replace('{"type": "end", "episode_id": "a"', '{"type": "end", "episode_id": "a', 1))
+    offset = text.index('{"type": "end", "episode_id": "a"')
+    with pytest.raises(TrajectoryFormatError, match=rf"x\.jsonl at byte {offset} \(line 6\)"):
+        load(path)
+    assert ids(load(path, skip_broken=True)) == ["b"]
+
+
+def test_a_broken_step_is_found_when_it_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "a.json", chat("a"))
+    path.write_text(path.read_text().replace('"step_index": 2', '"step_index": "two"'))
+    write(tmp_path / "b.json", chat("b"))
+    episodes = load(tmp_path)
+    with pytest.raises(TrajectoryFormatError, match=r"a\.json at byte \d+ \(line 4\): expected `step_index`"):
+        list(episodes.trajectories())
+    assert ids(episodes.trajectories(skip_broken=True)) == ["b"]
+    assert "a.json" in caplog.text
+
+
+def test_what_was_recovered_takes_the_place_of_what_is_broken(tmp_path: Path) -> None:
+    path = cut(write(tmp_path / "a.json", chat("a", length=8)), 0.5)
+    good = write(recovered_path(path), chat("a", length=3))
+    assert good.name == "a.recovered.json"
+    assert [episode.num_steps for episode in load(tmp_path)] == [3]
+    write(path, chat("a", length=8))
+    os.utime(good, (1, 1))  # the file was written anew after that
+    assert [episode.num_steps for episode in load(tmp_path)] == [8]
+
+
+def test_episodes_that_go_on(tmp_path: Path) -> None:
+    collectors = [
+        JsonTrajectoryCollector(tmp_path / "trajectories"),
+        JsonlTrajectoryCollector(tmp_path / "trajectories.jsonl"),
+    ]
+    steps = chat().steps
+    handles = [one.begin_episode(task_name="t", episode_id=name) for one, name in zip(collectors, "ab", strict=True)]
+    for collector, handle in zip(collectors, handles, strict=True):
+        for step in steps[:2]:
+            collector.record_step(step, episode=handle)
+    none = load(tmp_path)
+    assert len(none) == 0
+    assert [problem.partition(": ")[2] for problem in none.left_out] == [
+        "episode b has not ended.",
+        "the episode has not ended.",
+    ]
+    found = load(tmp_path, partial=True)
+    assert sorted((one.episode_id, one.num_steps, one.outcome) for one in found) == [("a", 2, None), ("b", 2, None)]
+    assert [one.load().steps for one in found] == [steps[:2]] * 2
+    for collector, handle in zip(collectors, handles, strict=True):
+        collector.end_episode(episode=handle)
+        collector.close()
+    assert {one.load().outcome for one in found} == {Outcome.COMPLETED, Outcome.LOST}  # a's file was looked at anew
+    assert {one.outcome for one in load(tmp_path)} == {Outcome.COMPLETED}
+
+
+def test_partial_files_of_the_dead_are_lost_episodes(tmp_path: Path) -> None:
+    lines = list(dump_episode(chat(length=6)))
+    (tmp_path / "a1.parquet.partial").write_text("".join(lines[:4]) + lines[4][:20])
+    [stored] = load(tmp_path / "a1.parquet.partial")
+    assert (stored.outcome, stored.num_steps, stored.total_reward) == (Outcome.LOST, 3, None)
+    assert stored.load().steps == chat(length=6).steps[:3]
+    write(tmp_path / "a1.json", chat(length=6))
+    assert [one.path.name for one in load(tmp_path, partial=True)] == ["a1.json"]
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = (
+        "import sys, ares_exp.trajectories; print([n for n in sys.modules if n.startswith('ares_exp.trajectories.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert ares_exp.trajectories.load is load
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ares_exp.trajectories.nothing  # noqa: B018

@@ -1,0 +1,289 @@
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.results import Outcome
+from ares_exp.trajectories.exports.preference_export import preference_rows
+from ares_exp.trajectories.exports.sft_export import sft_rows
+from ares_exp.trajectories.exports.training_conversations import EpisodeFilter
+from ares_exp.trajectories.records import (
+    EpisodeTrajectory,
+    StepRecord,
+    serialize_llm_request,
+    serialize_llm_response,
+    total_reward,
+)
+from tests.unit.trajectories.strategies import linear_trajectories, trajectories
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "run", "parameters": {}}}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def played(
+    requests: Sequence[Sequence[Any]],
+    replies: Sequence[str | LLMResponse],
+    *,
+    reward: float | None = 1.0,
+    episode_id: str = "e",
+    task: str = "sort",
+    outcome: Outcome = Outcome.COMPLETED,
+    **options: Any,
+) -> EpisodeTrajectory:
+    """An episode in which `replies` were given to `requests`, one each."""
+    options = {"system_prompt": "Be brief."} | options
+    steps = []
+    for index in range(len(requests) + 1):
+        last = index == len(requests)
+        reply = replies[index - 1]
+        response = reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply)
+        steps.append(
+            StepRecord(
+                index,
+                "LAST" if last else "MID" if index else "FIRST",
+                None if last else serialize_llm_request(LLMRequest(requests[index], **options)),
+                serialize_llm_response(response) if index else None,
+                reward if last else None,
+                0.0 if last else 1.0,
+                float(index),
+            )
+        )
+    total = total_reward(steps)
+    return EpisodeTrajectory(
+        episode_id, task, tuple(steps), 0.0, 1.0, total, len(steps), outcome is Outcome.TRUNCATED, outcome
+    )
+
+
+def talk(*replies: str, **more: Any) -> EpisodeTrajectory:
+    """An agent that appends each reply, and the word `ok` of its user."""
+    requests: list[list[Any]] = [[user("Go.")]]
+    for reply in replies[:-1]:
+        requests.append([*requests[-1], assistant(reply), user("ok")])
+    return played(requests, replies, **more)
+
+
+def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
+    rows, report = sft_rows([talk("a", "b", "c")])
+    assert list(rows) == [
+        {
+            "messages": [SYSTEM, user("Go."), assistant("a"), user("ok"), assistant("b"), user("ok"), assistant("c")],
+            "tools": [],
+        }
+    ]
+    assert report.sentences() == ["1 rows from 1 episodes."]
+
+
+def test_a_rewritten_history_gives_a_row_for_each_version() -> None:
+    episode = played([[user("1")], [user("1"), assistant("a"), user("2")], [user("2")]], ["a", "b", "c"])
+    rows, _ = sft_rows([episode])
+    assert [[message["content"] for message in row["messages"]] for row in rows] == [
+        ["Be brief.", "1", "a", "2", "b"],
+        ["Be brief.", "2", "c"],
+    ]
+
+
+def test_other_tools_make_another_conversation() -> None:
+    first, second = played([[user("1")]], ["a"], tools=[TOOL]), played([[user("1")]], ["a"])
+    rows, _ = sft_rows([first, second])
+    assert [row["tools"] for row in rows] == [[TOOL], []]
+
+
+def test_the_same_conversation_of_two_episodes_is_one_row() -> None:
+    rows, report = sft_rows([talk("a", episode_id="1"), talk("b"), talk("a", episode_id="2")], columns=True)
+    assert [row["episode_id"] for row in rows] == ["1", "e"]
+    assert report.left_out == {"conversations that another episode has too": 1}
+    assert report.rows == 2
+
+
+@pytest.mark.parametrize(
+    ("keep", "used"),
+    [
+        (None, ["good", "bad", "cut"]),
+        (EpisodeFilter(min_reward=0.5), ["good"]),
+        (EpisodeFilter(min_reward=1.0), ["good"]),
+        (EpisodeFilter(max_reward=0.5), ["bad", "cut"]),
+        (EpisodeFilter(outcomes={Outcome.TRUNCATED}), ["cut"]),
+        (EpisodeFilter(tasks=["so*", "none"]), ["good", "bad"]),
+        (EpisodeFilter(tasks=["sor"]), []),
+    ],
+)
+def test_filters(keep: EpisodeFilter | None, used: list[str]) -> None:
+    episodes = [
+        talk("1", episode_id="good"),
+        talk("2", episode_id="bad", reward=0.0),
+        talk("3", episode_id="cut", reward=0.25, outcome=Outcome.TRUNCATED, task="count"),
+        talk("4", episode_id="unscored", reward=None),
+    ]
+    rows, report = sft_rows(episodes, keep=keep, columns=True)
+    assert [row["episode_id"] for row in rows] == used
+    assert report.left_out["episodes without a reward"] == 1
+    assert report.left_out.total() == 4 - len(used)
+    assert "Left out: 1 episodes without a reward." in report.sentences()
+
+
+def test_tool_calls_have_the_chat_completions_form() -> None:
+    reply = LLMResponse([TextData("Run "), TextData("it."), ToolCallData("c1", "run", '{"command": "ls"}')])
+    call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
+    kept = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer = {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    }
+    episode = played([[user("1"), kept, answer]], [reply], tools=[TOOL])
+    (row,) = sft_rows([episode])[0]
+    assert row["messages"][2:] == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "ab", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "Run it.", "tool_calls": [call]},
+    ]
+    (row,) = sft_rows([episode], tool_arguments="object")[0]
+    assert [row["messages"][at]["tool_calls"][0]["function"]["arguments"] for at in (2, 4)] == [{"command": "ls"}] * 2
+
+
+def test_arguments_that_are_no_object_stay_text() -> None:
+    reply = LLMResponse([ToolCallData(str(at), "run", text) for at, text in enumerate(["{oops", "[1]", "[" * 100_000])])
+    (row,) = sft_rows([played([[user("1")]], [reply])], tool_arguments="object")[0]
+    arguments = [call["function"]["arguments"] for call in row["messages"][-1]["tool_calls"]]
+    assert arguments == ["{oops", "[1]", "[" * 100_000]
+
+
+def test_steps_without_a_conversation_are_counted() -> None:
+    board = StepRecord(0, "FIRST", {"board": [0]}, None, None, None, 0.0)
+    end = StepRecord(1, "LAST", None, {"move": 1}, 1.0, 0.0, 1.0)
+    game = EpisodeTrajectory("g", "game", (board, end), 0.0, 1.0, 1.0, 2, False, Outcome.COMPLETED)
+    rows, report = sft_rows([game, played([[user("1")]], [""])])
+    assert list(rows) == []
+    assert report.left_out == {
+        "steps whose observation is no chat request": 1,
+        "steps whose action has neither text nor a tool call": 1,
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(trajectories(), max_size=3))
+def test_rows_are_json_end_with_a_reply_and_are_no_beginnings_of_each_other(episodes: list[EpisodeTrajectory]) -> None:
+    rows, report = sft_rows(episodes, columns=True)
+    made = list(rows)
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert report.rows == len(made)
+    assert {row["reward"] is None for row in made} <= {False}
+    for row in made:
+        assert row["messages"][-1]["role"] == "assistant"
+        for other in made:
+            if other is not row and other["episode_id"] == row["episode_id"] and other["tools"] == row["tools"]:
+                assert other["messages"][: len(row["messages"])] != row["messages"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(linear_trajectories())
+def test_the_last_reply_of_every_scored_episode_is_in_a_row(episode: EpisodeTrajectory) -> None:
+    rows = list(sft_rows([episode])[0])
+    if episode.total_reward is not None and episode.steps[-1].action is not None:
+        text = "".join(piece.get("content", "") for piece in episode.steps[-1].action["data"])
+        assert not text or text in [row["messages"][-1]["content"] for row in rows]
+
+
+def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
+    good, bad = talk("a", "good", "end", episode_id="2"), talk("a", "bad", reward=0.0, episode_id="1")
+    rows, report = preference_rows([bad, good], columns=True)
+    assert list(rows) == [
+        {
+            "prompt": [SYSTEM, user("Go."), assistant("a"), user("ok")],
+            "chosen": [assistant("good"), user("ok"), assistant("end")],
+            "rejected": [assistant("bad")],
+            "tools": [],
+            "task": "sort",
+            "chosen_episode_id": "2",
+            "chosen_reward": 1.0,
+            "rejected_episode_id": "1",
+            "rejected_reward": 0.0,
+        }
+    ]
+    assert report.sentences() == ["1 rows from 2 episodes."]
+    (row,) = preference_rows([good, bad], completion="turn")[0]
+    assert (row["chosen"], row["rejected"]) == ([assistant("good")], [assistant("bad")])
+
+
+def test_attempts_that_part_where_the_environment_speaks_share_a_reply() -> None:
+    good = played([[user("Go.")], [user("Go."), assistant("a"), user("3")]], ["a", "b"])
+    bad = played([[user("Go.")], [user("Go."), assistant("a"), user("4")]], ["a", "c"], reward=0.0)
+    (row,) = preference_rows([good, bad])[0]
+    assert row["prompt"] == [SYSTEM, user("Go.")]
+    assert row["chosen"] == [assistant("a"), user("3"), assistant("b")]
+    rows, report = preference_rows([good, bad], completion="turn")
+    assert list(rows) == []
+    assert report.left_out == {"pairs of attempts that part where the environment speaks, not the model": 1}
+
+
+@pytest.mark.parametrize(
+    ("worse", "reason"),
+    [
+        (talk("a", reward=0.0), "pairs of attempts that are equal"),
+        (talk("b", reward=0.0, tools=[TOOL]), "pairs of attempts with different tools"),
+        (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no beginning in common"),
+    ],
+)
+def test_why_a_pair_is_none(worse: EpisodeTrajectory, reason: str) -> None:
+    rows, report = preference_rows([talk("a"), worse])
+    assert list(rows) == []
+    assert report.left_out == {reason: 1}
+
+
+def test_equal_rewards_small_margins_missing_rewards_and_other_tasks_make_no_pairs() -> None:
+    episodes = [talk("a", reward=0.5), talk("b", reward=0.5), talk("c", reward=None), talk("d", task="other")]
+    rows, report = preference_rows(episodes)
+    assert list(rows) == []
+    assert report.left_out == {
+        "episodes without a reward": 1,
+        "episodes of tasks whose attempts have rewards that are too close": 3,
+    }
+    close = [talk("a", reward=0.5), talk("b", reward=0.25)]
+    assert len(list(preference_rows(close, min_margin=0.25)[0])) == 1
+    assert len(list(preference_rows(close, min_margin=0.26)[0])) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from([None, 0.0, 0.5, 1.0])), max_size=7),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.5, 0.75]),
+    st.randoms(use_true_random=False),
+)
+def test_pairs_keep_their_bounds_and_order_whatever_the_order_of_episodes(
+    attempts: list[tuple[str, float | None]], most: int, margin: float, random: Any
+) -> None:
+    episodes = [talk(text, reward=reward, episode_id=f"e{at}") for at, (text, reward) in enumerate(attempts)]
+    made = list(preference_rows(episodes, pairs_per_task=most, min_margin=margin, columns=True)[0])
+    assert len(made) <= most
+    for row in made:
+        assert row["chosen_reward"] - row["rejected_reward"] >= max(margin, 0.5)
+        assert row["chosen"] != row["rejected"]
+    possible = {
+        (good, bad)
+        for good, high in attempts
+        for bad, low in attempts
+        if high is not None and low is not None and high > low and high - low >= margin and good != bad
+    }
+    assert len(made) == min(most, len(possible))
+    shuffled = random.sample(episodes, len(episodes))
+    assert list(preference_rows(shuffled, pairs_per_task=most, min_margin=margin, columns=True)[0]) == made
+
+
+@pytest.mark.parametrize("wrong", [{"min_margin": -0.1}, {"min_margin": float("nan")}, {"pairs_per_task": 0}])
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        preference_rows([], **wrong)
