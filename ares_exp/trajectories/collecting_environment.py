@@ -51,12 +51,15 @@ class TrajectoryCollectingEnvironment:
             episode_id: Id of the first episode, where the collector takes one; others are made up.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
             clock: Gives epoch seconds.
+
+        Raises:
+            TypeError: `metadata` is not JSON-ready.
         """
         self._env = env
         several = collector if isinstance(collector, Mapping) else {"trajectory": collector}
         self._sinks = [Sink(name, one) for name, one in several.items()]
         self._episode_id = episode_id
-        self._metadata = dict(metadata or {})
+        self._metadata = freeze(metadata or {})
         self._clock = clock
         self._active = False
         self._step_index = 0
@@ -207,10 +210,16 @@ def _serialize(value: Any) -> Mapping[str, Any] | None:
         return serialize_llm_request(value)
     if isinstance(value, LLMResponse):
         return serialize_llm_response(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
     try:
-        frozen: Mapping[str, Any] = freeze(value if value is None or isinstance(value, Mapping) else {"value": value})
-    except TypeError:
-        return freeze({"value": repr(value)})  # type: ignore[no-any-return]
+        plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        frozen: Mapping[str, Any] = freeze(plain if plain is None or isinstance(plain, Mapping) else {"value": plain})
+    except Exception:  # a number of numpy's, a lock, something that holds itself: another's class may be anything
+        return freeze({"value": _repr(value)})  # type: ignore[no-any-return]
     return frozen
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} without a repr: {type(error).__name__}>"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from ares_exp.llms.request import freeze
 from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
@@ -77,9 +78,13 @@ class EpisodeCollector:
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> EpisodeHandle:
-        """Opens an episode; an id is made up and the time is now where they are not given."""
+        """Opens an episode; an id is made up and the time is now where they are not given.
+
+        Raises:
+            TypeError: `metadata` is not JSON-ready.
+        """
         started = self._clock() if start_time is None else start_time
-        handle = EpisodeHandle(episode_id or uuid.uuid4().hex, task_name, started, metadata or {})
+        handle = EpisodeHandle(episode_id or uuid.uuid4().hex, task_name, started, freeze(metadata or {}))
         with self._lock:
             if handle.episode_id in self._open:
                 raise RuntimeError(f"Episode {handle.episode_id} is in progress already.")
@@ -90,7 +95,11 @@ class EpisodeCollector:
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
         """Adds a step to `episode`, by default the only open one."""
         handle = self._resolve(episode)
-        shared, encoded = handle.encoder.encode(record)
+        try:
+            shared, encoded = handle.encoder.encode(record)
+        except Exception as error:  # the encoder now knows of messages that no file has
+            handle.unwritten = handle.unwritten or error
+            raise
         handle.steps.append(shared)
         self._recorded(handle, encoded)
 

@@ -109,6 +109,9 @@ class StepRecord:
         return cls(**values)
 
 
+MAX_INTEGER_BITS = 1000
+"""What fits into a float: of longer integers nothing could be computed."""
+
 _NUMBER = ((int, float), "a number")
 _NUMBER_OR_NONE = ((int, float, type(None)), "a number or null")
 _MAPPING_OR_NONE = ((Mapping, type(None)), "an object or null")
@@ -138,7 +141,14 @@ _EPISODE_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def _is(value: object, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        return False
     return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether something read from a file is a number that can be computed with."""
+    return _is(value, (int, float))
 
 
 def command_to_dict(command: CommandRecord) -> dict[str, Any]:
@@ -275,6 +285,8 @@ def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     error = data["error"]
     values["error"] = ErrorInfo(str(error["type"]), str(error["message"])) if error is not None else None
     values["metadata"] = data.get("metadata") or {}
+    if not isinstance(values["metadata"], Mapping):
+        raise TypeError(f"expected `metadata` to be an object, got {values['metadata']!r:.80}")
     return values
 
 

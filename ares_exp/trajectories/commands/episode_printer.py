@@ -13,7 +13,7 @@ from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import RequestChange, is_request, request_change
 from ares_exp.trajectories.commands.terminal import collapsed, one_line, printable
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, is_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -239,7 +239,7 @@ def usage(prompt: Any, generated: Any) -> list[str]:
 
 def price(cost: Any) -> list[str]:
     """US dollars in words; nothing where no price is known."""
-    return [f"${cost:.4g}"] if isinstance(cost, int | float) and cost else []
+    return [f"${cost:.4g}"] if is_number(cost) and cost else []
 
 
 def moment(epoch_seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +50,5 @@ class EpisodeTotals:
 
 def _sum(values: Any) -> Any:
     """The sum of those that are numbers: a stranger's episode may have anything there."""
-    numbers = [value for value in values if isinstance(value, int | float)]
+    numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None

@@ -91,7 +91,7 @@ class StepEncoder:
 
     def _pack_settings(self, settings: dict[str, Any], adds: dict[str, Any]) -> int:
         last, number = self._last_settings
-        if last.keys() == settings.keys() and all(map(is_, last.values(), settings.values())):
+        if [*last] == [*settings] and all(map(is_, last.values(), settings.values())):
             return number
         text = json.dumps(settings)
         if text not in self._settings:
@@ -213,8 +213,8 @@ def _unmistakable(value: Any, *reserved: str) -> Any:
 
 
 def _shared_piece(piece: Any, contents: Mapping[str, int]) -> Any:
-    number = contents.get(piece["content"]) if type(piece) is Message and piece.keys() == {"content"} else None
-    return piece if number is None else {"content_of": number}
+    text = piece["content"] if type(piece) is Message and piece.keys() == {"content"} else None
+    return {"content_of": contents[text]} if type(text) is str and text in contents else piece
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
