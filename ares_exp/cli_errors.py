@@ -18,6 +18,9 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
 
     cause: BaseException = error.__cause__ or error
     key, text = str(getattr(cause, "full_key", None) or ""), str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        remedy = "If that is where the run was to be written, choose another place with `hydra.run.dir=…`."
+        return f"Cannot use {error.filename}: {error.strerror}. {remedy}"
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
@@ -46,7 +49,7 @@ def _explain_syntax(override: str, text: str) -> str:
 
 
 def _explain_option(text: str) -> str:
-    found = re.search(r"[Cc]ould not find '([^']+)'", text)
+    found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     options = listed or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))

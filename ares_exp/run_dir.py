@@ -51,7 +51,7 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
         raise
     if sync:
-        sync_directory(path.parent)
+        sync_to_disk(path.parent)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -84,9 +84,9 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
     data = text.encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
     try:
-        size = os.fstat(descriptor).st_size
-        if os.write(descriptor, data) != len(data):
-            os.ftruncate(descriptor, size)
+        written = os.write(descriptor, data)
+        if written != len(data):
+            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if sync:
             os.fsync(descriptor)
@@ -94,8 +94,8 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
         os.close(descriptor)
 
 
-def sync_directory(path: Path) -> None:
-    """Has what was made, renamed and removed in a directory survive a power cut."""
+def sync_to_disk(path: Path) -> None:
+    """Has a file, or what was made, renamed and removed in a directory, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

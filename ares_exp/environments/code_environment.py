@@ -115,7 +115,8 @@ class CodeEnvironment:
             except BaseException:
                 await self._release()
                 raise
-            self.activity = self._activity.take()
+            finally:
+                self.activity = self._activity.take()
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
@@ -141,7 +142,8 @@ class CodeEnvironment:
                 self.time_step = None
                 await self._release()
                 raise
-            self.activity = self._activity.take()
+            finally:
+                self.activity = self._activity.take()
             return self.time_step
 
     @property

@@ -53,7 +53,7 @@ def freeze(value: Any) -> Any:
         return FrozenList([item if type(item) is Message else freeze(item) for item in value])
     if isinstance(value, str | int | float):
         return value
-    raise TypeError(f"Expected JSON-like data in an LLM request, got {kind.__name__}: {value!r:.80}")
+    raise TypeError(f"Expected JSON-like data, got {kind.__name__}: {value!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)

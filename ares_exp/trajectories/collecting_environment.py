@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ares_exp.environments.activity import Activity
 from ares_exp.environments.environment import Environment
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.environments.time_step import StepType, TimeStep
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
@@ -85,10 +85,10 @@ class TrajectoryCollectingEnvironment:
             time_step = await self._env.reset(**options)
         except BaseException as error:
             self._begin(start_time)
-            await self._end_with(error)
+            await self._end_with(error, self._record_of(_Unfinished("FIRST"), None, None, began))
             raise
         self._begin(start_time)
-        self._record(time_step, action=None, policy_sec=None, environment_sec=time.perf_counter() - began)
+        self._record(self._record_of(time_step, None, None, began))
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
@@ -100,9 +100,9 @@ class TrajectoryCollectingEnvironment:
         except EpisodeStateError:
             raise  # a call that made no sense: it changed nothing
         except BaseException as error:
-            await self._end_with(error)
+            await self._end_with(error, self._record_of(_Unfinished("MID"), action, policy_sec, began))
             raise
-        self._record(time_step, action, policy_sec=policy_sec, environment_sec=time.perf_counter() - began)
+        self._record(self._record_of(time_step, action, policy_sec, began))
         if time_step.step_type == "LAST":
             await self._end_at(time_step)
         return time_step
@@ -142,15 +142,13 @@ class TrajectoryCollectingEnvironment:
                 metadata=self._metadata | ({"container_image": image} if image is not None else {}),
             )
 
-    def _record(
-        self, time_step: TimeStep[Any], action: Any, *, policy_sec: float | None, environment_sec: float
-    ) -> None:
-        """Records a time step; also one of another package's class with the same fields."""
-        if not self._active:
-            return
+    def _record_of(
+        self, time_step: TimeStep[Any] | _Unfinished, action: Any, policy_sec: float | None, began: float
+    ) -> StepRecord:
+        """What is kept of a time step; it may be of another package's class with the same fields."""
         activity = getattr(self._env, "activity", None)
         seen = activity if isinstance(activity, Activity) else None
-        record = StepRecord(
+        return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,
             observation=_serialize(time_step.observation),
@@ -159,10 +157,14 @@ class TrajectoryCollectingEnvironment:
             discount=_number(time_step.discount),
             timestamp=self._clock(),
             policy_sec=policy_sec,
-            environment_sec=environment_sec,
+            environment_sec=time.perf_counter() - began,
             container_sec=None if seen is None else seen.container_sec,
             commands=() if seen is None else seen.commands,
         )
+
+    def _record(self, record: StepRecord) -> None:
+        if not self._active:
+            return
         for sink in self._sinks:
             sink.record(record)
         self._step_index += 1
@@ -175,10 +177,12 @@ class TrajectoryCollectingEnvironment:
         limit = getattr(self._env, "truncated_by", None)
         await self._end(Outcome.TRUNCATED, ErrorInfo("limit", f"limit reached: {limit or 'unknown'}"))
 
-    async def _end_with(self, error: BaseException) -> None:
-        await self._end(Outcome.of(error), ErrorInfo.of(error))
+    async def _end_with(self, error: BaseException, unfinished: StepRecord | None = None) -> None:
+        await self._end(Outcome.of(error), ErrorInfo.of(error), unfinished)
 
-    async def _end(self, outcome: Outcome, error: ErrorInfo | None = None) -> None:
+    async def _end(
+        self, outcome: Outcome, error: ErrorInfo | None = None, unfinished: StepRecord | None = None
+    ) -> None:
         """Ends the episode under way, if any. Collectors may write files, so they are called in a thread."""
         if not self._active:
             return
@@ -187,7 +191,7 @@ class TrajectoryCollectingEnvironment:
         end_time = self._clock()
 
         def end() -> None:
-            ended = [sink.end(outcome, error, end_time=end_time) for sink in self._sinks]
+            ended = [sink.end(outcome, error, end_time=end_time, unfinished_step=unfinished) for sink in self._sinks]
             kept = (trajectory for trajectory in ended if trajectory is not None)
             self.trajectory = max(kept, key=lambda trajectory: trajectory.num_steps, default=None)
 
@@ -197,6 +201,15 @@ class TrajectoryCollectingEnvironment:
         except asyncio.CancelledError:
             await asyncio.wait({writing}, timeout=END_TIMEOUT_SEC)
             raise
+
+
+class _Unfinished(NamedTuple):
+    """In place of the time step that an exception took."""
+
+    step_type: StepType
+    reward: None = None
+    discount: None = None
+    observation: None = None
 
 
 def _number(value: Any) -> float | None:

@@ -110,6 +110,7 @@ class EpisodeCollector:
         outcome: Outcome | None = None,
         error: ErrorInfo | None = None,
         end_time: float | None = None,
+        unfinished_step: StepRecord | None = None,
         episode: EpisodeHandle | None = None,
     ) -> EpisodeTrajectory:
         """Closes `episode`, by default the only open one, and keeps it.
@@ -119,6 +120,7 @@ class EpisodeCollector:
             outcome: How it ended; by default truncated or completed.
             error: What went wrong, or which limit it was.
             end_time: Epoch seconds; by default now.
+            unfinished_step: What is known of the reset or step that ended it by raising.
             episode: The handle from `begin_episode`.
         """
         handle = self._resolve(episode)
@@ -136,6 +138,7 @@ class EpisodeCollector:
             outcome=outcome or (Outcome.TRUNCATED if truncated else Outcome.COMPLETED),
             error=error,
             metadata=handle.metadata,
+            unfinished_step=unfinished_step,
         )
         self._ended(handle, trajectory)
         return trajectory

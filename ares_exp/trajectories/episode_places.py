@@ -33,7 +33,9 @@ def find_files(path: Path) -> list[list[Path]]:
     try:
         if path.is_file():
             return [[path]]
-        if _is_run(path):
+        if path.exists() and not path.is_dir():
+            raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")
+        if is_run(path):
             return [_in_run(path)]
         return [_in_order(_in_folder(path)), *(_in_run(run) for run in _runs_below(path, MAX_DEPTH, set()))]
     except OSError as error:
@@ -56,7 +58,8 @@ def finished_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(PARTIAL))
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run directory."""
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
@@ -66,7 +69,7 @@ def _runs_below(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
         if below in seen:
             continue
         seen.add(below)
-        if _is_run(below):
+        if is_run(below):
             yield folder / name
         elif depth > 1:
             yield from _runs_below(folder / name, depth - 1, seen)

@@ -13,6 +13,7 @@ from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
 from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
 from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.trajectories.checks import BROKEN, has_type, what_broke
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
@@ -100,7 +101,7 @@ class StepRecord:
             KeyError, TypeError, ValueError: A field is missing, or is not what it should be.
         """
         for name, (kinds, what) in _STEP_CHECKS.items():
-            if not _is(value := data.get(name) if name in _OPTIONAL_STEP_FIELDS else data[name], kinds):
+            if not has_type(value := data.get(name) if name in _OPTIONAL_STEP_FIELDS else data[name], kinds):
                 raise TypeError(f"expected `{name}` to be {what}, got {value!r:.80}")
         if data["step_type"] not in ("FIRST", "MID", "LAST"):
             raise ValueError(f"expected `step_type` to be FIRST, MID or LAST, got {data['step_type']!r:.80}")
@@ -108,9 +109,6 @@ class StepRecord:
         values["commands"] = tuple(_command_from_dict(command) for command in data.get("commands") or ())
         return cls(**values)
 
-
-MAX_INTEGER_BITS = 1000
-"""What fits into a float: of longer integers nothing could be computed."""
 
 _NUMBER = ((int, float), "a number")
 _NUMBER_OR_NONE = ((int, float, type(None)), "a number or null")
@@ -140,17 +138,6 @@ _EPISODE_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _is(value: object, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-        return False
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Whether something read from a file is a number that can be computed with."""
-    return _is(value, (int, float))
-
-
 def command_to_dict(command: CommandRecord) -> dict[str, Any]:
     """A JSON-ready dict of a command; `asdict` would cost ten times as much."""
     return {
@@ -164,9 +151,9 @@ def command_to_dict(command: CommandRecord) -> dict[str, Any]:
 def _command_from_dict(data: Mapping[str, Any]) -> CommandRecord:
     command, exit_code, seconds = data["command"], data["exit_code"], data["duration_sec"]
     timed_out = data.get("timed_out", False)
-    if not (isinstance(command, str) and _is(seconds, (int, float)) and isinstance(timed_out, bool)):
+    if not (isinstance(command, str) and has_type(seconds, (int, float)) and isinstance(timed_out, bool)):
         raise TypeError(f"expected a command with its text and seconds, got {dict(data)!r:.80}")
-    if not _is(exit_code, (int, type(None))):
+    if not has_type(exit_code, (int, type(None))):
         raise TypeError(f"expected `exit_code` to be an integer or null, got {exit_code!r:.80}")
     return CommandRecord(command, exit_code, seconds, timed_out)
 
@@ -186,6 +173,8 @@ class EpisodeTrajectory:
         outcome: How it ended.
         error: What went wrong, or the limit that truncated it; else `None`.
         metadata: What else its recorder knew of it, JSON-ready: attempt, seed, agent, …
+        unfinished_step: What is known of the reset or step that ended it by raising: the action that was being
+            applied, the commands that were run for it, the seconds. `None` where nothing raised.
     """
 
     episode_id: str
@@ -199,6 +188,7 @@ class EpisodeTrajectory:
     outcome: Outcome
     error: ErrorInfo | None = None
     metadata: Mapping[str, Any] = field(default_factory=Message)
+    unfinished_step: StepRecord | None = None
 
     def __post_init__(self) -> None:
         """Freezes what could change."""
@@ -237,6 +227,7 @@ class EpisodeTrajectory:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = asdict(self.error) if self.error is not None else None
+        data["unfinished_step"] = self.unfinished_step.to_dict() if self.unfinished_step is not None else None
         return data
 
     @classmethod
@@ -276,7 +267,7 @@ def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         KeyError, TypeError, ValueError: A field is missing, or is not what it should be.
     """
     for name, (kinds, what) in _EPISODE_CHECKS.items():
-        if not _is(data[name], kinds):
+        if not has_type(data[name], kinds):
             raise TypeError(f"expected `{name}` to be {what}, got {data[name]!r:.80}")
     if not isinstance(data["truncated"], bool):
         raise TypeError(f"expected `truncated` to be a boolean, got {data['truncated']!r:.80}")
@@ -287,18 +278,9 @@ def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     values["metadata"] = data.get("metadata") or {}
     if not isinstance(values["metadata"], Mapping):
         raise TypeError(f"expected `metadata` to be an object, got {values['metadata']!r:.80}")
+    unfinished = data.get("unfinished_step")
+    values["unfinished_step"] = StepRecord.from_dict(unfinished) if unfinished is not None else None
     return values
-
-
-BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
-"""What reading a broken or hostile record raises, before it is told as a `TrajectoryFormatError`."""
-
-
-def what_broke(error: BaseException) -> str:
-    """One of `BROKEN` in words."""
-    if isinstance(error, KeyError):
-        return f"the field {error} is missing"
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Sink:
     """Records one environment's episodes with one collector, which may be shared and somebody else's.
 
-    A collector that fails never changes the episode: the failure is logged and counted.
+    A collector that fails never changes the episode: the failure is counted, and logged the first time.
 
     Attributes:
         failures: How many calls of the collector raised.
@@ -32,6 +32,7 @@ class Sink:
         self._keywords = {
             name: _keywords(getattr(collector, name)) for name in ("begin_episode", "record_step", "end_episode")
         }
+        self._told: set[str] = set()
         self._episode: object | None = None
         self._active = False
 
@@ -48,12 +49,12 @@ class Sink:
             with self._reported("record_step"):
                 self._collector.record_step(record, **self._known("record_step", {"episode": self._episode}))
 
-    def end(self, outcome: Outcome, error: ErrorInfo | None, *, end_time: float) -> EpisodeTrajectory | None:
+    def end(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> EpisodeTrajectory | None:
         """Ends the open episode, if there is one; returns it, `None` where the collector failed."""
         if not self._active:
             return None
         self._active, episode, self._episode = False, self._episode, None
-        more = {"outcome": outcome, "error": error, "end_time": end_time, "episode": episode}
+        more |= {"outcome": outcome, "error": error, "episode": episode}
         with self._reported("end_episode"):
             return self._collector.end_episode(
                 truncated=outcome is Outcome.TRUNCATED, **self._known("end_episode", more)
@@ -71,7 +72,9 @@ class Sink:
             yield
         except Exception as error:
             self.failures += 1
-            logger.warning("The %s collector failed in %s: %s: %s", self._name, what, type(error).__name__, error)
+            level = logging.DEBUG if what in self._told else logging.WARNING
+            self._told.add(what)
+            logger.log(level, "The %s collector failed in %s: %s: %s", self._name, what, type(error).__name__, error)
 
 
 def knows_handles(collector: TrajectoryCollector) -> bool:

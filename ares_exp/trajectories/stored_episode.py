@@ -108,7 +108,11 @@ def read_headers(
 
 def _unfinished(path: Path, locked: Path, read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
     fields = _fields(read())
-    if fields["outcome"] is Outcome.LOST and has_writer(locked):
+    try:
+        is_played = fields["outcome"] is Outcome.LOST and has_writer(locked)
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: whether it is being written cannot be told: {error.strerror}.") from error
+    if is_played:
         fields |= {"outcome": None, "error": None}
     return _stored(path, fields, read)
 

@@ -25,7 +25,7 @@ from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
 from tests.docker.dockerfiles import built
 from tests.docker.registry import Registry
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.once]
 
 BUILDER = """
 import asyncio, sys

@@ -25,7 +25,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.harbor import load_task
 from tests.host_server import hello_server
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.once]
 allowlists = pytest.mark.skipif(obstacle() is not None, reason=f"allow-lists: {obstacle()}")
 
 IMAGE = "python:3.12-slim"

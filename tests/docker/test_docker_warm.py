@@ -18,7 +18,7 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.warm_pool import WarmPool
 from ares_exp.errors import ContainerDiedError, ContainerStartError
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.once]
 
 SPEC = ContainerSpec("warm", docker_image="debian:bookworm-slim", env={"WHICH": "one"})
 SOON_SEC = 30.0

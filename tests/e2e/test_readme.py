@@ -14,6 +14,7 @@ import pytest
 
 from ares_exp.tasks.task_set import SAMPLES
 
+pytestmark = pytest.mark.once
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 SETUP = [text for kind, text in BLOCKS if kind == "bash" and "venv" in text]

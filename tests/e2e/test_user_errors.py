@@ -57,6 +57,8 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         ([*CHAT], "OPENAI_API_KEY"),
         (["--no-such-flag"], "--no-such-flag"),
         (["collector=null"], "collector=none"),
+        (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
+        (["collector=[json,jsonnl]"], "no option `jsonnl` in the group `collector`"),
         (["~collector"], "collector"),
         (["durability=sometimes"], "none or episode or step"),
         (["collector.json.durability=x"], "collector.json.durability"),

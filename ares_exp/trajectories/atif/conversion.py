@@ -32,8 +32,9 @@ from ares_exp.trajectories.atif.messages import own
 from ares_exp.trajectories.atif.reader import AtifReader
 from ares_exp.trajectories.atif.schema import check_atif, validate_atif
 from ares_exp.trajectories.atif.writer import OURS_VERSION, AtifWriter
+from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.line_file import read_lines, read_rest, write_lines
-from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, what_broke
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 ATIF_SUFFIX = ".atif.json"
 

@@ -61,6 +61,7 @@ class AtifReader:
         self._close()
         names = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "error")
         fields = {name: self._head[name] for name in (*names, "metadata")}
+        fields["unfinished_step"] = self._head.get("unfinished_step")
         return EpisodeTrajectory(
             steps=tuple(self._records),
             **episode_fields({**fields, "episode_id": self._document["trajectory_id"]}),

@@ -71,6 +71,8 @@ class AtifWriter:
         head["outcome"] = trajectory.outcome.value
         head["error"] = asdict(trajectory.error) if trajectory.error is not None else None
         head["metadata"] = trajectory.metadata
+        if trajectory.unfinished_step is not None:
+            head["unfinished_step"] = trajectory.unfinished_step.to_dict()
         document = plain(self._document(head))
         try:
             dumps(document, ensure_ascii=False).encode()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import validate_call
+
 from ares_exp.run_dir import append_text
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
@@ -30,6 +32,7 @@ class EpisodeFiles(EpisodeCollector):
     suffix: str
     """What the names of finished files end with, the dot included."""
 
+    @validate_call
     def __init__(
         self, output_dir: str | Path, *, durability: Durability = "episode", clock: Callable[[], float] = time.time
     ) -> None:
@@ -54,12 +57,19 @@ class EpisodeFiles(EpisodeCollector):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> EpisodeHandle:
-        """Opens an episode; its id must be usable as a file name."""
+        """Opens an episode; its id must be usable as a file name, and new in the directory.
+
+        Raises:
+            FileExistsError: There is a file of an episode with this id; it stays as it is.
+            ValueError: The id is no name of a file.
+        """
         if episode_id is not None and (not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith(".")):
             raise ValueError(
                 "Expected an episode id of letters, digits, '.', '_' and '-', not beginning with '.', "
                 f"got {episode_id!r}."
             )
+        if episode_id is not None:
+            self._refuse_taken(episode_id)
         return super().begin_episode(
             task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
         )
@@ -81,7 +91,7 @@ class EpisodeFiles(EpisodeCollector):
         )
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
-            self._directory.acquire(self.output_dir)
+            self._directory.acquire(self.output_dir, handle.episode_id)
             append_text(self._partial(handle), head, flags=os.O_CREAT | os.O_EXCL)
             if self._durability == "step":
                 self._sync.want(self.output_dir)
@@ -111,7 +121,13 @@ class EpisodeFiles(EpisodeCollector):
             self._finish(whole, self.output_dir / f"{handle.episode_id}{self.suffix}", trajectory)
             partial.unlink(missing_ok=True)
         finally:
-            self._directory.release()
+            self._directory.release(handle.episode_id)
+
+    def _refuse_taken(self, episode_id: str) -> None:
+        finished = self.output_dir / f"{episode_id}{self.suffix}"
+        for path in (finished, finished.with_name(f"{finished.name}{PARTIAL}")):
+            if path.exists():
+                raise FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")
 
     def _partial(self, handle: EpisodeHandle) -> Path:
         return self.output_dir / f"{handle.episode_id}{self.suffix}{PARTIAL}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from pathlib import Path
 from typing import Literal
+
+from ares_exp.run_dir import sync_to_disk
 
 logger = logging.getLogger(__name__)
 
@@ -71,16 +72,8 @@ def _serve(queue: _Queue) -> None:
     while paths := queue.take():
         for path in paths:
             try:
-                _sync(path)
+                sync_to_disk(path)
             except FileNotFoundError:
                 continue  # the episode has ended meanwhile: its finished file is synced by itself
             except OSError as error:
                 logger.warning("%s could not be synced: %s", path, error)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import validate_call
 
-from ares_exp.run_dir import append_text, sync_directory
+from ares_exp.run_dir import append_text, sync_to_disk
 from ares_exp.trajectories.collectors.episode_files import EpisodeFiles
 from ares_exp.trajectories.collectors.grouped_sync import Durability
 from ares_exp.trajectories.files.episode_file import closing_line, dump_episode
@@ -50,4 +50,4 @@ class JsonTrajectoryCollector(EpisodeFiles):
             append_text(partial, closing_line(trajectory), sync=sync)
             partial.rename(path)
             if sync:
-                sync_directory(path.parent)
+                sync_to_disk(path.parent)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import validate_call
 
-from ares_exp.run_dir import append_text, sync_directory
+from ares_exp.run_dir import append_text, sync_to_disk
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
 from ares_exp.trajectories.files.jsonl_file import begin_line, end_line, jsonl_lines, step_line
@@ -51,8 +51,10 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            append_text(self.path, f"{_line_end(self.path)}{head}", flags=os.O_CREAT)
-            self._writing.acquire(self.path)
+            self.path.touch()
+            # First the lock: whoever finds our line must not take us for dead.
+            self._writing.acquire(self.path, handle.episode_id)
+            append_text(self.path, f"{_line_end(self.path)}{head}")
             if self._durability == "step":
                 self._sync.want(self.path.parent)
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
@@ -77,9 +79,9 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             sync = self._durability != "none"
             append_text(self.path, lines, flags=os.O_CREAT, sync=sync)
             if sync:
-                sync_directory(self.path.parent)
+                sync_to_disk(self.path.parent)
         finally:
-            self._writing.release()
+            self._writing.release(handle.episode_id)
 
 
 def _line_end(path: Path) -> str:

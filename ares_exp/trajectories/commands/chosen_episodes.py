@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ares_exp.errors import UserError
+from ares_exp.trajectories.episode_places import is_run
 from ares_exp.trajectories.stored_episode import StoredEpisode
 from ares_exp.trajectories.stored_episodes import StoredEpisodes, load
 
@@ -18,7 +19,8 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
         TrajectoryFormatError: There is no such path, or a file that was asked for is broken.
         UserError: No episode's id begins so.
     """
-    if path.exists() or not path.parent.exists() or path.parent == path:
+    here = path.parent == Path() and not is_run(path.parent)  # a mistyped name is no reason to look through everything
+    if path.exists() or not path.parent.exists() or path.parent == path or here:
         return load(path, partial=True, skip_broken=path.is_dir())
     episodes, prefix = load(path.parent, partial=True, skip_broken=True), path.name
     found = episodes.filter(where=lambda episode: episode.episode_id.startswith(prefix))

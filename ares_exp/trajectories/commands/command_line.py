@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ Examples:
 
 def main(argv: Sequence[str]) -> int:
     """Runs a command line and returns its exit code."""
+    logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands say themselves what is left out
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an episode may say what the terminal cannot show
     try:
@@ -47,10 +49,20 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_USAGE
     except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()
         return EXIT_PIPE_CLOSED
+    except OSError as error:  # without a name it is stdout, as where that goes to a full disk
+        if error.filename is None:
+            _close_stdout()
+        sys.stderr.write(f"error: {error.filename or 'Cannot write the output'}: {error.strerror or error}.\n")
+        return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _close_stdout() -> None:
+    """Sends what is left in its buffer nowhere: else Python complains at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.environments.activity import CommandRecord
 from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.trajectories.checks import is_number
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import RequestChange, is_request, request_change
 from ares_exp.trajectories.commands.terminal import collapsed, one_line, printable
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, is_number
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,20 @@ class EpisodePrinter:
     def step(self, position: int) -> None:
         """The step at `position` of the episode."""
         step = self._trajectory.steps[position]
-        parts = [f"step {step.step_index}", step.step_type]
+        self._done(step, step.step_type)
+        if is_request(step.observation):
+            self._request(request_change(self._trajectory.steps, position), step)
+        elif step.observation is not None:
+            self._line("observation", 2, style="bold")
+            self._text(as_text(step.observation, indent=2), 4)
+
+    def unfinished_step(self) -> None:
+        """The step that raised, if one did."""
+        if (step := self._trajectory.unfinished_step) is not None:
+            self._done(step, "not finished")
+
+    def _done(self, step: StepRecord, kind: str) -> None:
+        parts = [f"step {step.step_index}", kind]
         parts += [f"{name} {number(value)}" for name, value in (("reward", step.reward), ("discount", step.discount))
                   if value is not None]  # fmt: skip
         self._line("")
@@ -63,11 +77,6 @@ class EpisodePrinter:
             self._action(step.action)
         for command in step.commands:
             self._command(command)
-        if is_request(step.observation):
-            self._request(request_change(self._trajectory.steps, position), step)
-        elif step.observation is not None:
-            self._line("observation", 2, style="bold")
-            self._text(as_text(step.observation, indent=2), 4)
 
     def _action(self, action: Mapping[str, Any]) -> None:
         tokens = action.get("usage")

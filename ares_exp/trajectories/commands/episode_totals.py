@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ares_exp.trajectories.records import EpisodeTrajectory, is_number
+from ares_exp.trajectories.checks import is_number
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 
 @dataclass(frozen=True, slots=True)

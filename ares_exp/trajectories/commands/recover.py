@@ -95,7 +95,7 @@ def recover(files: list[Path], *, dry_run: bool = False) -> Iterator[Recovery]:
             recover_file = _recover_partial if is_partial(path) else _recover_finished
             recovery = recover_file(path, dry_run=dry_run)
         except OSError as error:
-            recovery = Recovery(path, Deed.FAILED, f"{error.filename or path}: {error.strerror}.")
+            recovery = Recovery(path, Deed.FAILED, _in_short(path, f"{error.filename or path}: {error.strerror}."))
         except (TrajectoryFormatError, UserError) as error:
             recovery = Recovery(path, Deed.FAILED, _in_short(path, str(error)))
         if recovery is not None:
@@ -132,10 +132,11 @@ def _recover_partial(path: Path, *, dry_run: bool) -> Recovery | None:
 
 def _recover_finished(path: Path, *, dry_run: bool) -> Recovery | None:
     problems: list[str] = []
+    was_written = has_writer(path)  # it may end before all is read: what was read then is not what there is
     kept = _Kept.of(_good_part(path, problems))
     if not problems:
         return None
-    if has_writer(path):
+    if was_written or has_writer(path):
         return Recovery(path, Deed.LEFT_ALONE, "a living process writes in it.")
     what = " ".join(_in_short(path, problem) for problem in problems)
     target = recovered_path(path)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from ares_exp.trajectories.records import StepRecord
@@ -49,25 +51,20 @@ def is_request(observation: Any) -> bool:
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
     """What is new in the request of step `number`, which must have one (`is_request`)."""
     request = steps[number].observation or {}
-    asked = [index for index in range(number) if is_request(steps[index].observation)]
-    if not asked:
+    asked = (index for index in reversed(range(number)) if is_request(steps[index].observation))
+    if (last := next(asked, None)) is None:
         added = [("+", message) for message in request["messages"]]
         return RequestChange(None, False, 0, added, _changed_settings({}, request))
-    base = _continued(steps, asked, request["messages"])
+    base = next(filter(partial(_continued, steps, request["messages"]), chain((last,), asked)), last)
     before = steps[base].observation or {}
     kept, edits = _edits(before["messages"], request["messages"])
-    return RequestChange(
-        base, base == asked[-1], kept, edits, _changed_settings(steps[asked[-1]].observation or {}, request)
-    )
+    return RequestChange(base, base == last, kept, edits, _changed_settings(steps[last].observation or {}, request))
 
 
-def _continued(steps: Sequence[StepRecord], asked: Sequence[int], messages: Sequence[Message]) -> int:
-    """The latest step whose conversation `messages` begin with; the one before where there is none."""
-    for index in reversed(asked):
-        earlier = (steps[index].observation or {})["messages"]
-        if earlier and messages[: len(earlier)] == earlier:
-            return index
-    return asked[-1]
+def _continued(steps: Sequence[StepRecord], messages: Sequence[Message], index: int) -> bool:
+    """Whether `messages` begin with the conversation of step `index`."""
+    earlier = (steps[index].observation or {})["messages"]
+    return bool(earlier) and messages[: len(earlier)] == earlier
 
 
 def _edits(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, list[tuple[str, Message]]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ares_exp.errors import UserError
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
@@ -14,8 +16,14 @@ from ares_exp.trajectories.commands.terminal import make_console, one_line, prin
 from ares_exp.trajectories.stored_episode import StoredEpisode
 from ares_exp.trajectories.stored_episodes import StoredEpisodes
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 EXIT_OK = 0
 SHOWN_PROBLEMS = 5
+COLUMN_GAP = 3
+LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
+"""Columns that a terminal too narrow for all goes without, one after the other: an id begins with the task mostly."""
 
 DESCRIPTION = """\
 Prints an episode: of each step the reply of the policy, the commands that ran, and what was added to the conversation
@@ -80,30 +88,50 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
     printer.header(stored.path, stored.outcome)
     for position in positions:
         printer.step(position)
+    if positions[-1:] == range(len(episode.steps))[-1:]:
+        printer.unfinished_step()
 
 
 def _list(episodes: StoredEpisodes) -> None:
+    console = make_console()
+    if episodes:
+        console.print(_table(columns_that_fit(episodes, console.width)))
+    console.print(f"{len(episodes)} episodes")
+
+
+def columns_that_fit(episodes: StoredEpisodes, width: int) -> dict[str, list[str]]:
+    """The cells of a list of episodes by the names of their columns, as many as `width` characters have room for."""
+    columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
+    widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
+    for name in LEFT_OUT_WHERE_NARROW:
+        if sum(widths.values()) > width:
+            del columns[name], widths[name]
+    return columns
+
+
+def _table(columns: Mapping[str, Sequence[str]]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("episode", "task", "outcome"):
-        table.add_column(name, overflow="fold")
-    for name in ("reward", "steps", "seconds", "started"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for episode in episodes:
-        cells = [
-            one_line(episode.episode_id),
-            one_line(episode.task_name),
-            episode.outcome or "being played",
-            number(episode.total_reward),
-            str(episode.num_steps),
-            seconds(episode.end_time - episode.start_time).removesuffix(" s"),
-            moment(episode.start_time),
-        ]
+    for name in columns:
+        if name in _TEXTS:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, cells))
-    console = make_console()
-    if episodes:
-        console.print(table)
-    console.print(f"{len(episodes)} episodes")
+    return table
+
+
+_CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {
+    "episode": lambda episode: one_line(episode.episode_id),
+    "task": lambda episode: one_line(episode.task_name),
+    "outcome": lambda episode: episode.outcome or "being played",
+    "reward": lambda episode: number(episode.total_reward),
+    "steps": lambda episode: str(episode.num_steps),
+    "seconds": lambda episode: seconds(episode.end_time - episode.start_time).removesuffix(" s"),
+    "started": lambda episode: moment(episode.start_time),
+}
+_TEXTS = ("episode", "task", "outcome")

@@ -20,7 +20,7 @@ from ares_exp.llms.request import FrozenList, freeze
 EMPTY = -1
 """The node of the conversation without a message, and the parent of first messages."""
 
-MAX_REPEATED_MESSAGES = 50_000_000
+MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
 """How many messages, repetitions counted, the conversations of one file may come to when it is read."""
 
 
@@ -136,7 +136,7 @@ class ConversationReader:
         while (begun := self._read.get(at)) is None:
             at, index = self._nodes[at]
             tail.append(self.messages[index])
-        messages = FrozenList((*begun, *reversed(tail)))
+        messages = FrozenList((*begun, *reversed(tail))) if tail else begun
         self._repeated += len(messages)
         if self._repeated > MAX_REPEATED_MESSAGES:
             raise ValueError(f"expected at most {MAX_REPEATED_MESSAGES} messages in all requests together, got more")

@@ -24,17 +24,11 @@ from typing import Any
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.run_dir import dump_json
+from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import (
-    BROKEN,
-    EpisodeTrajectory,
-    StepRecord,
-    episode_fields,
-    total_reward,
-    what_broke,
-)
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields, total_reward
 
 PARTIAL = ".partial"
 STEPS = '"steps": ['
@@ -54,7 +48,9 @@ def opening_fields(
 
 
 def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
-    """What is known of an episode when it has ended."""
+    """What is known of an episode when it has ended; `unfinished_step` only where there is one, in its full form."""
+    unfinished = trajectory.unfinished_step
+    more = {} if unfinished is None else {"unfinished_step": unfinished.to_dict()}
     return {
         "end_time": trajectory.end_time,
         "total_reward": trajectory.total_reward,
@@ -62,6 +58,7 @@ def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
         "truncated": trajectory.truncated,
         "outcome": trajectory.outcome,
         "error": asdict(trajectory.error) if trajectory.error is not None else None,
+        **more,
     }
 
 

@@ -6,7 +6,8 @@ Every line is a JSON object with an `episode_id` and a `type`; lines of differen
 - `step`: the next step of that episode, as `step_encoding` tells;
 - `end`: `end_time`, `total_reward`, `num_steps`, `truncated`, `outcome`, `error`.
 
-A `begin` with the id of an episode that has not ended starts it over.
+A `begin` with the id of an episode that has not ended starts it over. An empty line means nothing: a writer that finds
+the last line without its end, torn or just being written by another thread, ends it first.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.run_dir import dump_json
+from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.episode_file import closing_fields, end_unfinished, opening_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, episode_fields, what_broke
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields
 
 
 def begin_line(**head: Any) -> str:
@@ -81,6 +83,8 @@ def read_jsonl(
     try:
         with read_lines(path, offsets=offsets) as lines:
             for line in lines:
+                if line.text == "\n":
+                    continue
                 try:
                     if (episode := _take(json.loads(line.text), open_episodes)) is not None:
                         yield episode

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError
+from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.line_file import Line, read_lines
-from ares_exp.trajectories.records import BROKEN, episode_fields, what_broke
+from ares_exp.trajectories.records import episode_fields
 
+MAX_PROBLEMS = 10
+"""How many wrong lines of a file are told one by one; the others are counted: it may be a long file of another kind."""
 STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
 """How the lines of steps begin, as this package writes them; another's are parsed."""
 
@@ -46,16 +49,22 @@ def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[In
     """
     open_episodes: dict[str, IndexedEpisode] = {}
     line = Line(0, 1, "")
+    wrong = 0
 
     def tell(what: str) -> None:
+        nonlocal wrong
+        wrong += 1
         if problems is None:
             remedy = f"`python -m ares_exp.trajectories recover {path}` keeps what is good."
             raise TrajectoryFormatError(f"{path} {line.place}: {what}. {remedy}")
-        problems.append(f"{path} {line.place}: {what}.")
+        if wrong <= MAX_PROBLEMS:
+            problems.append(f"{path} {line.place}: {what}.")
 
     try:
         with read_lines(path) as lines:
             for line in lines:
+                if line.text == "\n":
+                    continue
                 try:
                     if (episode := _take(line, open_episodes)) is not None:
                         yield episode
@@ -68,6 +77,8 @@ def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[In
         raise
     except ValueError as error:  # of the reading of lines itself: nothing more can be read
         tell(str(error))
+    if problems is not None and wrong > MAX_PROBLEMS:
+        problems.append(f"{path}: {wrong - MAX_PROBLEMS} more lines are wrong.")
     yield from open_episodes.values()
 
 

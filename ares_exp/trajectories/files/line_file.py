@@ -81,8 +81,18 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """What is left of a file, in one piece."""
-    return "".join(line.text for line in lines)
+    """What is left of a file, in one piece.
+
+    Raises:
+        OSError, ValueError: As `read_lines` does; a piece may be no longer than a line.
+    """
+    texts, length = [], 0
+    for line in lines:
+        texts.append(line.text)
+        length += len(line.text)
+        if length > MAX_LINE_BYTES:
+            raise TextTooLongError(f"expected a JSON object of at most {MAX_LINE_BYTES} bytes, got more")
+    return "".join(texts)
 
 
 def _lines(file: IO[bytes]) -> Iterator[Line]:

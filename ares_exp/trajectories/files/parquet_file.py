@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.run_dir import atomic_file
+from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.parquet_columns import (
     PARQUET_SCHEMA_VERSION,
     REPEATED,
@@ -25,7 +26,7 @@ from ares_exp.trajectories.files.parquet_columns import (
     episode_rows,
 )
 from ares_exp.trajectories.files.schema_versions import read_steps
-from ares_exp.trajectories.records import BROKEN, EpisodeTrajectory, StepRecord, episode_fields, what_broke
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields
 
 ROWS_PER_GROUP = 4096
 CHARS_PER_GROUP = 16_000_000
@@ -268,7 +269,7 @@ def _opened(path: Path) -> Iterator[_OpenFile]:
         where = "" if place is None else f" at row {place.row} of row group {place.group}"
         what = error.strerror if isinstance(error, OSError) else None
         remedy = f" `python -m ares_exp.trajectories recover {path}` keeps what is good." if place else ""
-        raise TrajectoryFormatError(f"{path}{where}: {what or what_broke(error)}.{remedy}") from error
+        raise TrajectoryFormatError(f"{path}{where}: {(what or what_broke(error)).rstrip('.')}.{remedy}") from error
 
 
 def _refuse_foreign(schema: Any) -> None:

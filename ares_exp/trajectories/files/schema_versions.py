@@ -36,6 +36,8 @@ def read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
         yield from (StepRecord.from_dict(_from_version_1(step, table)) for step in steps)
     elif version == SCHEMA_VERSION:
         yield from map(StepDecoder().decode, steps)
+    elif isinstance(version, str) and version.startswith("ATIF"):
+        raise ValueError(f"expected schema_version {SCHEMA_VERSION} or lower, got {version!r:.80}: name it ….atif.json")
     else:
         raise ValueError(f"expected schema_version {SCHEMA_VERSION} or lower, got {version!r:.80}: update ares_exp")
 

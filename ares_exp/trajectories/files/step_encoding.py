@@ -106,9 +106,9 @@ class StepEncoder:
         contents = self._new_contents(adds)
         packed = {**action, "data": [_shared_piece(piece, contents) for piece in action["data"]]}
         tokens, generated = action.get("prompt_token_ids"), action.get("completion_token_ids")
-        if isinstance(tokens, FrozenList):
+        if _are_ids(tokens):
             packed["prompt_token_ids"] = self._pack_tokens(tokens)
-            self._tokens.append((position, (*tokens, *(generated if isinstance(generated, FrozenList) else ()))))
+            self._tokens.append((position, (*tokens, *(generated if _are_ids(generated) else ()))))
         return packed
 
     def _new_contents(self, adds: Mapping[str, Any]) -> dict[str, int]:
@@ -215,6 +215,11 @@ def _unmistakable(value: Any, *reserved: str) -> Any:
 def _shared_piece(piece: Any, contents: Mapping[str, int]) -> Any:
     text = piece["content"] if type(piece) is Message and piece.keys() == {"content"} else None
     return {"content_of": contents[text]} if type(text) is str and text in contents else piece
+
+
+def _are_ids(tokens: Any) -> bool:
+    """Whether they are what they equal: 1.0 and True equal 1."""
+    return isinstance(tokens, FrozenList) and {int}.issuperset(map(type, tokens))
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:

@@ -18,23 +18,23 @@ class WriterLock:
     def __init__(self) -> None:
         """Not held."""
         self._lock = threading.Lock()
-        self._holders = 0
+        self._holders: set[str] = set()
         self._descriptor: int | None = None
 
-    def acquire(self, path: Path) -> None:
-        """Holds the lock on `path` until as many releases. Raises `OSError` where there is no such path."""
+    def acquire(self, path: Path, holder: str) -> None:
+        """Holds the lock on `path` until every holder has released it. Raises `OSError` where there is no such path."""
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
                 _share(descriptor)
                 self._descriptor = descriptor
-            self._holders += 1
+            self._holders.add(holder)
 
-    def release(self) -> None:
-        """Lets go, with the last release. More releases than acquisitions do nothing."""
+    def release(self, holder: str) -> None:
+        """Lets go, if this was the last holder. Of one that never got it this does nothing."""
         with self._lock:
-            self._holders = max(0, self._holders - 1)
-            if self._holders == 0 and self._descriptor is not None:
+            self._holders.discard(holder)
+            if not self._holders and self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
 
@@ -48,6 +48,8 @@ def _share(descriptor: int) -> None:
             if time.monotonic() > give_up:
                 return
             time.sleep(0.0005)
+        except OSError:  # a file system without such locks: `has_writer` will not take anybody for dead there
+            return
         else:
             return
 
@@ -56,9 +58,17 @@ def has_writer(path: Path) -> bool:
     """Whether a living process writes at `path`. Raises `OSError` where there is no such path."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        if not _is_held(descriptor):
+            return False
+        time.sleep(0.005)  # somebody else may have been asking
+        return _is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(descriptor)
     return False

@@ -23,7 +23,7 @@ from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import PUBLIC
 from tests.unit.containers.local_sandbox import ROOT, box, needs_local
 
-pytestmark = needs_local
+pytestmark = [needs_local, pytest.mark.once]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ares_exp.errors import ContainerDiedError
 from tests.leaks import CASES, Phase, Run, processes, wait_until
 from tests.unit.containers.local_sandbox import box, needs_local
 
-pytestmark = needs_local
+pytestmark = [needs_local, pytest.mark.once]
 
 
 def boxes(run: Run) -> int:

@@ -415,6 +415,28 @@ async def test_a_container_that_dies(make_environment: Any) -> None:
     kill_boxes()
     with pytest.raises(ContainerDiedError):
         await stepping
+    [command] = env.activity.commands
+    assert (command.command, command.exit_code) == ("sleep 60", None)
+
+
+async def test_activity_is_what_happened_since_the_last_time_step(make_environment: Any) -> None:
+    async def looks_around(container: Any, llm: Any) -> None:
+        await container.exec("true")
+        await llm(ASK)
+        waiting = asyncio.create_task(llm(ASK))  # the next observation, while commands go on
+        await container.exec("exit 4")
+        await waiting
+        await container.exec("sleep 60", timeout_sec=0.2)
+
+    env = make_environment(agent=agent_factory(looks_around))
+    await env.reset()
+    assert [command.command for command in env.activity.commands] == ["true"]
+    assert env.activity.container_sec > env.activity.commands[0].duration_sec
+    await env.step(SUBMIT)
+    await env.step(SUBMIT)
+    commands = [(command.command, command.exit_code, command.timed_out) for command in env.activity.commands]
+    assert commands[-1] == ("sleep 60", None, True)
+    assert ("true", 0, False) not in commands
 
 
 async def test_a_verifier_that_gives_no_reward(make_environment: Any, make_task: Any) -> None:

@@ -160,6 +160,20 @@ def _episodes(draw: st.DrawFn, rewrite: Rewrite, *, steady: bool) -> EpisodeTraj
     return draw(_whole(requests, answers, reached_end=reached_end))
 
 
+unfinished_steps = st.builds(
+    StepRecord,
+    step_index=st.integers(0, 9),
+    step_type=st.just("MID"),
+    observation=st.none(),
+    action=st.none() | json_objects | responses(None).map(serialize_llm_response),
+    reward=st.none(),
+    discount=st.none(),
+    timestamp=times,
+    environment_sec=seconds,
+    commands=st.lists(commands, max_size=2),
+)
+
+
 @st.composite
 def _whole(draw: st.DrawFn, observations: list[Any], actions: list[Any], *, reached_end: bool) -> EpisodeTrajectory:
     """An episode of these; action k follows observation k."""
@@ -194,6 +208,7 @@ def _whole(draw: st.DrawFn, observations: list[Any], actions: list[Any], *, reac
         outcome=outcome,
         error=draw(st.none() | errors),
         metadata=draw(json_objects),
+        unfinished_step=draw(st.none() | unfinished_steps),
     )
 
 

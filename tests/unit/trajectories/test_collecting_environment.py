@@ -1,5 +1,7 @@
 import asyncio
 import logging
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +240,58 @@ async def test_attributes_of_the_environment_show_through(counting: Any) -> None
     assert env.current_task.name == "count"
     with pytest.raises(AttributeError):
         env.no_such_thing  # noqa: B018
+
+
+@dataclass
+class Unusual:
+    """An observation of somebody else's, which can be neither copied nor printed."""
+
+    lock: Any = field(default_factory=threading.Lock)
+
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+def endless() -> dict[str, Any]:
+    holds_itself: dict[str, Any] = {}
+    holds_itself["self"] = holds_itself
+    return holds_itself
+
+
+@pytest.mark.parametrize(
+    ("action", "kept"),
+    [(Unusual(), "<Unusual without a repr: ValueError>"), (endless(), "{'self': {...}}"), (b"x", "b'x'")],
+)
+async def test_what_is_no_json_ends_no_episode(tmp_path: Path, counting: Any, action: Any, kept: str) -> None:
+    env = collect(counting(1), tmp_path)
+    await env.reset()
+    assert (await env.step(action)).last()
+    assert env.collector_failures == 0
+    [episode] = recorded(tmp_path)
+    assert episode.steps[1].action == {"value": kept}
+
+
+async def test_the_action_that_made_a_step_raise_is_kept(tmp_path: Path, counting: Any) -> None:
+    inner = counting(3)
+    async with collect(inner, tmp_path) as env:
+        await env.reset()
+        inner.fail = ContainerDiedError("gone")
+        with pytest.raises(ContainerDiedError):
+            await env.step(LLMResponse.from_text("rm -rf /"))
+    [episode] = recorded(tmp_path)
+    assert (episode.outcome, episode.num_steps) == (Outcome.CONTAINER_ERROR, 1)
+    assert episode.unfinished_step is not None
+    assert episode.unfinished_step.action is not None
+    assert episode.unfinished_step.action["data"] == ({"content": "rm -rf /"},)
+    assert episode.unfinished_step.step_index == 1
+    assert episode.unfinished_step.policy_sec is not None
+
+
+async def test_a_reset_that_raises_is_an_unfinished_first_step(tmp_path: Path, counting: Any) -> None:
+    async with collect(counting(3, fail=AgentError("no")), tmp_path) as env:
+        with pytest.raises(AgentError):
+            await env.reset()
+    [episode] = recorded(tmp_path)
+    assert episode.unfinished_step is not None
+    assert (episode.unfinished_step.step_type, episode.unfinished_step.action) == ("FIRST", None)
+    assert episode.num_steps == 0

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collectors.atif_collector import AtifTrajectoryCollector
 from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
 from ares_exp.trajectories.files.episode_file import salvage_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl, salvage_jsonl
 from ares_exp.trajectories.files.writer_lock import has_writer
@@ -56,6 +59,12 @@ def test_a_collector_follows_the_protocol(tmp_path: Path, kind: Any) -> None:
     assert trajectory.steps == tuple(records())
     collector.close()
     collector.close()
+
+
+@pytest.mark.parametrize("kind", [AtifTrajectoryCollector, JsonTrajectoryCollector, ParquetTrajectoryCollector])
+def test_a_durability_that_there_is_not_is_refused(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(ValidationError, match="'none', 'episode' or 'step'"):
+        kind(tmp_path, durability="always")
 
 
 def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:
@@ -217,6 +226,47 @@ async def test_a_disk_that_stays_full_leaves_what_was_written(tmp_path: Path, co
     assert [path.name for path in tmp_path.iterdir()] == ["e.json.partial"]
     saved, _ = salvage_episode(tmp_path / "e.json.partial")
     assert 5 < saved.num_steps < 50
+
+
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
+def test_a_step_that_cannot_be_encoded_costs_no_other(tmp_path: Path, kind: Any) -> None:
+    """The encoder knows its messages then, the file does not: later steps must not refer to them."""
+    collector = kind(tmp_path / "e.json")
+    collector.begin_episode(task_name="t", episode_id="e")
+    first, *_, last = records()
+    told = {"role": "user", "content": "only told now"}
+    collector.record_step(first)
+    with pytest.raises(ValueError, match="integer string"):
+        collector.record_step(StepRecord(1, "MID", {"messages": [told, {"n": 10**5000}]}, None, 0.0, 1.0, 0.0))
+    collector.record_step(StepRecord(2, "MID", {"messages": [told]}, None, 0.0, 1.0, 0.0))
+    collector.record_step(last)
+    ended = collector.end_episode()
+    assert [step.step_index for step in ended.steps] == [0, 2, 3]
+    files = tmp_path / "e.json"
+    assert (load_jsonl(files) if files.is_file() else [EpisodeTrajectory.load(files / "e.json")]) == [ended]
+
+
+def test_an_id_that_is_on_disk_already_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dead.json.partial").write_text("what a dead process left")
+    (tmp_path / "ended.json").write_text("an episode")
+    collector = JsonTrajectoryCollector(tmp_path)
+    for episode_id in ("dead", "ended"):
+        with pytest.raises(FileExistsError, match="Expected a new episode id"):
+            collector.begin_episode(task_name="t", episode_id=episode_id)
+    collector.begin_episode(task_name="t", episode_id="new")
+    collector.end_episode()
+    assert (tmp_path / "dead.json.partial").read_text() == "what a dead process left"
+    assert (tmp_path / "ended.json").read_text() == "an episode"
+
+
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, MemoryTrajectoryCollector])
+def test_metadata_that_is_no_json_is_refused_at_once(tmp_path: Path, counting: Any, kind: Any) -> None:
+    collector = kind() if kind is MemoryTrajectoryCollector else kind(tmp_path / "t")
+    with pytest.raises(TypeError, match="JSON-like"):
+        collector.begin_episode(task_name="t", metadata={"folder": tmp_path})
+    with pytest.raises(TypeError, match="JSON-like"):
+        TrajectoryCollectingEnvironment(counting(), collector, metadata={"folder": tmp_path})
+    assert list(tmp_path.iterdir()) == []
 
 
 class Failing(NullTrajectoryCollector):

@@ -83,3 +83,26 @@ def test_it_starts_with_next_to_nothing() -> None:
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert done.stdout == "[]\n", name
+
+
+def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
+    write(tmp_path / "e.json", chat())
+    (tmp_path / "x.json").write_text("")
+    done = command("show", tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.count("x.json") == 1
+
+
+def test_a_name_that_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "a" * 300]) == 2
+    assert capsys.readouterr().err == f"error: {'a' * 300}: File name too long.\n"
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.json", chat())
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ares_exp.trajectories", "show", str(path)],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "error: Cannot write the output: No space left on device.\n")

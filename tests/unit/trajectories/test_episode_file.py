@@ -105,6 +105,7 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         (lambda text: text.replace('"outcome": "truncated"', '"outcome": "great"'), "great"),
         (lambda text: text.replace('"end_time": 1003.5', '"end_time": "late"'), "end_time"),
         (lambda text: text.replace('"schema_version": 2', '"schema_version": 3'), "update ares_exp"),
+        (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "name it ….atif.json"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
         (lambda text: text + "{}\n", "after"),
@@ -143,3 +144,14 @@ def test_a_truncated_compressed_file_is_told_and_salvaged(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TrajectoryFormatError, match=r"e\.json\.zst"):
         load_episode(path)
+
+
+def test_an_object_laid_out_anew_is_read_within_the_bound_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes, compressed, can be gigabytes of short lines."""
+    monkeypatch.setattr("ares_exp.trajectories.files.line_file.MAX_LINE_BYTES", 10_000)
+    path = tmp_path / "e.json"
+    path.write_text("[\n" + "0,\n" * 4_000 + "0]")
+    with pytest.raises(TrajectoryFormatError, match="expected a JSON object of at most 10000 bytes, got more"):
+        EpisodeTrajectory.load(path)

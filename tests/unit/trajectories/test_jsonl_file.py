@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.results import Outcome
+from ares_exp.trajectories import load
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl, read_jsonl, salvage_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.strategies import trajectories
@@ -41,6 +42,15 @@ def test_an_episode_is_there_as_soon_as_it_has_ended(tmp_path: Path) -> None:
     assert next(reading) == episode
     with pytest.raises(TrajectoryFormatError, match="the end of episode other is missing: 1 steps are there"):
         next(reading)
+
+
+def test_empty_lines_mean_nothing(tmp_path: Path) -> None:
+    """A writer puts one where it found a line that another thread was just writing."""
+    path, lines, episode = two(tmp_path)
+    path.write_text("\n".join(["", *lines, ""]))
+    assert load_jsonl(path) == [episode, replace(episode, episode_id="other")]
+    assert [stored.load() for stored in load(path)] == load_jsonl(path)
+    assert salvage_jsonl(path)[1] == []
 
 
 def test_a_broken_line_costs_its_episode_the_rest_and_others_nothing(tmp_path: Path) -> None:
@@ -84,7 +94,6 @@ def test_an_unfinished_episode_starts_over(tmp_path: Path) -> None:
         '{"type": "step", "episode_id": "never begun"}\n',
         '{"type": "news", "episode_id": "e"}\n',
         "[" * 100_000 + "\n",
-        "\n",
     ],
     ids=lambda line: line[:50],
 )

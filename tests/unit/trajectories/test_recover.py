@@ -21,7 +21,7 @@ from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.recover import Deed, recover
 from ares_exp.trajectories.files.episode_file import dump_episode, load_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
-from ares_exp.trajectories.files.writer_lock import WriterLock
+from ares_exp.trajectories.files.writer_lock import WriterLock, has_writer
 from tests.unit.trajectories.chats import chat, cut, write
 
 WRITER = """
@@ -122,10 +122,12 @@ def test_who_asks_does_not_keep_a_writer_from_its_lock(tmp_path: Path) -> None:
     done = threading.Timer(0.05, os.close, [asking])
     done.start()
     lock = WriterLock()
-    lock.acquire(tmp_path)
+    lock.acquire(tmp_path, "a1")
     done.join()
     assert [one.deed for one in recover([partial(tmp_path)])] == [Deed.LEFT_ALONE]
-    lock.release()
+    lock.release("another")  # which never had it
+    assert has_writer(tmp_path)
+    lock.release("a1")
     assert [one.deed for one in recover([tmp_path / "a1.json.partial"])] == [Deed.RECOVERED]
 
 

@@ -16,9 +16,11 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.request_change import request_change
+from ares_exp.trajectories.commands.show import columns_that_fit
 from ares_exp.trajectories.commands.terminal import collapsed, one_line, printable
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
+from ares_exp.trajectories.stored_episodes import load
 from tests.unit.trajectories.chats import chat, cut, said, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
@@ -224,6 +226,20 @@ def test_a_list_of_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (120, ["episode", "task", "outcome", "reward", "steps", "seconds", "started"]),
+        (80, ["episode", "task", "outcome", "reward", "steps", "seconds"]),
+        (30, ["episode", "outcome", "reward"]),
+        (10, ["episode", "outcome", "reward"]),
+    ],
+)
+def test_a_narrow_list_goes_without_columns(tmp_path: Path, width: int, columns: list[str]) -> None:
+    write(tmp_path / "e.json", chat("fix-bug__0__12345678"))
+    assert [*columns_that_fit(load(tmp_path), width)] == columns
+
+
+@pytest.mark.parametrize(
     "name", ["trajectories/a1.json", "trajectories.jsonl", "parquet/a1.parquet", "atif/a1.atif.json"]
 )
 def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
@@ -242,7 +258,8 @@ def test_an_id_that_begins_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["gone"], r"gone.*none has an id that begins with 'gone'"),
+        (["gone"], r"gone: No such file"),
+        (["run/gone"], r"gone.*none has an id that begins with 'gone'"),
         (["no/such/place"], "No such file"),
         (["run", "--step", "1"], "Expected one episode to show steps of, found 2"),
         (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),

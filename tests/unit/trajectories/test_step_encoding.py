@@ -97,6 +97,19 @@ def test_a_reply_is_stored_once_with_the_message_that_it_becomes() -> None:
     assert decoded(lines)[1].action == serialize_llm_response(LLMResponse.from_text(text))
 
 
+def test_what_is_only_equal_comes_back_as_it_was() -> None:
+    ids = [*range(2, 20)]
+    actions = [{"data": [{"content": {}}], "prompt_token_ids": [*given, *ids]} for given in ([1], [1.0], [True])]
+    settings = [{"a": 1, "b": 2}, {"b": 1, "a": 2}, {"a": 1, "b": True}]
+    records = [
+        StepRecord(i, "MID", {"messages": [], **more}, action, 0.0, 1.0, 0.0)
+        for i, (more, action) in enumerate(zip(settings, actions, strict=True))
+    ]
+    back = decoded(encoded(records))
+    assert [dict(step.observation or {}) for step in back] == [{"messages": (), **more} for more in settings]
+    assert repr([step.action for step in back]) == repr([step.action for step in records])
+
+
 def test_what_only_looks_encoded_comes_back_as_it_was() -> None:
     odd: list[Any] = [
         {"conversation": 0},
@@ -164,4 +177,4 @@ def test_a_file_cannot_ask_for_more_memory_than_it_is_worth() -> None:
     decoder.decode(step)
     del step["adds"]
     with pytest.raises(ValueError, match="in all requests together"):
-        deque((decoder.decode(step) for _ in range(1000)), maxlen=0)
+        deque((decoder.decode(step) for _ in range(2000)), maxlen=0)

@@ -238,6 +238,21 @@ def test_a_broken_line_of_a_jsonl_file(tmp_path: Path) -> None:
     assert ids(load(path, skip_broken=True)) == ["b"]
 
 
+def test_a_pipe_is_no_place(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e.json")
+    with pytest.raises(TrajectoryFormatError, match="found a pipe"):
+        load(tmp_path / "e.json")
+
+
+def test_a_long_file_of_another_kind_is_told_in_a_few_sentences(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"messages": []}\n' * 1000)
+    write(tmp_path / "e1.json", chat("e1"))
+    episodes = load(tmp_path, skip_broken=True)
+    assert ids(episodes) == ["e1"]
+    assert len(episodes.left_out) == 11
+    assert "990 more lines" in episodes.left_out[-1]
+
+
 def test_a_broken_step_is_found_when_it_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.json", chat("a"))
     path.write_text(path.read_text().replace('"step_index": 2', '"step_index": "two"'))
