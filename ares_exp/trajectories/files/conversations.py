@@ -50,13 +50,15 @@ class ConversationWriter:
         self._plain: list[bool] = []
         self._by_content: dict[object, int] = {}
         self._children: dict[tuple[int, int], int] = {}
-        self._previous = FrozenList()
+        self._given: Sequence[Mapping[str, Any]] = ()  # the previous conversation
+        self._previous = FrozenList()  # the same, of the table's messages
         self._indices: list[int] = []  # of the previous conversation's messages in the table
         self._nodes: list[int] = []  # of the previous conversation's beginnings
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
         """The node of `conversation`, whose messages must never change."""
         shared = self._shared_with_previous(conversation)
+        self._given = conversation
         if shared == len(self._previous) and shared == len(conversation):
             return Added(self._nodes[-1] if self._nodes else EMPTY, self._previous, [], [])
         indices, nodes = self._indices[:shared], self._nodes[:shared]
@@ -77,12 +79,12 @@ class ConversationWriter:
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
         """How many messages at its beginning `conversation` has in common with the previous one."""
-        if len(conversation) >= len(self._previous) and all(map(is_, self._previous, conversation)):
-            return len(self._previous)  # most agents only ever append to one list
+        if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
+            return len(self._given)  # most agents only ever append to one list
         count = 0
-        for old, index, new in zip(self._previous, self._indices, conversation, strict=False):
+        for given, old, index, new in zip(self._given, self._previous, self._indices, conversation, strict=False):
             # Equality alone would take True for 1; a message of nothing but strings has no such doubts.
-            if old is not new and not (self._plain[index] and old == new):
+            if new is not given and not (self._plain[index] and old == new):
                 break
             count += 1
         return count
