@@ -166,7 +166,8 @@ class Experiment:
                 done, _ = await asyncio.wait({*pending, interrupt}, return_when=asyncio.FIRST_COMPLETED)
                 pending -= done
                 for worker in done - {interrupt}:
-                    worker.result()
+                    if not (worker.cancelled() and self._interrupt.is_set()):  # that is how the interrupt ends them
+                        worker.result()
             if pending:
                 await asyncio.wait(pending, timeout=INTERRUPT_GRACE_SEC)
             for playing in list(self._playing.values()):  # what did not end in time: its row says so

@@ -16,7 +16,7 @@ def closed_port() -> int:
 
 
 # The sandbox's preflight comes before that of the policy and before the selection is looked at.
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.once]
 
 CHAT = ("policy=chat_completions", "policy.model=m")
 

@@ -253,6 +253,17 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     assert len(summary.results) == 40
 
 
+async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:
+    for moment in range(40):  # some of them fall between the end of an episode and the writing of its row
+        folder = tmp_path / str(moment)
+        made = experiment(folder, count=12, concurrency=12)
+        playing = asyncio.create_task(play(made, folder))
+        await asyncio.sleep(0.001 * moment)
+        made.interrupt()
+        summary = await playing
+        assert len(summary.results) == len(rows(folder))
+
+
 class OneAtATime:
     def begin_episode(self, *, task_name: str) -> None: ...
     def record_step(self, record: object) -> None: ...
