@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.cancellation import finish
@@ -25,10 +25,6 @@ from ares_exp.errors import AgentSetupTimeoutError, ConfigError, EpisodeStateErr
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task import Task, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
 
 FIRST_REQUEST_GRACE_SEC = 2.0
 """How long past its time limit an agent may take for its first request."""

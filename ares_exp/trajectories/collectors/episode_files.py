@@ -83,12 +83,7 @@ class EpisodeFiles(EpisodeCollector):
         raise NotImplementedError
 
     def _begun(self, handle: EpisodeHandle) -> None:
-        head = opening_line(
-            episode_id=handle.episode_id,
-            task_name=handle.task_name,
-            start_time=handle.start_time,
-            metadata=handle.metadata,
-        )
+        head = opening_line(handle)
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             self._directory.acquire(self.output_dir, handle.episode_id)

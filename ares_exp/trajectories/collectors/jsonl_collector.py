@@ -43,12 +43,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         self._sync.close()
 
     def _begun(self, handle: EpisodeHandle) -> None:
-        head = begin_line(
-            episode_id=handle.episode_id,
-            task_name=handle.task_name,
-            start_time=handle.start_time,
-            metadata=handle.metadata,
-        )
+        head = begin_line(handle)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()

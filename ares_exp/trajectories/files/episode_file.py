@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.results import ErrorInfo, Outcome
@@ -34,16 +34,31 @@ PARTIAL = ".partial"
 STEPS = '"steps": ['
 
 
-def opening_fields(
-    *, episode_id: str, task_name: str, start_time: float, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What is known of an episode when it begins."""
+class BegunEpisode(Protocol):
+    """What is known of an episode when it begins: a collector's handle, or a whole trajectory."""
+
+    @property
+    def episode_id(self) -> str:
+        """As in `EpisodeTrajectory`, like the others."""
+
+    @property
+    def task_name(self) -> str: ...  # noqa: D102
+
+    @property
+    def start_time(self) -> float: ...  # noqa: D102
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+
+def opening_fields(begun: BegunEpisode) -> dict[str, Any]:
+    """The fields of an episode that are written when it begins."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "episode_id": episode_id,
-        "task_name": task_name,
-        "start_time": start_time,
-        "metadata": metadata,
+        "episode_id": begun.episode_id,
+        "task_name": begun.task_name,
+        "start_time": begun.start_time,
+        "metadata": begun.metadata,
     }
 
 
@@ -62,9 +77,9 @@ def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
     }
 
 
-def opening_line(**head: Any) -> str:
-    """The first line of an episode's file; see `opening_fields`."""
-    return f"{dump_json(opening_fields(**head))[:-1]}, {STEPS}\n"
+def opening_line(begun: BegunEpisode) -> str:
+    """The first line of an episode's file."""
+    return f"{dump_json(opening_fields(begun))[:-1]}, {STEPS}\n"
 
 
 def step_line(encoded: Mapping[str, Any], *, first: bool) -> str:
@@ -80,12 +95,7 @@ def closing_line(trajectory: EpisodeTrajectory) -> str:
 def dump_episode(trajectory: EpisodeTrajectory) -> Iterator[str]:
     """The lines of the file of a whole episode."""
     encoder = StepEncoder()
-    yield opening_line(
-        episode_id=trajectory.episode_id,
-        task_name=trajectory.task_name,
-        start_time=trajectory.start_time,
-        metadata=trajectory.metadata,
-    )
+    yield opening_line(trajectory)
     for number, record in enumerate(trajectory.steps):
         yield step_line(encoder.encode(record)[1], first=number == 0)
     yield closing_line(trajectory)

@@ -21,16 +21,16 @@ from typing import Any
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.run_dir import dump_json
 from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.files.episode_file import closing_fields, end_unfinished, opening_fields
+from ares_exp.trajectories.files.episode_file import BegunEpisode, closing_fields, end_unfinished, opening_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields
 
 
-def begin_line(**head: Any) -> str:
-    """The line that opens an episode; see `opening_fields`."""
-    return _line("begin", head["episode_id"], opening_fields(**head))
+def begin_line(begun: BegunEpisode) -> str:
+    """The line that opens an episode."""
+    return _line("begin", begun.episode_id, opening_fields(begun))
 
 
 def step_line(episode_id: str, encoded: Mapping[str, Any]) -> str:
@@ -46,12 +46,7 @@ def end_line(trajectory: EpisodeTrajectory) -> str:
 def jsonl_lines(trajectory: EpisodeTrajectory) -> Iterator[str]:
     """All lines of one episode."""
     encoder = StepEncoder()
-    yield begin_line(
-        episode_id=trajectory.episode_id,
-        task_name=trajectory.task_name,
-        start_time=trajectory.start_time,
-        metadata=trajectory.metadata,
-    )
+    yield begin_line(trajectory)
     for record in trajectory.steps:
         yield step_line(trajectory.episode_id, encoder.encode(record)[1])
     yield end_line(trajectory)

@@ -147,12 +147,7 @@ def episode_rows(trajectory: EpisodeTrajectory) -> Iterator[dict[str, Any]]:
 
 
 def _episode_columns(trajectory: EpisodeTrajectory) -> dict[str, Any]:
-    head = opening_fields(
-        episode_id=trajectory.episode_id,
-        task_name=trajectory.task_name,
-        start_time=trajectory.start_time,
-        metadata=trajectory.metadata,
-    )
+    head = opening_fields(trajectory)
     error = trajectory.error
     return {
         "episode_id": _text(trajectory.episode_id),

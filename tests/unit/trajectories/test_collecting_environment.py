@@ -143,10 +143,10 @@ async def test_one_collector_serves_many_episodes_at_once(tmp_path: Path, counti
         async with TrajectoryCollectingEnvironment(counting(number % 7 + 1, name=f"task-{number}"), collector) as env:
             await play(env)
 
-    await asyncio.gather(*(one(number) for number in range(100)))
+    await asyncio.gather(*(one(number) for number in range(300)))
     episodes = {episode.task_name: episode for episode in recorded(tmp_path)}
-    assert len(episodes) == 100
-    assert all(episodes[f"task-{number}"].num_steps == number % 7 + 2 for number in range(100))
+    assert len(episodes) == 300
+    assert all(episodes[f"task-{number}"].num_steps == number % 7 + 2 for number in range(300))
 
 
 class FailingCollector(NullTrajectoryCollector):
