@@ -148,7 +148,7 @@ def _recover_finished(path: Path, *, dry_run: bool) -> Recovery | None:
         return Recovery(path, Deed.FAILED, f"{target} is there already: move it away, and recover again. {what}")
     if not dry_run:
         format_of(target).write(target, _good_part(path, []))
-    return Recovery(path, Deed.RECOVERED, f"{kept}{_planned(path)} kept in {target.name}. Lost: {what}")
+    return Recovery(path, Deed.RECOVERED, f"{kept}{_planned(path)} kept in {target.name}. Found: {what}")
 
 
 def _in_short(path: Path, problem: str) -> str:

@@ -176,7 +176,7 @@ def test_what_is_broken_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixt
     path = write(tmp_path / "a1.json", chat(length=10))
     path.write_text(path.read_text().replace('"step_index": 4', '"step_index": }'))
     assert main(["recover", str(path)]) == 0
-    assert "4 steps (outcome lost) of 10 kept in a1.recovered.json. Lost: at byte" in capsys.readouterr().out
+    assert "4 steps (outcome lost) of 10 kept in a1.recovered.json. Found: at byte" in capsys.readouterr().out
     assert load_episode(tmp_path / "a1.recovered.json").steps == chat(length=10).steps[:4]
 
 
