@@ -20,6 +20,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.conftest import missing
 from tests.leaks import wait_until
 
 DISK_MB = 96
@@ -40,8 +41,10 @@ def _why_not() -> str | None:
     """Why there can be no such engine; `None` when there can."""
     if os.geteuid() != 0:
         return "a private Docker engine is not to be had here: it takes root"
-    missing = [name for name in ("dockerd", "unshare", "setpriv", "mount") if shutil.which(name) is None]
-    return f"a private Docker engine is not to be had here: no {', '.join(missing)}" if missing else None
+    absent = [name for name in ("dockerd", "unshare", "setpriv", "mount") if shutil.which(name) is None]
+    if absent:
+        return f"a private Docker engine is not to be had here: no {', '.join(absent)}"
+    return missing("docker")  # its image is made of one that the shared engine has
 
 
 class PrivateEngine:

@@ -231,7 +231,7 @@ async def test_memory_of_processes_outside_is_out_of_reach(container: LocalConta
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 for call in (lambda pid: os.pidfd_open(pid), lambda pid: os.kill(pid, 0), lambda pid: open(f"/proc/{{pid}}/mem", "rb")):
-    for pid in ({os.getpid()}, {os.getppid()}):
+    for pid in {sorted({os.getpid(), os.getppid()} - {1})}:  # number 1 is the box's own, inside
         try:
             call(pid)
             print("reached", pid)
