@@ -27,6 +27,21 @@ AresExpError
 │       ├── RewardFileEmptyError
 │       ├── VerifierOutputParseError
 │       └── VerifierTimeoutError (TimeoutError)
+├── SnapshotError                 an episode could not be exported, restored, forked or replayed
+│   ├── SnapshotTimingError (RuntimeError)  the environment does not wait for an action
+│   │   └── SnapshotBusyError                 commands of the agent did not end in time
+│   ├── SnapshotUnsupportedError  this agent, container or value cannot be captured
+│   ├── CaptureError              the container's files could not be read
+│   ├── SnapshotMetadataError (ValueError)  a snapshot cannot be read
+│   │   ├── SnapshotNotFoundError (LookupError)
+│   │   ├── SnapshotVersionError
+│   │   ├── SnapshotCorruptError     an object is missing, or is not what its name says
+│   │   └── UnsafeSnapshotError      well-formed, and refused: traversal, devices, sizes out of bounds
+│   ├── SnapshotMismatchError     restored with another task, agent or base image than it was made with
+│   ├── JournalError
+│   │   ├── NondeterministicCallError  the agent reached for the world past its container and its LLM
+│   │   └── DivergenceError            the agent, run again, did something else than recorded
+│   └── RestoreError              the container could not be given its files back
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
 └── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 ```
@@ -136,6 +151,66 @@ class VerifierTimeoutError(VerifierError, TimeoutError):
 
 class EpisodeStateError(AresExpError, RuntimeError):
     """A method was called at a point of the episode where it makes no sense."""
+
+
+class SnapshotError(AresExpError):
+    """An episode could not be exported, restored, forked or replayed."""
+
+
+class SnapshotTimingError(SnapshotError, RuntimeError):
+    """The environment does not wait for an action: before `reset()`, during a step, or after LAST."""
+
+
+class SnapshotBusyError(SnapshotTimingError):
+    """Commands of the agent were still running when the time for them to end was over."""
+
+
+class SnapshotUnsupportedError(SnapshotError):
+    """This agent, container or value cannot be captured."""
+
+
+class CaptureError(SnapshotError):
+    """The container's files could not be read."""
+
+
+class SnapshotMetadataError(SnapshotError, ValueError):
+    """A snapshot cannot be read; the message names the path and what is wrong."""
+
+
+class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
+    """There is no such snapshot."""
+
+
+class SnapshotVersionError(SnapshotMetadataError):
+    """A snapshot was written in a schema that this version does not know."""
+
+
+class SnapshotCorruptError(SnapshotMetadataError):
+    """An object of a snapshot is missing, or its content is not what its name says."""
+
+
+class UnsafeSnapshotError(SnapshotMetadataError):
+    """A snapshot is well-formed but refused: a path that leads out, a device, a size out of bounds."""
+
+
+class SnapshotMismatchError(SnapshotError):
+    """A snapshot was to be restored with another task, agent or base image than it was made with."""
+
+
+class JournalError(SnapshotError):
+    """The record of an episode's calls cannot rebuild its agent."""
+
+
+class NondeterministicCallError(JournalError):
+    """The agent reached for the world past its container, its LLM and its event loop."""
+
+
+class DivergenceError(JournalError):
+    """The agent, run again against the journal, did something else than recorded."""
+
+
+class RestoreError(SnapshotError):
+    """The container could not be given its files back."""
 
 
 class TrajectoryFormatError(AresExpError, ValueError):

@@ -68,6 +68,19 @@ def mask_known_secrets(text: str) -> str:
     return text
 
 
+class KnownSecrets:
+    """What `mask_known_secrets` masks, as it is known at this moment, to look for in bytes."""
+
+    def __init__(self) -> None:
+        spellings = {spelling for secret in _known_secrets() for spelling in (secret, json.dumps(secret)[1:-1])}
+        self._spellings = tuple(spelling.encode("utf-8", "surrogateescape") for spelling in sorted(spellings))
+        self.longest = max(map(len, self._spellings), default=0)
+
+    def found_in(self, data: bytes) -> bool:
+        """Whether one of them is in `data`."""
+        return any(spelling in data for spelling in self._spellings)
+
+
 class SecretFilter(logging.Filter):
     """Masks secrets in log records, tracebacks included: those of the environment, and those that were typed."""
 

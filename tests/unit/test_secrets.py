@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from ares_exp.secrets import is_sensitive, scrub, scrub_argv
+from ares_exp.secrets import KnownSecrets, is_sensitive, scrub, scrub_argv
 
 SECRETS = """
     api_key API_KEY apiKey apikey OPENAI_API_KEY wandb-key access_key key api_keys secret SECRET_VALUE client_secrets
@@ -69,6 +71,18 @@ def test_values_of_secret_environment_variables_are_masked_wherever_they_turn_up
 def test_the_working_directory_of_the_shell_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/home/me/experiments")
     assert scrub({"path": "/home/me/experiments/tasks"}) == {"path": "/home/me/experiments/tasks"}
+
+
+def test_known_secrets_are_found_in_bytes_as_they_are_and_as_json_spells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", 'sk-"é"-012345')
+    monkeypatch.setenv("MY_PLACE", "an ordinary value")
+    known = KnownSecrets()
+    for data in ('x sk-"é"-012345 x'.encode(), json.dumps({"key": 'sk-"é"-012345'}).encode()):
+        assert known.found_in(data)
+    assert not known.found_in(b"an ordinary value, sk-, 012345")
+    assert known.longest >= len('sk-"é"-012345'.encode())
+    monkeypatch.setenv("MY_API_KEY", "")
+    assert not KnownSecrets().found_in(b"")
 
 
 def test_the_user_part_of_a_url_is_masked() -> None:

@@ -13,7 +13,7 @@ from ares_exp.run_dir import append_text, sync_to_disk
 from ares_exp.trajectories.collectors.episode_files import EpisodeFiles
 from ares_exp.trajectories.collectors.grouped_sync import Durability
 from ares_exp.trajectories.files.episode_file import closing_line, dump_episode
-from ares_exp.trajectories.files.line_file import ZSTD, import_zstandard, write_lines
+from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 
@@ -39,8 +39,6 @@ class JsonTrajectoryCollector(EpisodeFiles):
         """
         super().__init__(output_dir, durability=durability, clock=clock)
         self.suffix = f".json{ZSTD}" if compression == "zstd" else ".json"
-        if compression == "zstd":
-            import_zstandard()
 
     def _finish(self, partial: Path | None, path: Path, trajectory: EpisodeTrajectory) -> None:
         sync = self._durability != "none"

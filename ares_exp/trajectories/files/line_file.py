@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
-from ares_exp.errors import ConfigError
 from ares_exp.run_dir import atomic_file
 
 ZSTD = ".zst"
@@ -162,7 +161,8 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     if path.suffix != ZSTD:
         yield raw
         return
-    zstandard = import_zstandard()
+    import zstandard
+
     try:
         with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(raw, read_across_frames=True) as stream:
             yield cast("IO[bytes]", io.BufferedReader(stream))
@@ -170,20 +170,13 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
         raise OSError(None, f"it cannot be decompressed: {error}") from error
 
 
-def import_zstandard() -> Any:
-    """The module `zstandard`. Raises `ConfigError` where it is not installed."""
-    try:
-        import zstandard
-    except ImportError:
-        raise ConfigError("Compression needs the package zstandard: `pip install 'ares-exp[zstd]'`.") from None
-    return zstandard
-
-
 def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
     """Writes a file that appears whole or not at all; one called `….zst` is compressed. See `atomic_file`."""
     with atomic_file(path, sync=sync) as file:
         if path.suffix == ZSTD:
-            with import_zstandard().ZstdCompressor(level=9).stream_writer(file, closefd=False) as stream:
+            import zstandard
+
+            with zstandard.ZstdCompressor(level=9).stream_writer(file, closefd=False) as stream:
                 for line in lines:
                     stream.write(line.encode())
         else:

@@ -1,0 +1,94 @@
+"""One object as a file: a zstd frame that says how many bytes it holds. What is read is untrusted, and bounded."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+from ares_exp.errors import SnapshotCorruptError, UnsafeSnapshotError
+
+_LEVEL = 3
+_REMEDY = "Restore it from a copy of the store, or use another snapshot."
+_codecs = threading.local()  # a context of zstd serves one thread at a time
+
+
+def compressed(data: bytes) -> bytes:
+    """The frame."""
+    import zstandard
+
+    if not hasattr(_codecs, "compressor"):
+        _codecs.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    frame: bytes = _codecs.compressor.compress(data)
+    return frame
+
+
+def frame_size(path: Path) -> int:
+    """Bytes on the disk.
+
+    Raises:
+        SnapshotCorruptError: It is missing.
+    """
+    try:
+        return path.lstat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def read_frame(path: Path, max_bytes: int) -> bytes:
+    """What a frame holds.
+
+    Raises:
+        SnapshotCorruptError: It is missing or damaged.
+        UnsafeSnapshotError: It holds more than `max_bytes`.
+    """
+    import zstandard
+
+    if not hasattr(_codecs, "decompressor"):
+        _codecs.decompressor = zstandard.ZstdDecompressor()
+    frame = _read(path, max_bytes)
+    try:
+        size = zstandard.frame_content_size(frame)
+        if size > max_bytes:
+            raise UnsafeSnapshotError(f"Expected {path} to hold at most {max_bytes} bytes, it says {size}.")
+        if size < 0:
+            raise damaged(path, "it does not say how much it holds")
+        # Never more than it says, whatever it holds.
+        data: bytes = _codecs.decompressor.decompress(frame, size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise damaged(path, str(error)) from None
+    if len(data) != size:
+        raise damaged(path, f"it holds {len(data)} bytes and says {size}")
+    return data
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    try:
+        # Neither a link nor a fifo may be in its place.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise damaged(path, "it is no file")
+        limit = max_bytes + max_bytes // 128 + 1024  # zstd adds less to what it cannot compress
+        if found.st_size > limit:
+            raise UnsafeSnapshotError(f"Expected {path} to have at most {limit} bytes, found {found.st_size}.")
+        return os.read(file, found.st_size)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    finally:
+        os.close(file)
+
+
+def damaged(path: Path, why: str) -> SnapshotCorruptError:
+    """The error for an object that is not what it should be."""
+    return SnapshotCorruptError(f"{path} is damaged: {why}. {_REMEDY}")
+
+
+def _unreadable(path: Path, error: OSError) -> SnapshotCorruptError:
+    if isinstance(error, FileNotFoundError):
+        return SnapshotCorruptError(f"{path} is missing. {_REMEDY}")
+    return SnapshotCorruptError(f"{path} cannot be read: {error.strerror}. {_REMEDY}")
