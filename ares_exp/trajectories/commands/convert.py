@@ -23,7 +23,7 @@ from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
 from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, Dropped, suffix_of
-from ares_exp.trajectories.files.line_file import ZSTD, import_zstandard, write_lines
+from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.files.parquet_file import import_parquet
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -148,8 +148,6 @@ def _target(arguments: argparse.Namespace) -> _Target:
         if getattr(arguments, option) not in (None, False) and name not in targets:
             raise UserError(f"Expected `--{option.replace('_', '-')}` only with `--to {' or '.join(targets)}`.")
     _refuse_overwriting(out, suffix, one_file=said is not None, force=arguments.force)
-    if suffix.endswith(ZSTD):
-        import_zstandard()
     if name == "parquet":
         import_parquet()
     return _Target(name, out, suffix, said is not None)

@@ -7,11 +7,11 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ares_exp.command_line.terminal import collapsed, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episode
 from ares_exp.trajectories.commands.divergence import Divergence, find_divergence
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, number, seconds
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
-from ares_exp.trajectories.commands.terminal import collapsed, make_console, one_line, printable
 from ares_exp.trajectories.first_difference import Difference
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episode import StoredEpisode

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.command_line.terminal import collapsed, one_line, printable
 from ares_exp.environments.activity import CommandRecord
 from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.trajectories.checks import is_number
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import RequestChange, is_request, request_change
-from ares_exp.trajectories.commands.terminal import collapsed, one_line, printable
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 if TYPE_CHECKING:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ares_exp.command_line.table import columns_that_fit, make_table
+from ares_exp.command_line.terminal import make_console, one_line, printable
 from ares_exp.errors import UserError
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, moment, number, seconds
-from ares_exp.trajectories.commands.terminal import make_console, one_line, printable
 from ares_exp.trajectories.stored_episode import StoredEpisode
 from ares_exp.trajectories.stored_episodes import StoredEpisodes
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 EXIT_OK = 0
 SHOWN_PROBLEMS = 5
-COLUMN_GAP = 3
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns that a terminal too narrow for all goes without, one after the other: an id begins with the task mostly."""
 
@@ -95,34 +91,14 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
 def _list(episodes: StoredEpisodes) -> None:
     console = make_console()
     if episodes:
-        console.print(_table(columns_that_fit(episodes, console.width)))
+        fitting = columns_that_fit(list_columns(episodes), console.width, leave_out=LEFT_OUT_WHERE_NARROW)
+        console.print(make_table(fitting, texts=_TEXTS))
     console.print(f"{len(episodes)} episodes")
 
 
-def columns_that_fit(episodes: StoredEpisodes, width: int) -> dict[str, list[str]]:
-    """The cells of a list of episodes by the names of their columns, as many as `width` characters have room for."""
-    columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
-    widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
-    for name in LEFT_OUT_WHERE_NARROW:
-        if sum(widths.values()) > width:
-            del columns[name], widths[name]
-    return columns
-
-
-def _table(columns: Mapping[str, Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        if name in _TEXTS:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*map(Text, cells))
-    return table
+def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
+    """The cells of a list of episodes by the names of their columns."""
+    return {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
 
 
 _CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {

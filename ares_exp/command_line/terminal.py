@@ -1,4 +1,4 @@
-"""Text of an episode on a terminal: whatever it holds is shown, and none of it is obeyed."""
+"""Text from anywhere on a terminal: whatever it holds is shown, and none of it is obeyed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Snapshots: an episode in the middle, on disk, to be restored, forked, replayed and branched."""

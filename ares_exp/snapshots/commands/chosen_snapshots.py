@@ -1,0 +1,81 @@
+"""The snapshots that an argument of the command line means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ares_exp.errors import SnapshotNotFoundError, UserError
+from ares_exp.run_dir import RunDir
+from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot
+from ares_exp.snapshots.store import SnapshotStore
+
+HELP = "a run directory or a snapshot store, either maybe followed by /ID (its beginning is enough); or a snapshot.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Snapshots of one store, by their ids."""
+
+    store: SnapshotStore
+    ids: Sequence[str]
+
+
+def chosen_snapshots(path: Path) -> Chosen:
+    """What `path` means; the ids are of what seems to be a snapshot, and none of them has been read yet.
+
+    Raises:
+        UserError: There is nothing of the kind.
+        SnapshotMetadataError: It is a file, and no snapshot can be read from it.
+    """
+    if path.is_file():
+        snapshot = EnvironmentSnapshot.load_from_file(path)
+        return Chosen(SnapshotStore(snapshot.snapshot_dir.parent), [snapshot.snapshot_id])
+    if (path / SNAPSHOT_FILE).exists():
+        return Chosen(SnapshotStore(path.parent), [path.name])
+    if (store := find_store(path)) is not None:
+        return Chosen(store, store.ids())
+    if (store := find_store(path.parent)) is not None and (store.path == path.parent or not path.exists()):
+        return Chosen(store, _by_prefix(store, path.name))
+    raise UserError(
+        f"Expected {path} to be a snapshot, a snapshot store or a run directory with `snapshots/` in it: "
+        f"{'it has none of that' if path.exists() else 'there is no such path'}."
+    )
+
+
+def find_store(path: Path) -> SnapshotStore | None:
+    """The store at `path`, or in the run directory that it is."""
+    for candidate in (path, RunDir(path).snapshots):
+        if (candidate / OBJECTS).is_dir():
+            return SnapshotStore(candidate)
+    return None
+
+
+def _by_prefix(store: SnapshotStore, prefix: str) -> Sequence[str]:
+    ids = store.ids()
+    if prefix in ids:
+        return [prefix]
+    if found := [name for name in ids if name.startswith(prefix)]:
+        return found
+    raise SnapshotNotFoundError(store.not_found(prefix))
+
+
+def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
+    """The only snapshot that `path` means.
+
+    Raises:
+        UserError, SnapshotMetadataError: As above, or there are none or several, or it is broken.
+    """
+    chosen = chosen_snapshots(path)
+    if len(chosen.ids) == 1:
+        return chosen.store.get(chosen.ids[0])
+    if not chosen.ids:
+        raise UserError(f"Expected a snapshot, found none in {chosen.store.path}.")
+    raise UserError(
+        f"Expected one snapshot, found {len(chosen.ids)} in {path}: name one, such as {path}/{chosen.ids[-1]}. "
+        f"`python -m ares_exp.snapshots list {path}` lists them."
+        if path.exists()
+        else f"Expected one snapshot, found {len(chosen.ids)} whose id begins with {path.name}: "
+        f"{', '.join(chosen.ids[:3])}, …. Name one."
+    )

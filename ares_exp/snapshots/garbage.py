@@ -1,0 +1,114 @@
+"""The collection of garbage in a snapshot store: what no snapshot needs, and what killed processes left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ares_exp.errors import SnapshotError, SnapshotMetadataError
+from ares_exp.snapshots import store_lock
+
+if TYPE_CHECKING:
+    from ares_exp.snapshots.store import SnapshotStore
+
+GRACE_SEC = 3600.0
+TEMPORARY = ".tmp-"
+"""What the names of directories begin with that are being written or removed."""
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What was removed, or would be.
+
+    Attributes:
+        objects: How many objects.
+        bytes: How much of the disk they took.
+        directories: How many temporary directories.
+        skipped: Why nothing was done, in a sentence; `None`: it was.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    directories: int = 0
+    skipped: str | None = None
+
+
+def collect(
+    store: SnapshotStore, *, grace_sec: float = GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
+) -> Freed:
+    """Removes what is not needed and older than the grace time.
+
+    Nothing is removed while somebody writes, nor when a snapshot cannot be read, as nobody knows what it needs.
+
+    Args:
+        store: The store.
+        grace_sec: What was put more recently stays.
+        dry_run: Remove nothing.
+        without: Ids of snapshots that are taken for removed.
+
+    Raises:
+        SnapshotError: A snapshot cannot be read.
+    """
+    if not store.path.is_dir():
+        return Freed()
+    with store_lock.exclusive(store.path) as alone:
+        if not alone:
+            return Freed(
+                skipped=f"Nothing was removed from {store.path}: a snapshot is being written. Try again later."
+            )
+        needed = _needed(store, without)
+        directories = _remove_temporary(store, grace_sec, dry_run=dry_run)
+        if dry_run:
+            objects, size = _unneeded(store, needed, grace_sec)
+        else:
+            objects, size = store.objects.remove_unneeded(needed, older_than_sec=grace_sec)
+        return Freed(objects, size, directories)
+
+
+def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
+    """Digests of what the snapshots need, and now and then of something that only looks like it.
+
+    Whatever has the form of a digest in the journal, the delta or the agent's state is taken for one: so that what a
+    later version writes into them is kept as well.
+    """
+    needed: set[str] = set()
+    seen: set[str] = set()
+    for name in store.ids():
+        if name in without:
+            continue
+        try:
+            snapshot = store.get(name)
+            named = snapshot.objects()
+            needed.update(named)
+            for digest in set(named) - seen - set(snapshot.message_objects):
+                seen.add(digest)
+                needed.update(map(bytes.decode, _DIGEST.findall(store.objects.get(digest))))
+        except SnapshotMetadataError as error:
+            raise SnapshotError(
+                f"Nothing was removed from {store.path}: nobody knows what a snapshot needs that cannot be read. "
+                f"Repair or remove {store.path / name}. {error}"
+            ) from None
+    return needed
+
+
+def _unneeded(store: SnapshotStore, needed: Collection[str], grace_sec: float) -> tuple[int, int]:
+    before = time.time() - grace_sec
+    found = [store.objects.file(digest).stat() for digest in store.objects.digests() if digest not in needed]
+    sizes = [each.st_size for each in found if each.st_mtime <= before]
+    return len(sizes), sum(sizes)
+
+
+def _remove_temporary(store: SnapshotStore, grace_sec: float, *, dry_run: bool) -> int:
+    before = time.time() - grace_sec
+    found = [path for path in store.path.glob(f"{TEMPORARY}*") if path.lstat().st_mtime <= before]
+    for path in [] if dry_run else found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return len(found)

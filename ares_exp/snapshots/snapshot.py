@@ -1,0 +1,271 @@
+"""An environment in the middle of an episode, as it is on disk: `EnvironmentSnapshot`, what snapshot.json holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotVersionError
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.run_dir import atomic_file, dump_json
+from ares_exp.snapshots import checked_parts
+from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, Fields, briefly, check_json, read_json_object
+from ares_exp.snapshots.schema_versions import SCHEMA, schema_of, upgrade
+from ares_exp.snapshots.snapshot_id import check_id
+
+SNAPSHOT_FILE = "snapshot.json"
+OBJECTS = "objects"
+MAX_MESSAGES_BYTES = 256 * 2**20
+_ABOUT_THE_FILE = ("snapshot_dir", "unknown")
+"""Fields that are no keys of the JSON."""
+_NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSnapshot:
+    """An episode that waits for an action: all that is needed to go on with it in another process.
+
+    Contents (files, the journal, messages) are objects in the `ObjectStore` beside `snapshot_dir`, named by their
+    digests. Mappings and sequences are plain JSON.
+
+    Attributes:
+        snapshot_id: Its name in its store.
+        created_at: ISO 8601, UTC, with offset.
+        snapshot_dir: Its directory in its store, from where it was read: `<store>/<snapshot_id>`.
+        step_count: Policy answers that have been applied.
+        step_limit: At how many of them the episode is truncated, or `None`.
+        task_type: `"harbor"`.
+        task_data: What `Task.describe()` says.
+        container_type: The backend: `"docker"`, `"local"`, ….
+        container_image: What the container's files come from, or `None`.
+        container_dockerfile_path: The task's Dockerfile, or `None`.
+        container_resources: `cpus`, `memory_mb`, `storage_mb`, `gpus`; `None` is unlimited.
+        time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
+        message_objects: Lines: the pending request's messages; see `agent_messages`.
+        journal: Lines: what the agent asked of its surroundings and what it got.
+        journal_entries: How many lines that is.
+        filesystem: Lines: the delta of the container's files.
+        filesystem_base: What it is relative to.
+        filesystem_entries: How many paths it has.
+        filesystem_bytes: Size of all its files, bytes.
+        container: `options`, `workdir`, `env_names`, and of what is lost `processes` and `not_captured`.
+        agent: `factory`, `options`, `source_digest`, and maybe `state` (an object) and its `state_version`.
+        episode: Tokens, cost, elapsed seconds, state of random generators and the like.
+        lineage: Where it comes from: `root`, `parent`, `step`, `branch`, …; may be empty.
+        writer: Versions of what wrote it.
+        requires_reset: Always false: the next call is `step()`.
+        schema: The version of the JSON it was read from, or will be written in.
+        must_understand: Keys that a reader has to know; else it must not read on.
+        unknown: What a later minor version has added to the JSON. It is kept as it is.
+    """
+
+    snapshot_id: str
+    created_at: str
+    snapshot_dir: Path
+    step_count: int
+    step_limit: int | None
+    task_type: str
+    task_data: Mapping[str, Any]
+    container_type: str
+    container_image: str | None
+    container_dockerfile_path: str | None
+    container_resources: Mapping[str, Any]
+    time_step: Mapping[str, Any]
+    message_objects: tuple[str, ...]
+    journal: tuple[str, ...]
+    journal_entries: int
+    filesystem: tuple[str, ...]
+    filesystem_base: str
+    filesystem_entries: int
+    filesystem_bytes: int
+    container: Mapping[str, Any] = field(default_factory=dict)
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    episode: Mapping[str, Any] = field(default_factory=dict)
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    writer: Mapping[str, Any] = field(default_factory=dict)
+    requires_reset: bool = False
+    schema: tuple[int, int] = SCHEMA
+    must_understand: tuple[str, ...] = ()
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of its snapshot.json: everything but where it is."""
+        return {name: getattr(self, name) for name in _KEYS} | dict(self.unknown)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, where: str | Path, snapshot_dir: Path | None = None) -> Self:
+        """What `to_dict` gave, or anybody else: all of it is checked.
+
+        Args:
+            data: The JSON object.
+            where: What messages call it: its file.
+            snapshot_dir: Its directory in its store; `None`: what `data` says.
+
+        Raises:
+            SnapshotVersionError: It was written in a schema that this version does not know.
+            SnapshotMetadataError: A field is missing, has another type, or is out of its bounds.
+        """
+        where = str(where)
+        check_json(data, where)
+        data = upgrade(data, where)
+        schema = schema_of(data, where)
+        get = Fields(data, where)
+        must_understand = get.texts("must_understand")
+        if strange := [name for name in must_understand if name not in _KEYS]:
+            raise SnapshotVersionError(
+                f"{where}: it cannot be read rightly without `{briefly(strange[0])[1:-1]}`, which schema {SCHEMA[0]}."
+                f"{SCHEMA[1]} does not have (it says {schema[0]}.{schema[1]}). Update ares_exp to read it."
+            )
+        get.false("requires_reset")
+        return cls(
+            snapshot_id=check_id(get.text("snapshot_id"), where),
+            created_at=get.time("created_at"),
+            snapshot_dir=snapshot_dir or get.absolute_path("snapshot_dir"),
+            step_count=get.integer("step_count"),
+            step_limit=get.optional_integer("step_limit"),
+            task_type=get.text("task_type"),
+            task_data=get.table("task_data"),
+            container_type=get.text("container_type"),
+            container_image=get.optional_text("container_image"),
+            container_dockerfile_path=get.optional_text("container_dockerfile_path"),
+            container_resources=checked_parts.resources(get.table("container_resources"), where),
+            time_step=checked_parts.time_step(get.table("time_step"), where),
+            message_objects=get.digests("message_objects"),
+            journal=get.digests("journal"),
+            journal_entries=get.integer("journal_entries"),
+            filesystem=get.digests("filesystem"),
+            filesystem_base=get.text("filesystem_base"),
+            filesystem_entries=get.integer("filesystem_entries"),
+            filesystem_bytes=get.integer("filesystem_bytes"),
+            container=checked_parts.container(get.table("container"), where),
+            agent=checked_parts.agent(get.table("agent"), where),
+            episode=get.table("episode"),
+            lineage=get.table("lineage"),
+            writer=get.table("writer"),
+            schema=schema,
+            must_understand=must_understand,
+            unknown={name: value for name, value in data.items() if name not in (*_KEYS, *_ABOUT_THE_FILE)},
+        )
+
+    def save_to_file(self, path: str | Path) -> None:
+        """Writes the JSON, whole or not at all. In another place than its own it says where its objects are.
+
+        Args:
+            path: The file, or a directory: then snapshot.json in it.
+
+        Raises:
+            SnapshotError: It cannot be written there.
+        """
+        path = _file_at(Path(path))
+        directory = self.snapshot_dir.absolute()
+        data = self.to_dict()
+        if path.absolute() != directory / SNAPSHOT_FILE:
+            data["snapshot_dir"] = str(directory)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(path) as file:
+                file.write(encode(data, path))
+        except OSError as error:
+            raise SnapshotError(f"Cannot write the snapshot to {path}: {error.strerror or error}.") from None
+
+    @classmethod
+    def load_from_file(cls, path: str | Path) -> Self:
+        """Reads a snapshot.json, which is untrusted.
+
+        Args:
+            path: The file, or the directory that it is in.
+
+        Raises:
+            SnapshotNotFoundError: There is none.
+            SnapshotVersionError: A later version has written it.
+            SnapshotMetadataError: It is no such file, or broken; with the line or the field.
+        """
+        path = _file_at(Path(path))
+        data = read_json_object(path)
+        directory = path.absolute().parent
+        in_store = directory.name == data.get("snapshot_id") and (directory.parent / OBJECTS).is_dir()
+        elsewhere = not in_store and "snapshot_dir" in data
+        return cls.from_dict(data, where=path, snapshot_dir=None if elsewhere else directory)
+
+    @property
+    def object_store(self) -> ObjectStore:
+        """Where its objects are."""
+        return ObjectStore(self.snapshot_dir.parent)
+
+    @property
+    def agent_messages(self) -> list[dict[str, Any]]:
+        """The messages of the request that waits for an answer, oldest first, read from the store at every call.
+
+        Raises:
+            SnapshotCorruptError: Their objects are missing or broken.
+        """
+        lines = self.object_store.get_lines(self.message_objects, max_bytes=MAX_MESSAGES_BYTES)
+        return decode_messages(lines, self.snapshot_dir / SNAPSHOT_FILE)
+
+    @property
+    def digest(self) -> str:
+        """Of what it is, whatever it is called: sha256 of its canonical JSON without id, time and lineage."""
+        content = {name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def objects(self) -> tuple[str, ...]:
+        """Every object that it names itself, each once. The delta names those of the files."""
+        state = self.agent.get("state")
+        named = (*self.journal, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
+        return tuple(dict.fromkeys(named))
+
+
+_KEYS = tuple(item.name for item in fields(EnvironmentSnapshot) if item.name not in _ABOUT_THE_FILE)
+
+
+def _file_at(path: Path) -> Path:
+    try:
+        return path / SNAPSHOT_FILE if path.is_dir() else path
+    except OSError:
+        return path  # what is wrong with it will be told when it is opened
+
+
+def encode(data: Mapping[str, Any], path: Path) -> bytes:
+    """The text of a snapshot.json, without secrets.
+
+    Raises:
+        SnapshotError: It would be longer than is read again.
+    """
+    text = f"{dump_json(data, indent=1)}\n".encode()
+    if len(text) > MAX_FILE_BYTES:
+        raise SnapshotError(
+            f"Cannot write {path}: expected at most {MAX_FILE_BYTES:,} bytes of metadata, got {len(text):,}. Large "
+            "data belongs in objects: look at what the agent's options and the task describe."
+        )
+    return text
+
+
+def encode_messages(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
+    """Messages as lines, for `ObjectStore.put_lines`; without secrets."""
+    return [dump_json(message).encode() for message in messages]
+
+
+def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str, Any]]:
+    """What `encode_messages` gave.
+
+    Raises:
+        SnapshotCorruptError: They are something else.
+    """
+    messages = []
+    for number, line in enumerate(lines):
+        try:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise TypeError(f"got {briefly(message)}")
+            check_json(message, "the line")
+        except (ValueError, TypeError, RecursionError) as error:  # what check_json raises is a ValueError
+            raise SnapshotCorruptError(
+                f"{where}: expected a message in line {number} of `message_objects`, but: {error}."
+            ) from None
+        messages.append(message)
+    return messages

@@ -1,0 +1,233 @@
+"""The snapshot store: a directory with snapshots, and the objects that they share.
+
+```
+<path>/objects/ab/cdef…             contents, each once (ares_exp.filesystem.objects)
+<path>/<snapshot_id>/snapshot.json  a snapshot: complete when it is there, as everything it needs was there before
+<path>/.tmp-…                       what a killed process left; `gc` removes it
+<path>/.lock                        shared by those who write, exclusive to `gc`
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterable, Iterator, MutableSequence, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+from ares_exp.errors import SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.run_dir import sync_to_disk
+from ares_exp.snapshots import garbage, store_lock, verification
+from ares_exp.snapshots.checked_json import read_json_object
+from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot, encode
+from ares_exp.snapshots.snapshot_id import check_id, is_id, new_id, step_of
+
+
+class SnapshotStore:
+    """Snapshots in a directory. Safe for several threads and processes. Methods do file work: call them in a thread."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Names the directory; touches nothing."""
+        self.path = Path(path)
+
+    @cached_property
+    def objects(self) -> ObjectStore:
+        """The contents. A snapshot's are put through this, inside `writing()`: `commit(sync=True)` knows no others."""
+        return ObjectStore(self.path)
+
+    check_id = staticmethod(check_id)
+    new_id = staticmethod(new_id)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Holds off the collection of garbage, from before the first object of a snapshot is put until its `commit`.
+
+        Makes the store where there is none. Any number of writers may be inside; `commit` may, too.
+
+        Raises:
+            SnapshotError: Nothing can be written there, or garbage is being collected and that does not end.
+        """
+        with ExitStack() as held:
+            with _told(self.path, "write in"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(store_lock.shared(self.path))
+            yield
+
+    def commit(self, snapshot: EnvironmentSnapshot, *, sync: bool = False) -> EnvironmentSnapshot:
+        """Adds a snapshot whose objects are there. Either all of it is in the store, or nothing.
+
+        Args:
+            snapshot: Its `snapshot_dir` does not matter.
+            sync: Whether it must survive a power cut when this returns, its objects included.
+
+        Returns:
+            The snapshot as it can be read from the store.
+
+        Raises:
+            SnapshotError: There is one of that id, an object is missing, or it cannot be written.
+            SnapshotMetadataError: A field holds what could not be read again.
+        """
+        target = self._directory(snapshot.snapshot_id)
+        temporary = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
+        file = temporary / SNAPSHOT_FILE
+        with self.writing(), _told(target, "write"):
+            self._refuse_missing(snapshot)
+            if sync:
+                self.objects.sync()
+            try:
+                temporary.mkdir()
+                file.write_bytes(encode(snapshot.to_dict(), target))
+                committed = EnvironmentSnapshot.from_dict(read_json_object(file), where=target, snapshot_dir=target)
+                if sync:
+                    sync_to_disk(file)
+                    sync_to_disk(temporary)
+                try:
+                    temporary.rename(target)
+                except OSError:
+                    if os.path.lexists(target):
+                        raise SnapshotError(f"Expected a new id, but there is {target} already.") from None
+                    raise
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            if sync:
+                sync_to_disk(self.path)
+        return committed
+
+    def _refuse_missing(self, snapshot: EnvironmentSnapshot) -> None:
+        for digest in snapshot.objects():
+            if not self.objects.keep(digest):
+                raise SnapshotError(
+                    f"Cannot write {self.path / snapshot.snapshot_id}: its object {digest} is not in the store. Put "
+                    "objects inside `writing()`, and commit before it ends."
+                )
+
+    def get(self, snapshot_id: str) -> EnvironmentSnapshot:
+        """Reads a snapshot.
+
+        Raises:
+            SnapshotNotFoundError: There is none of that id.
+            SnapshotMetadataError: It is broken, or of another version; see `EnvironmentSnapshot.from_dict`.
+        """
+        directory = self._directory(snapshot_id)
+        with _told(directory, "read"):
+            if directory.is_symlink():
+                raise SnapshotMetadataError(f"{directory}: expected a directory, got a link.")
+            if not directory.is_dir():
+                raise SnapshotNotFoundError(self.not_found(snapshot_id))
+        file = directory / SNAPSHOT_FILE
+        snapshot = EnvironmentSnapshot.from_dict(read_json_object(file), where=file, snapshot_dir=directory)
+        if snapshot.snapshot_id != snapshot_id:
+            raise SnapshotMetadataError(
+                f"{file}: expected `snapshot_id` to be the name of its directory, got {snapshot.snapshot_id!r}."
+            )
+        return snapshot
+
+    def not_found(self, wanted: str) -> str:
+        """What to say of an id that there is not: which there are."""
+        ids = [name for name in self.ids() if is_id(name)]
+        close = difflib.get_close_matches(wanted, ids[:1000], n=3, cutoff=0.5) or ids[:3]
+        there = f"it has {len(ids)}, such as {', '.join(close)}" if ids else "there are none"
+        return f"Expected a snapshot {wanted} in {self.path}: {there}."
+
+    def ids(self) -> Sequence[str]:
+        """The names of what seem to be snapshots, sorted; none is opened. Empty where there is no store.
+
+        Raises:
+            SnapshotError: The directory cannot be read.
+        """
+        with _told(self.path, "read"):
+            try:
+                with os.scandir(self.path) as entries:
+                    return sorted(each.name for each in entries if each.is_dir() and not _is_ours(each.name))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def list(self, *, problems: MutableSequence[str] | None = None) -> Sequence[EnvironmentSnapshot]:
+        """The snapshots, oldest first. What cannot be read is left out, and told in `problems`."""
+        found = []
+        for name in self.ids():
+            try:
+                found.append(self.get(name))
+            except SnapshotMetadataError as error:
+                if problems is not None:
+                    problems.append(str(error))
+        return in_order(found)
+
+    def delete(self, snapshot_id: str) -> None:
+        """Removes a snapshot, whole or broken. Its objects stay until `gc`.
+
+        Raises:
+            SnapshotNotFoundError: There is none of that id.
+            SnapshotError: It cannot be removed.
+        """
+        directory, aside = self._directory(snapshot_id), self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
+        if not os.path.lexists(directory):
+            raise SnapshotNotFoundError(self.not_found(snapshot_id))
+        with _told(directory, "remove"), store_lock.shared(self.path):  # `gc` must not find it half gone
+            directory.rename(aside)
+            if aside.is_symlink():
+                aside.unlink()
+            else:
+                shutil.rmtree(aside)
+
+    def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
+        """Ids of an episode's snapshots, but for those of its last `keep` steps; the first step first."""
+        steps = {name: found for name in self.ids() if (found := step_of(name)) is not None and found[0] == episode_id}
+        return sorted(steps, key=lambda name: steps[name][1])[: max(0, len(steps) - keep)]
+
+    def retain(self, episode_id: str, keep: int) -> Sequence[str]:
+        """Removes an episode's snapshots, `<episode_id>@<step>`, but for those of its last `keep` steps.
+
+        Returns:
+            The ids of what was removed.
+
+        Raises:
+            SnapshotError: One cannot be removed.
+        """
+        if keep < 1:
+            raise ValueError(f"Expected at least 1 snapshot to keep, got {keep}.")
+        removed = self.beyond(episode_id, keep)
+        for name in removed:
+            self.delete(name)
+        return removed
+
+    def verify(self, snapshot_id: str, *, deep: bool = True) -> verification.Verification:
+        """Looks at everything that a snapshot needs; tells what is wrong, and raises nothing of it."""
+        try:
+            return verification.verify(self.get(snapshot_id), deep=deep)
+        except SnapshotMetadataError as error:
+            return verification.Verification(snapshot_id, problems=(str(error),))
+
+    def gc(
+        self, *, grace_sec: float = garbage.GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
+    ) -> garbage.Freed:
+        """Removes objects that no snapshot needs, and what killed processes left; see `ares_exp.snapshots.garbage`."""
+        with _told(self.path, "collect garbage in"):
+            return garbage.collect(self, grace_sec=grace_sec, dry_run=dry_run, without=without)
+
+    def _directory(self, snapshot_id: str) -> Path:
+        return self.path / check_id(snapshot_id)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(".") or name == OBJECTS
+
+
+def in_order(snapshots: Iterable[EnvironmentSnapshot]) -> Sequence[EnvironmentSnapshot]:
+    """The oldest first."""
+    return sorted(snapshots, key=lambda each: (datetime.fromisoformat(each.created_at), each.step_count))
+
+
+@contextmanager
+def _told(path: Path, deed: str) -> Iterator[None]:
+    """Has an `OSError` say what could not be done, and where."""
+    try:
+        yield
+    except OSError as error:
+        raise SnapshotError(f"Cannot {deed} {error.filename or path}: {error.strerror or error}.") from None

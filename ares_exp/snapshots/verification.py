@@ -1,0 +1,114 @@
+"""Whether a snapshot is whole: everything it needs is in its store, and is what its name says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ares_exp.errors import SnapshotCorruptError, SnapshotMetadataError
+from ares_exp.filesystem.delta import Delta
+from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
+from ares_exp.snapshots.snapshot import SNAPSHOT_FILE, EnvironmentSnapshot, decode_messages
+
+MAX_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was looked at, and what is wrong.
+
+    Attributes:
+        snapshot_id: The snapshot.
+        objects: How many objects it needs, those of its files included.
+        bytes: How much of the disk they take, those shared with other snapshots included.
+        problems: What is wrong, a sentence each, the first `MAX_PROBLEMS`; empty: it is whole.
+    """
+
+    snapshot_id: str
+    objects: int = 0
+    bytes: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(snapshot: EnvironmentSnapshot, *, deep: bool = True) -> Verification:
+    """Looks at everything that a snapshot needs.
+
+    Args:
+        snapshot: As it was read.
+        deep: Read the contents of files, too; else see only that they are there.
+    """
+    objects = snapshot.object_store
+    problems: list[str] = []
+    chunks: dict[str, int] = {}
+    for check in (_check_journal, _check_messages, _check_state):
+        with _noted(problems):
+            check(snapshot, objects)
+    with _noted(problems):
+        chunks = _chunk_sizes(get_delta(objects, snapshot.filesystem), snapshot)
+    size = 0
+    for digest in dict.fromkeys((*snapshot.objects(), *chunks)):
+        with _noted(problems):
+            size += objects.size(digest)
+            if deep and digest in chunks:
+                _check_chunk(objects, digest, chunks[digest])
+    count = len({*snapshot.objects(), *chunks})
+    return Verification(snapshot.snapshot_id, count, size, tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except SnapshotMetadataError as error:
+        problems.append(str(error))
+
+
+def _check_journal(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
+    lines = objects.get_lines(snapshot.journal)
+    _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
+    for number, line in enumerate(lines):
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError):
+            raise SnapshotCorruptError(f"Expected JSON in line {number} of the journal, got something else.") from None
+
+
+def _check_messages(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
+    decode_messages(objects.get_lines(snapshot.message_objects), "The snapshot")
+
+
+def _check_state(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
+    if (state := snapshot.agent.get("state")) is not None:
+        objects.get(state)
+
+
+def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
+    """How long each chunk has to be."""
+    _expect(snapshot, "filesystem_base", snapshot.filesystem_base, delta.base)
+    _expect(snapshot, "filesystem_entries", snapshot.filesystem_entries, len(delta.entries))
+    _expect(snapshot, "filesystem_bytes", snapshot.filesystem_bytes, sum(each.size for each in delta.entries.values()))
+    return {
+        chunk: min(CHUNK_BYTES, entry.size - position * CHUNK_BYTES)
+        for entry in delta.entries.values()
+        for position, chunk in enumerate(entry.chunks)
+        if chunk is not None
+    }
+
+
+def _check_chunk(objects: ObjectStore, digest: str, size: int) -> None:
+    if (found := len(objects.get(digest, max_bytes=CHUNK_BYTES))) != size:
+        raise SnapshotCorruptError(f"Expected {objects.file(digest)} to hold {size} bytes of a file, got {found}.")
+
+
+def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: object) -> None:
+    if said != found:
+        where = snapshot.snapshot_dir / SNAPSHOT_FILE
+        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but the objects have {found!r}.")

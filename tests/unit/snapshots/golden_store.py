@@ -1,0 +1,16 @@
+"""Writes the golden store of the current schema, once for each: `python -m tests.unit.snapshots.golden_store`."""
+
+from pathlib import Path
+
+from ares_exp.snapshots.schema_versions import SCHEMA
+from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.snapshots.store_lock import LOCK_FILE
+from tests.unit.snapshots.stores import add
+
+GOLDEN = Path(__file__).parent / "golden"
+
+if __name__ == "__main__":
+    store = SnapshotStore(GOLDEN / f"schema_{SCHEMA[0]}")
+    for step in (0, 3):
+        add(store, step=step)
+    (store.path / LOCK_FILE).unlink()

@@ -1,0 +1,257 @@
+"""`EnvironmentSnapshot`: its JSON, its files, and what is refused of both."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import (
+    SnapshotCorruptError,
+    SnapshotError,
+    SnapshotMetadataError,
+    SnapshotNotFoundError,
+    SnapshotVersionError,
+)
+from ares_exp.secrets import protect
+from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.store import SnapshotStore
+from tests.unit.snapshots.stores import EPISODE, add, make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    return SnapshotStore(tmp_path / "store")
+
+
+def rewritten(store: SnapshotStore, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The file of a snapshot whose JSON somebody has changed."""
+    path = add(store, step=3).snapshot_dir / "snapshot.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_it_comes_back_as_it_was(store: SnapshotStore) -> None:
+    snapshot = add(store, step=3)
+    again = EnvironmentSnapshot.from_dict(snapshot.to_dict(), where="here", snapshot_dir=snapshot.snapshot_dir)
+    assert again == snapshot
+    assert EnvironmentSnapshot.load_from_file(snapshot.snapshot_dir) == snapshot
+    assert EnvironmentSnapshot.load_from_file(str(snapshot.snapshot_dir / "snapshot.json")) == snapshot
+    assert snapshot.requires_reset is False
+    assert snapshot.schema == (1, 0)
+
+
+def test_messages_are_read_from_the_store(store: SnapshotStore) -> None:
+    messages = add(store, step=2).agent_messages
+    assert [message["content"] for message in messages] == ["Say hello.", "ls 0", "output 0", "ls 1", "output 1"]
+
+
+def test_messages_that_are_none(store: SnapshotStore) -> None:
+    lines = store.objects.put_lines([b'{"role": "user"}', b"[1]"])
+    snapshot = add(store, message_objects=lines)
+    with pytest.raises(SnapshotCorruptError, match="a message in line 1 of `message_objects`"):
+        _ = snapshot.agent_messages
+    store.objects.file(lines[0]).unlink()
+    with pytest.raises(SnapshotCorruptError, match="missing"):
+        _ = snapshot.agent_messages
+
+
+def test_a_copy_elsewhere_knows_where_its_objects_are(store: SnapshotStore, tmp_path: Path) -> None:
+    snapshot = add(store, step=1)
+    copy = tmp_path / "elsewhere" / "copy.json"
+    snapshot.save_to_file(copy)
+    assert EnvironmentSnapshot.load_from_file(copy) == snapshot
+    assert len(EnvironmentSnapshot.load_from_file(copy).agent_messages) == 3
+    snapshot.save_to_file(str(tmp_path))
+    assert EnvironmentSnapshot.load_from_file(tmp_path) == snapshot
+
+
+def test_a_store_that_moved_needs_no_correction(store: SnapshotStore, tmp_path: Path) -> None:
+    snapshot = add(store, step=1)
+    moved = store.path.rename(tmp_path / "moved") / snapshot.snapshot_id
+    assert EnvironmentSnapshot.load_from_file(moved) == replace(snapshot, snapshot_dir=moved)
+    assert len(EnvironmentSnapshot.load_from_file(moved).agent_messages) == 3
+
+
+def test_in_its_store_a_snapshot_does_not_say_where_it_is(store: SnapshotStore) -> None:
+    path = rewritten(store, lambda data: data.update(snapshot_dir="/etc/ssh/x"))
+    assert EnvironmentSnapshot.load_from_file(path).snapshot_dir == path.parent
+    assert store.get(path.parent.name).snapshot_dir == path.parent
+    assert "snapshot_dir" not in EnvironmentSnapshot.load_from_file(path).to_dict()
+
+
+def test_saving_in_its_own_place_replaces_it(store: SnapshotStore) -> None:
+    snapshot = replace(add(store), episode={"label": "the good one"})
+    snapshot.save_to_file(snapshot.snapshot_dir)
+    assert store.get(snapshot.snapshot_id) == snapshot
+    assert "snapshot_dir" not in json.loads((snapshot.snapshot_dir / "snapshot.json").read_text())
+
+
+def test_a_file_that_cannot_be_written_is_named(store: SnapshotStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotError, match=f"{tmp_path}/file/x.json: "):
+        add(store).save_to_file(tmp_path / "file" / "x.json")
+
+
+def test_what_could_not_be_read_again_is_not_written(store: SnapshotStore, tmp_path: Path) -> None:
+    snapshot = make(store, episode={"log": "x" * MAX_FILE_BYTES})
+    with pytest.raises(SnapshotError, match="expected at most 8,388,608 bytes of metadata, got 8,"):
+        snapshot.save_to_file(tmp_path / "x.json")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_the_digest_is_of_the_content(store: SnapshotStore) -> None:
+    snapshot = make(store, step=2)
+    same = replace(snapshot, snapshot_id="other", created_at="2027-01-01T00:00:00+00:00", lineage={"branch": 7})
+    assert same.digest == snapshot.digest
+    assert replace(snapshot, step_count=3).digest != snapshot.digest
+    assert replace(snapshot, filesystem=()).digest != snapshot.digest
+    assert snapshot.digest.startswith("sha256:")
+
+
+def test_objects_are_all_that_it_names(store: SnapshotStore) -> None:
+    snapshot = make(store, step=2)
+    named = {*snapshot.journal, *snapshot.message_objects, *snapshot.filesystem, snapshot.agent["state"]}
+    assert set(snapshot.objects()) == named
+    assert len(snapshot.objects()) == len(named)
+    assert make(store, agent={"state": None}, journal=(), message_objects=(), filesystem=()).objects() == ()
+
+
+def test_secrets_are_masked(store: SnapshotStore) -> None:
+    protect(["hunter2-is-no-password"])
+    snapshot = add(store, container={"options": {"login": "me:hunter2-is-no-password"}})
+    assert "hunter2" not in (snapshot.snapshot_dir / "snapshot.json").read_text()
+    assert snapshot.container["options"] == {"login": "me:***"}
+
+
+def test_what_a_later_minor_version_adds_is_kept(store: SnapshotStore) -> None:
+    path = rewritten(store, lambda data: data.update(schema=[1, 9], mood={"is": "sunny"}))
+    snapshot = EnvironmentSnapshot.load_from_file(path)
+    assert (snapshot.schema, snapshot.unknown) == ((1, 9), {"mood": {"is": "sunny"}})
+    snapshot.save_to_file(path)
+    assert json.loads(path.read_text())["mood"] == {"is": "sunny"}
+    assert json.loads(path.read_text())["schema"] == [1, 9]
+
+
+def test_what_has_to_be_understood_is_not_skipped(store: SnapshotStore) -> None:
+    path = rewritten(store, lambda data: data.update(schema=[1, 9], mood=1, must_understand=["journal", "mood"]))
+    with pytest.raises(SnapshotVersionError, match=r"without `mood`, which schema 1\.0 does not have \(it says 1\.9\)"):
+        EnvironmentSnapshot.load_from_file(path)
+
+
+def test_a_later_version_is_told(store: SnapshotStore) -> None:
+    path = rewritten(store, lambda data: data.update(schema=[2, 0]))
+    with pytest.raises(SnapshotVersionError, match=r"expected schema 1\.x or older, got 2\.x.*Update ares_exp"):
+        EnvironmentSnapshot.load_from_file(path)
+
+
+WRONG = [
+    ("schema", None), ("schema", [1]), ("schema", [True, 0]), ("schema", [0, 1]), ("schema", [1, -1]),
+    ("schema", "1.0"),
+    ("snapshot_id", "../../etc"), ("snapshot_id", "objects"), ("snapshot_id", ".hidden"), ("snapshot_id", "a\nb"),
+    ("snapshot_id", ""), ("snapshot_id", "x" * 201), ("snapshot_id", 7), ("snapshot_id", "a b"), ("snapshot_id", "ä"),
+    ("created_at", "yesterday"), ("created_at", "2026-01-31T12:00:00"), ("created_at", "2026-01-31T12:00:00+01:00"),
+    ("created_at", "2026-01-31"), ("created_at", 1e9),
+    ("step_count", -1), ("step_count", True), ("step_count", 2**63), ("step_count", 1.0), ("step_count", None),
+    ("step_limit", -1), ("step_limit", "50"),
+    ("task_type", None), ("task_data", []), ("container_type", 3), ("container_image", 3),
+    ("container_dockerfile_path", ["x"]), ("container_resources", None), ("container_resources", {"cpus": "2"}),
+    ("time_step", {}), ("time_step", {"step_type": "LAST", "reward": None, "discount": None}),
+    ("time_step", {"step_type": "MID", "reward": "0", "discount": 1.0}),
+    ("time_step", {"step_type": "MID", "reward": 0}),
+    ("message_objects", ["ab"]), ("message_objects", ["../" + "a" * 61]), ("message_objects", {"a": 1}),
+    ("journal", ["A" * 64]), ("journal", "a" * 64), ("journal", [None]), ("journal_entries", -3),
+    ("filesystem", ["a" * 63 + "\n"]), ("filesystem", ["a" * 64 + "\n"]), ("filesystem_base", None),
+    ("filesystem_entries", "1"), ("filesystem_bytes", 1e300),
+    ("container", []), ("container", {"env_names": {"A": "b"}}), ("container", {"not_captured": [1]}),
+    ("container", {"processes": "ps"}), ("container", {"workdir": 1}), ("container", {"options": None}),
+    ("agent", None), ("agent", {"state": "x"}), ("agent", {"state_version": -1}), ("agent", {"factory": None}),
+    ("episode", 1), ("lineage", "root"), ("writer", None), ("requires_reset", True), ("requires_reset", 0),
+    ("must_understand", "x"), ("must_understand", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_field_is_named(store: SnapshotStore, name: str, value: object) -> None:
+    path = rewritten(store, lambda data: data.update({name: value}))
+    name_in_message = "id of a snapshot" if name == "snapshot_id" and isinstance(value, str) else name
+    with pytest.raises(SnapshotMetadataError, match=name_in_message) as told:
+        EnvironmentSnapshot.load_from_file(path)
+    assert str(told.value).startswith(f"{path}: ")
+    assert len(str(told.value)) < 500
+
+
+def test_a_missing_field_is_named(store: SnapshotStore) -> None:
+    data = add(store, step=1).to_dict()
+    for name in data:
+        rest = {key: value for key, value in data.items() if key != name}
+        with pytest.raises(SnapshotMetadataError, match=f"^here: .*`{name}`"):
+            EnvironmentSnapshot.from_dict(rest, where="here", snapshot_dir=Path("x"))
+
+
+@pytest.mark.parametrize("value", ["relative/path", "/a\0b", "/\ud800", None])
+def test_a_copy_that_says_no_place(store: SnapshotStore, tmp_path: Path, value: object) -> None:
+    data = add(store).to_dict() | {"snapshot_dir": value}
+    copy = tmp_path / "copy.json"
+    copy.write_text(json.dumps(data))
+    with pytest.raises(SnapshotMetadataError, match="`snapshot_dir` to be"):
+        EnvironmentSnapshot.load_from_file(copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "line 1, column 1"),
+        (b'{\n "a": 1,\n "b": }', "line 3, column 7"),
+        (b"[]", r"expected a JSON object, got \[\]"),
+        (b"\xff\xfe\xfd", "expected JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels, got more in `a`"),
+        (b'{"episode": {"cost": NaN}}', "NaN is no number"),
+        (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
+        (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (b'{"step_count": ' + b"9" * 400 + b"}", "expected plain JSON, got 9+.*in `step_count`"),
+        (b" " * (MAX_FILE_BYTES + 1), "expected at most 8,388,608 bytes, got more"),
+    ],
+)
+def test_a_file_that_is_no_snapshot(tmp_path: Path, text: bytes, told: str) -> None:
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(text)
+    with pytest.raises(SnapshotMetadataError, match=told) as error:
+        EnvironmentSnapshot.load_from_file(tmp_path)
+    assert str(path) in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_a_path_without_a_snapshot(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "snapshot.json"):
+        with pytest.raises(SnapshotNotFoundError, match=str(path)):
+            EnvironmentSnapshot.load_from_file(path)
+    with pytest.raises(SnapshotMetadataError, match="xxx: File name too long"):
+        EnvironmentSnapshot.load_from_file(tmp_path / ("x" * 300))
+    with pytest.raises(SnapshotMetadataError, match="null"):
+        EnvironmentSnapshot.load_from_file("a\0b")
+
+
+def test_what_is_no_plain_file_is_not_opened(store: SnapshotStore, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"secret": 1}')
+    path = add(store).snapshot_dir / "snapshot.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SnapshotMetadataError, match="expected a file, got a directory, a pipe or a device"):
+        store.get(f"{EPISODE}@0")
+    path.unlink()
+    path.symlink_to(secret)
+    with pytest.raises(SnapshotMetadataError, match="it is a link"):
+        store.get(f"{EPISODE}@0")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SnapshotMetadataError, match="expected a file"):
+        store.get(f"{EPISODE}@0")

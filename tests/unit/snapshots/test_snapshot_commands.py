@@ -1,0 +1,281 @@
+"""`python -m ares_exp.snapshots`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.command_line.table import columns_that_fit
+from ares_exp.filesystem.delta import Entry
+from ares_exp.snapshots.commands import words
+from ares_exp.snapshots.commands.command_line import COMMANDS, main
+from ares_exp.snapshots.commands.list import LEFT_OUT_WHERE_NARROW, list_columns
+from ares_exp.snapshots.store import SnapshotStore
+from tests.unit.snapshots.stores import EPISODE, add, is_harmless
+
+HEAVY = ("rich", "numpy", "zstandard", "gymnasium", "hydra", "docker")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run with the snapshots of an episode after its steps 0, 1 and 2."""
+    store = SnapshotStore(tmp_path / "snapshots")
+    for step in range(3):
+        add(store, step=step)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([*map(str, arguments)]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
+
+
+def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    assert main([*map(str, arguments)]) == code
+    return capsys.readouterr().err
+
+
+def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ares_exp.snapshots", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+
+
+def test_the_snapshots_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run_dir, run_dir / "snapshots"):
+        rows = [line.split() for line in told(capsys, "list", path).splitlines() if EPISODE in line]
+        assert rows[0] == [
+            f"{EPISODE}@0",
+            "0",
+            "hello",
+            "local",
+            "2026-01-31",
+            "12:00:00",
+            "UTC",
+            "5",
+            "131",
+            "kB",
+            "–",
+        ]
+        assert [row[:2] for row in rows] == [[f"{EPISODE}@{step}", str(step)] for step in range(3)]
+        assert rows[2][-2:] == [f"{EPISODE}@0", "#2"]
+
+
+def test_a_path_may_end_with_an_id_or_its_beginning(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run_dir / f"{EPISODE}@1", run_dir / "snapshots" / f"{EPISODE}@1" / "snapshot.json"):
+        assert "1 snapshots" in told(capsys, "list", path)
+    assert "3 snapshots" in told(capsys, "list", run_dir / "hello")
+    assert "4 snapshots" in told(capsys, "list", run_dir, run_dir / f"{EPISODE}@1")
+
+
+def test_a_narrow_list_goes_without_columns(run_dir: Path) -> None:
+    columns = list_columns(SnapshotStore(run_dir / "snapshots").list())
+    for width, count in ((200, 8), (80, 5), (20, 2)):
+        assert len(columns_that_fit(columns, width, leave_out=LEFT_OUT_WHERE_NARROW)) == count
+    assert [*columns_that_fit(columns, 20, leave_out=LEFT_OUT_WHERE_NARROW)] == ["snapshot", "step"]
+
+
+def test_a_broken_snapshot_is_left_out(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_dir / "snapshots" / f"{EPISODE}@1" / "snapshot.json"
+    path.write_text("{")
+    assert main(["list", str(run_dir)]) == 1
+    output = capsys.readouterr()
+    assert "2 snapshots" in output.out
+    assert output.err.startswith(f"left out: {path}: expected JSON")
+
+
+SHOWN = f"""\
+Snapshot {EPISODE}@2
+  digest       sha256:…
+  taken        2026-01-31 12:00:02 UTC
+  task         hello (harbor)
+  step         2 of at most 50, after MID
+  container    local  host  cpus=1.5  memory_mb=512
+  workdir      /app
+  environment  HOME
+  agent        ares_exp.agents.shell_agent.ShellAgent  turns=3
+  journal      4 entries
+  episode      tokens=10  cost=0.5
+  lineage      root={EPISODE}@0  parent={EPISODE}@0  step=0  branch=2
+  written by   ares_exp=0.1.0  python=3.11.0  platform=linux
+Not captured, and so not there after restoring
+  process      sleep 60
+               /dev/shm
+Waits for an answer to 5 messages, the last of which is
+  user
+    output 1
+Changed since sha256:abababababababababababababababababababababababababababababababab: 1 deleted, 1 directory, 2 file, \
+1 symlink; 131 kB in files
+  note         a socket was left out
+"""
+FILES = """\
+  directory                      /app
+  file                  131,075  /app/large.bin
+  symlink                        /app/link -> log.txt
+  file                       21  /app/log.txt
+  deleted                        /app/old
+"""
+
+
+def test_what_a_snapshot_holds(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digest = SnapshotStore(run_dir / "snapshots").get(f"{EPISODE}@2").digest
+    shown = told(capsys, "show", run_dir / f"{EPISODE}@2").replace(digest, "sha256:…")
+    assert shown == f"{SHOWN}               --files lists them\n"
+    shown = told(capsys, "show", run_dir / f"{EPISODE}@2", "--files").replace(digest, "sha256:…")
+    assert shown == SHOWN + FILES
+
+
+def test_what_is_damaged_is_told_and_the_rest_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SnapshotStore(run_dir / "snapshots")
+    lost = store.objects.file(store.get(f"{EPISODE}@2").message_objects[0])
+    lost.unlink()
+    assert main(["show", str(run_dir / f"{EPISODE}@2"), "--files"]) == 1
+    output = capsys.readouterr()
+    assert output.out.endswith(FILES)
+    assert output.err.startswith(f"damaged: {lost} is missing.")
+    assert output.err.count("\n") == 1
+
+
+def test_nothing_that_a_terminal_obeys_gets_through(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, evil = SnapshotStore(run_dir / "snapshots"), "\x1b]0;owned\x07\x9b2J\u202e\ud800\r"
+    entries = {"/x\x1b[2J\ny": Entry("symlink", target=f"a{evil[:8]}"), "/z\udcff": Entry("whiteout")}
+    add(store, "evil", entries=entries, container_type=evil, container_image=evil, task_data={"name": evil},
+        episode={evil: evil}, lineage={"parent": evil, evil: [evil]}, writer={evil: evil}, task_type=evil,
+        container={"workdir": evil, "env_names": [evil], "processes": [evil, {evil: evil}], "not_captured": [evil]},
+        agent={"factory": evil, "options": {evil: evil}}, container_resources={evil: 1},
+        message_objects=store.objects.put_lines([json.dumps({"role": evil, "content": evil}).encode()]))  # fmt: skip
+    shown = told(capsys, "list", run_dir) + told(capsys, "show", run_dir / "evil", "--files", "--full")
+    assert is_harmless(shown)
+    assert "\\x1b" in shown
+    assert "  symlink                        /x\\x1b[2J\\ny -> a\\x1b]0;owne\n" in shown
+    (store.path / "evil" / "snapshot.json").write_text(json.dumps({"schema": [1, 0], "must_understand": [evil]}))
+    (store.path / f"dir{evil[:-2]}").mkdir()
+    errors = failed(capsys, 1, "list", run_dir) + failed(capsys, 2, "show", run_dir / "evil")
+    assert is_harmless(errors)
+    assert errors.count("\n") == 3
+
+
+def test_verifying(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "verify", run_dir).endswith("3 of 3 snapshots are whole.\n")
+    store = SnapshotStore(run_dir / "snapshots")
+    broken = store.objects.file(store.get(f"{EPISODE}@1").journal[0])
+    broken.write_bytes(b"x")
+    assert main(["verify", str(run_dir), "--quick"]) == 1
+    output = capsys.readouterr().out
+    assert f"{EPISODE}@1  DAMAGED\n  {broken} is damaged" in output
+    assert output.endswith("2 of 3 snapshots are whole.\n")
+    assert main(["verify", str(run_dir / f"{EPISODE}@2")]) == 0
+
+
+def test_collecting(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SnapshotStore(run_dir / "snapshots")
+    before = [*store.ids()]
+    planned = told(capsys, "gc", run_dir, "--keep", "1", "--dry-run", "--grace", "0")
+    assert f"would remove {store.path}/{EPISODE}@0\n" in planned
+    assert [*store.ids()] == before
+    done = told(capsys, "gc", run_dir, "--keep", "1", "--grace", "0")
+    assert done == planned.replace("would remove", "removed").replace("would be removed", "removed")
+    assert [*store.ids()] == [f"{EPISODE}@2"]
+    assert store.verify(f"{EPISODE}@2").ok
+    assert told(capsys, "gc", store.path) == f"{store.path}: 0 snapshots, 0 objects of 0 B and 0 leftovers removed.\n"
+
+
+def test_a_store_that_is_being_written_is_left_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SnapshotStore(run_dir / "snapshots")
+    with store.writing():
+        assert failed(capsys, 1, "gc", run_dir) == (
+            f"Nothing was removed from {store.path}: a snapshot is being written. Try again later.\n"
+        )
+
+
+def test_mistakes_are_told_in_one_paragraph(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "empty").mkdir()
+    (run_dir / "a.json").write_text("{}")
+    for arguments, words_told in {
+        ("list", run_dir / "gone"): f"it has 3, such as {EPISODE}@0",
+        ("list", "gone/for/good"): "there is no such path",
+        ("list", run_dir / "empty" / "x"): "there is no such path",
+        ("verify", run_dir / "empty"): "it has none of that",
+        ("show", run_dir): f"found 3 in {run_dir}: name one, such as {run_dir}/{EPISODE}@2",
+        ("show", run_dir / "hello"): "found 3 whose id begins with hello",
+        ("show", run_dir / "a.json"): "expected `schema` to be two numbers",
+        ("gc", run_dir / "empty"): "to be a snapshot store, or a run directory",
+        ("gc", "--keep", "1", run_dir, run_dir / "nope"): "to be a snapshot store, or a run directory",
+        ("list", "a" * 300): "File name too long",
+    }.items():
+        error = failed(capsys, 2, *arguments)
+        assert error.startswith("error: ")
+        assert words_told in error
+        assert error.count("\n") == 1
+    assert len(SnapshotStore(run_dir / "snapshots").ids()) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("lsit",), ("list",), ("show", "a", "b"), ("gc", "x", "--keep", "0"), ("gc", "x", "--keep", "-1"),
+     ("gc", "x", "--keep", "²"), ("gc", "x", "--grace", "nan"), ("gc", "x", "--grace", "-1")],
+)  # fmt: skip
+def test_a_wrong_command_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: python -m ares_exp.snapshots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"Examples:\n  python -m ares_exp.snapshots {name} " in capsys.readouterr().out
+
+
+def test_as_a_process(run_dir: Path) -> None:
+    done = command("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert command("verify", run_dir).returncode == 0
+    assert command("verify", run_dir / "gone").returncode == 2
+    listed = command("list", run_dir, TERM="xterm-256color", PYTHONIOENCODING="ascii")
+    assert (listed.returncode, "\x1b" in listed.stdout) == (0, False)
+
+
+def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path)
+    entries = {f"/{number:05}": Entry("whiteout") for number in range(5000)}
+    add(store, "many", entries=entries)
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "ares_exp.snapshots", "show", str(tmp_path / "many"), "--files"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(writing)
+        assert os.read(reading, 13) == b"Snapshot many"
+        os.close(reading)
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == 141
+
+
+def test_it_starts_with_next_to_nothing() -> None:
+    for name in ("command_line", *COMMANDS):
+        load = f"import ares_exp.snapshots.commands.{name}, sys"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout == "[]\n", name
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (131_075, "131 kB"), (999_500, "1.0 MB"),
+     (10**13, "10.0 TB"), (10**18, "1000000 TB")],
+)  # fmt: skip
+def test_sizes_in_words(count: int, shown: str) -> None:
+    assert words.size(count) == shown
