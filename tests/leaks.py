@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 BOXES = 32
+IN_MEMORY = Path("/dev/shm")
 ENDED_WITHIN_SEC = 60.0
 """For a machine many times slower than the one on which it takes a second or two."""
 
@@ -105,12 +106,21 @@ class Run:
     def processes(self) -> list[str]:
         """Its processes that still live, in boxes and out of them."""
         now = {(pid, start): words for pid, _, start, words in processes()}
-        named = [words for words in now.values() if self.mark in words or str(self.temporary) in words]
+        marks = (self.mark, str(self.temporary), self._boxes_named)
+        named = [words for words in now.values() if any(mark in words for mark in marks)]
         return [*named, *(now[one] for one in self._seen & now.keys())]
 
     def files(self) -> list[str]:
-        """What it left in the directory for temporary files."""
-        return [path.name for path in self.temporary.iterdir()]
+        """What it left in the directory for temporary files, and in memory."""
+        return [path.name for path in (*self.temporary.iterdir(), *IN_MEMORY.glob(f"*{self._boxes_named}*"))]
+
+    def box_directories(self) -> list[Path]:
+        """The directories of its local boxes, finished ones."""
+        return [path for folder in (self.temporary, IN_MEMORY) for path in folder.glob(f"{self._boxes_named}*")]
+
+    @property
+    def _boxes_named(self) -> str:
+        return f"ares_exp-box-{self.process.pid}-"
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         assert wait_until(lambda: condition() or self.process.poll() is not None, STARTED_WITHIN_SEC), self.errors()

@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, TypedDict, Unpack, runtime_checkable
 
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+from ares_exp.filesystem.delta import Delta, StoredChanges
+from ares_exp.filesystem.objects import ObjectStore
 
 User = str | int
 """An OS user: a name, a uid, or `"uid:gid"`."""
@@ -81,6 +83,7 @@ class ContainerSpec:
         users: Who will run commands, besides the image's own user, as far as the task says. A backend that knows only
             some users refuses the others before it starts anything.
         start_timeout_sec: Bound on build + create + start, seconds.
+        changes: Files that the box starts with on top of its base, from `SnapshottableContainer.capture_changes`.
     """
 
     name: str
@@ -96,6 +99,7 @@ class ContainerSpec:
     gpus: int | None = None
     users: frozenset[User] = frozenset()
     start_timeout_sec: float = 600.0
+    changes: StoredChanges | None = None
 
     @property
     def networks(self) -> frozenset[NetworkPolicy]:
@@ -196,10 +200,32 @@ class Container(Protocol):
 
 
 @runtime_checkable
+class SnapshottableContainer(Protocol):
+    """A `Container` whose changed files can be captured, and given to another one of its backend by the spec."""
+
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        """Reads what differs from the box's base (its image, or the host). The box goes on as if nothing had been.
+
+        Only what changed since the last capture of this box is read anew.
+
+        Args:
+            objects: Where the contents of files go.
+
+        Raises:
+            CaptureError: The files could not be read; with the path and the reason.
+            SnapshotUnsupportedError: This box cannot be captured here; with the reason and a remedy.
+            ContainerDiedError: The box is gone.
+        """
+        ...
+
+
+@runtime_checkable
 class ContainerFactory(Protocol):
     """Makes containers of one backend. Constructing it validates its options and touches nothing.
 
-    A backend that holds something between containers has an `async def close()` too, which a run calls at its end.
+    A backend that holds something between containers has an `async def close()` too, which a run calls at its end. One
+    whose containers are `SnapshottableContainer`s has a `def check_snapshots(self) -> None`, which raises a `UserError`
+    where its options or this machine do not allow snapshots; it starts nothing, and is called before `preflight`.
     """
 
     name: str

@@ -8,14 +8,14 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from ares_exp.containers.leftover import Leftover
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory is without its lock
-_SHORT_LIVED = ("build", "verifier")
+_SHORT_LIVED = ("build", "fork", "verifier")
 
 
 def name_prefix(purpose: str) -> str:
@@ -30,16 +30,17 @@ class OwnedDirectory:
     across pid namespaces, where a process number would say nothing.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, folder: Path | None = None) -> None:
         """Makes the directory, readable by us alone.
 
         Args:
             prefix: How its name begins; `name_prefix` of a purpose and our process number at least.
+            folder: Where; `None`: with the temporary files.
 
         Raises:
             OSError: It cannot be made.
         """
-        fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+        fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = fresh.rename(fresh.with_name(fresh.name[1:]))  # only now does a sweep take it for stale: locked
@@ -55,7 +56,7 @@ class OwnedDirectory:
         delete(self.path)
 
 
-def short_lived_directory(purpose: Literal["build", "verifier"]) -> OwnedDirectory:
+def short_lived_directory(purpose: Literal["build", "fork", "verifier"]) -> OwnedDirectory:
     """A directory for one piece of work, which the caller removes when that is done.
 
     Raises:
@@ -73,19 +74,22 @@ def delete(path: Path) -> bool:
 def find_short_lived() -> Iterator[Leftover]:
     """The directories of builds and verifiers of this user, those of the living included. Blocking."""
     for purpose in _SHORT_LIVED:
-        yield from find(purpose, "directory", delete)
+        yield from find(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
 
-def find(purpose: str, kind: str, delete: Callable[[Path], bool]) -> Iterator[Leftover]:
+def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Iterable[Path]) -> Iterator[Leftover]:
     """This user's directories for a purpose, those of the living included. Blocking.
 
     Args:
         purpose: As in their names.
         kind: What to call them.
         delete: Deletes one; whether it is gone.
+        folders: Where they may lie.
     """
-    folder, prefix = Path(tempfile.gettempdir()), name_prefix(purpose)
-    for path in sorted([*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")]):
+    prefix = name_prefix(purpose)
+    for path in (
+        path for folder in folders for path in sorted([*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")])
+    ):
         try:
             status = path.lstat()
         except OSError:

@@ -87,11 +87,14 @@ _FIRST_PROCESS = ("--as-pid-1", "--", "/bin/bash", f"{CHANNELS}/serve")
 class Box:
     """A bubblewrap process and the shells in it. Made by `launch`, ended by `kill`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, directory: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: FifoStream, directory: Path, *, files_in_memory: bool
+    ) -> None:
         """Watches a process that has just been started."""
         self._process = process
         self._control = control
         self._directory = directory
+        self._files_in_memory = files_in_memory
         self._channels = directory / "channels"
         self._reserve = Reserve(directory)
         self._count = 0
@@ -102,18 +105,19 @@ class Box:
         self._loop.add_reader(self._pidfd, self._reap)
 
     @classmethod
-    async def launch(cls, bwrap: Path, arguments: Sequence[str], directory: Path) -> Box:
+    async def launch(cls, bwrap: Path, arguments: Sequence[str], directory: Path, *, files_in_memory: bool) -> Box:
         """Starts a box and waits until it answers. The caller bounds it; on error nothing is left running.
 
         Args:
             bwrap: The program.
             arguments: From `bubblewrap.box_arguments`.
             directory: The box's own directory on the host, with `channels/` and the names of its cgroups in it.
+            files_in_memory: Whether the box's files count as its memory.
 
         Raises:
             ContainerStartError: With what bubblewrap said.
         """
-        box = cls._spawn(bwrap, arguments, directory)
+        box = cls._spawn(bwrap, arguments, directory, files_in_memory=files_in_memory)
         try:
             if await box._control.read_line() != "ready\n":
                 await asyncio.wait_for(box._exited.wait(), _KILL_SEC)
@@ -124,7 +128,7 @@ class Box:
         return box
 
     @classmethod
-    def _spawn(cls, bwrap: Path, arguments: Sequence[str], directory: Path) -> Box:
+    def _spawn(cls, bwrap: Path, arguments: Sequence[str], directory: Path, *, files_in_memory: bool) -> Box:
         (directory / "channels" / "serve").write_text(_SERVE)
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             # In memory, not on the command line: every user of the host may read that.
@@ -147,7 +151,8 @@ class Box:
             )
             ours.callback(process.wait)
             ours.callback(process.kill)
-            box = cls(process, FifoStream(reader=answers, writer=requests_in), directory)
+            control = FifoStream(reader=answers, writer=requests_in)
+            box = cls(process, control, directory, files_in_memory=files_in_memory)
             ours.pop_all()  # the box's now
             return box
 
@@ -229,7 +234,7 @@ class Box:
         """The reason for the end of a box that nobody stopped, as a clause."""
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the box's first process, or of bubblewrap
-        if killer == signal.SIGKILL and (lack := lack_of_memory(self._directory)):
+        if killer == signal.SIGKILL and (lack := lack_of_memory(self._directory, holds_files=self._files_in_memory)):
             return lack
         errors = self._directory / "errors"
         text = errors.read_text(errors="replace")[-2000:].strip().rstrip(".") if errors.exists() else ""

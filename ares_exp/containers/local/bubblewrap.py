@@ -123,6 +123,9 @@ def _namespaces(*, share_network: bool, privileged: bool) -> list[str]:
     words += ["--new-session", "--die-with-parent"]
     if not share_network:
         words.append("--unshare-net")
-    if not privileged:
-        words += ["--unshare-user", "--uid", "0", "--gid", "0"]
-    return words
+    return words + user_namespace(privileged=privileged)
+
+
+def user_namespace(*, privileged: bool) -> list[str]:
+    """The arguments that let an ordinary user mount: he is root in a namespace that knows nobody else."""
+    return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]

@@ -31,7 +31,7 @@ class Limits:
 
     Attributes:
         cpus: Processors; fractions count.
-        memory_mb: MiB of memory and swap, the box's files included.
+        memory_mb: MiB of memory and swap, the box's files included where they are in memory.
         pids: Processes and threads.
     """
 
@@ -173,12 +173,18 @@ def oom_kills(directory: Path) -> int:
     return _number(directory, "memory.events", "oom_kill") or _number(directory, "memory.oom_control", "oom_kill")
 
 
-def lack_of_memory(directory: Path) -> str:
-    """A clause for a box whose memory was used up at some time; `""` for any other."""
+def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
+    """A clause for a box whose memory was used up at some time; `""` for any other.
+
+    Args:
+        directory: The box's directory.
+        holds_files: Whether the box's files are in memory.
+    """
     count = oom_kills(directory)
     if not count:
         return ""
-    return f"its memory, which holds its files too, was used up, and the kernel killed {count} of its processes"
+    memory = "its memory, which holds its files too," if holds_files else "its memory"
+    return f"{memory} was used up, and the kernel killed {count} of its processes"
 
 
 def lack_of_processes(directory: Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import secrets
 import subprocess
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from ares_exp.containers.local.mount_table import mounts
 from ares_exp.containers.ownership import owner_mark
 
 Controller = Literal["cpu", "memory", "pids"]
@@ -106,7 +106,9 @@ def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
     if not (process / "cgroup").exists():  # a kernel without them
         return
     deadline = time.monotonic() + _SEARCH_SEC
-    for mount in sorted({point for name, _, point in _mounts(process) if name in {*get_args(Controller), _UNIFIED}}):
+    for mount in sorted(
+        {point for name, _, point in _hierarchies(process) if name in {*get_args(Controller), _UNIFIED}}
+    ):
         for group, below, _ in os.walk(mount):
             yield from (Path(group, name) for name in below if name.startswith(_OURS))
             if time.monotonic() > deadline:
@@ -122,7 +124,7 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys((controllers or _UNIFIED).split(","), path))
     found: dict[str, tuple[Path, Path]] = {}
-    for name, root, point in _mounts(process):
+    for name, root, point in _hierarchies(process):
         if name in paths:
             inside = os.path.relpath(paths[name], root)
             if inside.split("/")[0] != "..":  # else our group is not among what is mounted here
@@ -130,17 +132,11 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
     return found
 
 
-def _mounts(process: Path) -> Iterator[tuple[str, str, Path]]:
+def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
     """For each version-1 controller, and `unified`: which group of that hierarchy is mounted where."""
-    for line in (process / "mountinfo").read_text(errors="replace").splitlines():
-        mount, filesystem = (part.split() for part in line.split(" - ", 1))
-        root, point = (_unescaped(field) for field in mount[3:5])
-        for name in {"cgroup": filesystem[-1].split(","), "cgroup2": [_UNIFIED]}.get(filesystem[0], []):
-            yield name, root, Path(point)
-
-
-def _unescaped(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+    for mount in mounts(process):
+        for name in {"cgroup": mount.options, "cgroup2": (_UNIFIED,)}.get(mount.kind, ()):
+            yield name, mount.root, mount.point
 
 
 def _is_limited(group: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar, Unpack
@@ -17,30 +18,31 @@ from ares_exp.containers.container import Container, ContainerSpec, ExecOptions,
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
 from ares_exp.containers.local.box import ROOT_NAMES, Box
 from ares_exp.containers.local.box_directory import BoxDirectory
+from ares_exp.containers.local.box_files import BoxFiles, private_mounts
+from ares_exp.containers.local.box_storage import UNREADABLE, find_storage
 from ares_exp.containers.local.box_transfer import receive, send
 from ares_exp.containers.local.bubblewrap import box_arguments, find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
-from ares_exp.containers.local.dockerfile import Dockerfile, read_dockerfile
+from ares_exp.containers.local.dockerfile import Dockerfile
 from ares_exp.containers.local.dockerfile_steps import apply_step, stage_context
 from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import SEARCH_PATH, mounts, write_layer
+from ares_exp.containers.local.host_root import Part, root_parts, write_layer
+from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
-    TaskError,
+    SnapshotUnsupportedError,
     TransferError,
-    UnsupportedTaskError,
 )
+from ares_exp.filesystem.delta import Delta
+from ares_exp.filesystem.objects import ObjectStore
 
 TRANSFER_TIMEOUT_SEC = 600.0
 """Bound on one upload or download."""
 
-_BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
-_REMEDY = "Use container=docker for this task."
-ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
 _T = TypeVar("_T")
 
 
@@ -62,6 +64,8 @@ class LocalContainer(Container):
         self._limits = Limits(spec.cpus, spec.memory_mb, pids_limit)
         self._privileged = is_privileged()
         self._directory: BoxDirectory | None = None
+        self._files_in_memory = True
+        self._files: BoxFiles | None = None
         self._box: Box | None = None
         self._user: User = "root"
         self._workdir = "/"
@@ -69,12 +73,13 @@ class LocalContainer(Container):
         self._stopped = False
 
     async def start(self) -> None:
-        """Starts the box and applies the task's Dockerfile in it.
+        """Starts the box and applies the task's Dockerfile in it, or gives it the files of `ContainerSpec.changes`.
 
         Raises:
             ContainerStartError: bubblewrap or an instruction failed.
             EnvironmentStartTimeoutError: It took longer than the spec allows.
             TaskError: As `LocalContainerFactory.check`.
+            SnapshotError: The files do not belong on this host, or could not be written; see `BoxFiles.make`.
         """
         refuse_second_start(begun=self._directory is not None or self._stopped)
         what = f"The local box of {self._spec.name}"
@@ -88,12 +93,16 @@ class LocalContainer(Container):
         if dockerfile is not None:
             self._user, self._workdir = dockerfile.user, dockerfile.workdir
         self._workdir = self._spec.workdir or self._workdir
-        env = {"HOME": "/root", **(dockerfile.env if dockerfile else _BASE_ENV), **self._spec.env}
+        env = {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
         try:
-            self._directory = directory = BoxDirectory()
-            arguments = await _in_thread(lambda: directory.prepare(lambda path: self._prepare(path, env)))
-            self._box = await Box.launch(bwrap, arguments, directory.path)
-            if dockerfile is not None and self._spec.context_dir is not None:
+            storage = await _in_thread(find_storage)
+            self._files_in_memory = storage.in_memory
+            self._directory = directory = BoxDirectory(storage.folder)
+            arguments = await _in_thread(
+                lambda: directory.prepare(lambda path: self._prepare(path, env, is_readable=storage.is_readable))
+            )
+            self._box = await Box.launch(bwrap, arguments, directory.path, files_in_memory=storage.in_memory)
+            if dockerfile is not None and self._spec.context_dir is not None and self._spec.changes is None:
                 await self._build(dockerfile, self._spec.context_dir, directory.path / "context")
         except OSError as error:
             if isinstance(error, TimeoutError):
@@ -104,26 +113,56 @@ class LocalContainer(Container):
         root = None if self._user in ROOT_NAMES else "root"
         self._channels = ShellPool(self._open_shell, workdir=self._workdir, root=root)
 
-    def _prepare(self, directory: Path, env: Mapping[str, str]) -> list[str]:
+    def _prepare(self, directory: Path, env: Mapping[str, str], *, is_readable: bool) -> list[str]:
         layer, channels = directory / "layer", directory / "channels"
         layer.mkdir()
         channels.mkdir()
         write_layer(layer, share_network=self._share_network)
         make_groups(directory, self._limits)
+        parts = root_parts(layer, privileged=self._privileged)
         return box_arguments(
-            mounts(layer, privileged=self._privileged),
+            self._make_files(directory, parts) if is_readable else self._private_files(parts),
             env=env,
             channels=channels,
             share_network=self._share_network,
             privileged=self._privileged,
         )
 
+    def _make_files(self, directory: Path, parts: list[Part]) -> list[str]:
+        """Makes what the box starts with. Returns the arguments of `bwrap` that mount it."""
+        self._files = BoxFiles(directory, parts, privileged=self._privileged)
+        self._files.make(self._spec.changes)
+        return self._files.mounts()
+
+    def _private_files(self, parts: list[Part]) -> list[str]:
+        if self._spec.changes is not None:
+            raise SnapshotUnsupportedError(f"The files of {self._spec.name} cannot be restored. {UNREADABLE}")
+        return private_mounts(parts)
+
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        """As `SnapshottableContainer.capture_changes`.
+
+        Raises:
+            CaptureError: The files could not be read; with the path and the reason.
+            SnapshotUnsupportedError: Nowhere on this machine can the files of a box be read.
+            ContainerDiedError: The box is gone.
+        """
+        directory, files = self._directory, self._files
+        if self._box is None or directory is None or self._stopped or not self._box.is_running:
+            raise ContainerDiedError("The container has not been started, has ended, or has been stopped.")
+        if files is None:
+            raise SnapshotUnsupportedError(f"The local box of {self._spec.name} cannot be captured. {UNREADABLE}")
+        try:
+            return await _in_thread(lambda: directory.prepare(lambda _: files.capture(objects)))
+        except FileNotFoundError as error:
+            raise ContainerDiedError("The container was stopped before its files could be read.") from error
+
     async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path) -> None:
         context = await _in_thread(lambda: stage_context(context, stage))
         channels = ShellPool(lambda user: self._open_shell(user, clean_env=True), shell="bash -c")
 
         async def run(
-            command: str, *, env: Mapping[str, str] = _BASE_ENV, cwd: str = "/", user: str = "root"
+            command: str, *, env: Mapping[str, str] = BASE_ENV, cwd: str = "/", user: str = "root"
         ) -> ExecResult:
             return await channels.exec(command, env=env, cwd=cwd, user=user)
 
@@ -139,6 +178,7 @@ class LocalContainer(Container):
             raise ContainerStartError(f"{error}{hint}") from error
         finally:
             await channels.close()
+            await _in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `Container.exec`.
@@ -172,7 +212,7 @@ class LocalContainer(Container):
         name, directory = self._spec.name, self._directory.path
         if await self._box.has_ended():
             return ContainerDiedError(f"The local box of {name} has ended: {self._box.why_ended()}.")
-        lack = lack_of_processes(directory) or lack_of_memory(directory)
+        lack = lack_of_processes(directory) or lack_of_memory(directory, holds_files=self._files_in_memory)
         return type(error)(f"{error} The reason may be that, in the local box of {name}, {lack}.") if lack else None
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
@@ -230,29 +270,6 @@ class LocalContainer(Container):
             finally:
                 if self._directory is not None:
                     await _in_thread(self._directory.remove)
-
-
-def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
-    """What the task's Dockerfile asks for; `None` for a spec that asks for nothing but a box.
-
-    Raises:
-        UnsupportedTaskError: It needs an engine.
-        TaskError: The Dockerfile is missing or malformed.
-    """
-    context = spec.context_dir
-    for name in ("docker-compose.yaml", "docker-compose.yml"):
-        if context is not None and (context / name).exists():
-            raise UnsupportedTaskError(f"{context / name}: container=local runs no compose files. {_REMEDY}")
-    if context is not None and (context / "Dockerfile").is_file():
-        dockerfile = read_dockerfile(context / "Dockerfile", _BASE_ENV)
-        if dockerfile.user not in ROOT_NAMES and not is_privileged():
-            raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
-        return dockerfile
-    if spec.docker_image is not None:
-        raise UnsupportedTaskError(f"{spec.name}: container=local runs no images ({spec.docker_image}). {_REMEDY}")
-    if context is not None:
-        raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
-    return None
 
 
 async def _in_thread(function: Callable[[], _T]) -> _T:

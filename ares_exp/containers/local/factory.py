@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local.box import ROOT_NAMES
+from ares_exp.containers.local.box_storage import find_storage
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup_place import usable_places
-from ares_exp.containers.local.container import ONLY_ROOT, LocalContainer, read_task_dockerfile
+from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.dockerfile_steps import check_sources
 from ares_exp.containers.local.leftovers import remove_stale
+from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
 
@@ -49,6 +51,11 @@ class LocalContainerFactory:
         share_network = self._network == "public" and spec.networks == {PUBLIC}
         return LocalContainer(spec, share_network=share_network, pids_limit=self._pids_limit)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, JSON-ready."""
+        return {"network": self._network, "pids_limit": self._pids_limit}
+
     async def preflight(self) -> None:
         """Starts an empty box and stops it (about 20 ms), and removes what killed runs left.
 
@@ -66,6 +73,9 @@ class LocalContainerFactory:
                 "ordinary users make user namespaces (Ubuntu 24.04: the distribution's bubblewrap 0.11 or newer, or "
                 "an AppArmor profile for bwrap); or use container=docker."
             ) from error
+
+    def check_snapshots(self) -> None:
+        """Files of local boxes can be captured."""
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """What a local box cannot do for `spec`.
@@ -107,6 +117,8 @@ def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
     if spec.memory_mb and "memory" not in enforced:
         yield f"memory_mb={spec.memory_mb}", no_groups
     if spec.storage_mb:
-        bounded = spec.memory_mb and "memory" in enforced
+        storage = find_storage()
+        bounded = storage.in_memory and spec.memory_mb and "memory" in enforced
         bound = f"bounded by memory_mb={spec.memory_mb}" if bounded else "not bounded"
-        yield f"storage_mb={spec.storage_mb}", f"its files are in memory, {bound}"
+        place = "memory" if storage.in_memory else str(storage.folder)
+        yield f"storage_mb={spec.storage_mb}", f"its files are in {place}, {bound}"

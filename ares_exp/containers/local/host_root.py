@@ -2,8 +2,8 @@
 
 An allow-list, not a deny-list: `/usr`, `/etc`, the package database and the Python installation that runs us. All else
 (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) does not exist inside, or is an empty directory.
-Every visible directory is the lower layer of an overlay whose upper layer is a tmpfs of the box: writes work, cost no
-disk and vanish with the box.
+Every visible directory is the lower layer of an overlay whose upper layer is the box's own (`box_files`): writes work
+and vanish with the box.
 
 Between the two lies a small layer of ours, written for each box. It hides what only its owner may read in `/etc` (root
 inside is root outside: permissions do not help), drops the host's human users, and adds `python3` where the host's
@@ -18,9 +18,12 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ares_exp.containers.local.bubblewrap import HOSTNAME
+from ares_exp.containers.local.mount_table import mounts
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -38,57 +41,67 @@ _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
 
 
-def mounts(layer: Path, *, privileged: bool) -> list[str]:
-    """Arguments of `bwrap` that build the box's root directory.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing in the box's root directory, which is otherwise empty.
+
+    Attributes:
+        kind: `"overlay"`: a directory of the host that can be written to; `"bind"`: a file or directory, read-only.
+        path: Where it is in the box.
+        sources: Of an overlay: host directories, the lowest first. Of a bind: the one. Of a symlink: where it points.
+        mode: Of a directory.
+    """
+
+    kind: Literal["directory", "symlink", "overlay", "bind"]
+    path: str
+    sources: tuple[str, ...] = ()
+    mode: int = 0o755
+
+
+def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
+    """What the box's root directory is made of, each directory before what is in it.
 
     Args:
         layer: Directory that `write_layer` has filled.
         privileged: Whether an overlay may be mounted over a directory with other mounts below it. A user namespace
             may not: there, such a directory is rebuilt entry by entry.
     """
-    words = [word for path in _EMPTY for word in ("--dir", path)]
-    words += [word for path in _SHARED for word in ("--perms", "1777", "--dir", path)]
-    words += ["--perms", "0711", "--dir", "/root", "--symlink", "/run", "/var/run"]
-    words += ["--symlink", "/run/lock", "/var/lock"]
-    points = _mount_points()
+    parts = [Part("directory", path) for path in _EMPTY]
+    parts += [Part("directory", path, mode=0o1777) for path in _SHARED]
+    parts += [Part("directory", "/root", mode=0o711)]
+    parts += [Part("symlink", "/var/run", ("/run",)), Part("symlink", "/var/lock", ("/run/lock",))]
+    points = sorted({mount.point for mount in mounts()})
     for name in (*_SYSTEM, *_PACKAGES):
-        words += _entry(Path("/", name), layer, points, privileged=privileged)
+        parts += _entry(Path("/", name), layer, points, privileged=privileged)
     for path in _interpreter_directories():
-        parents = [str(parent) for parent in reversed(path.parents[:-1])]
-        words += [word for parent in parents for word in ("--perms", "0755", "--dir", parent)]
-        words += ["--ro-bind", str(path), str(path)]
-    return words
+        parts += [Part("directory", str(parent)) for parent in reversed(path.parents[:-1])]
+        parts.append(Part("bind", str(path), (str(path),)))
+    return parts
 
 
-def _mount_points() -> list[Path]:
-    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    return sorted({Path(line.split()[4].decode("unicode_escape")) for line in lines})
-
-
-def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> list[str]:
+def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> list[Part]:
     """Shows one entry of the host, or what our layer has in its place."""
     ours = layer / path.relative_to("/")
     source = ours if os.path.lexists(ours) and not ours.is_dir() else path
     if source.is_symlink():
-        return ["--symlink", str(source.readlink()), str(path)]
+        return [Part("symlink", str(path), (str(source.readlink()),))]
     if source.is_file():
-        return ["--ro-bind", str(source), str(path)]
+        return [Part("bind", str(path), (str(source),))]
     if not source.is_dir():
         return []
     below = [point for point in points if path in point.parents and point.is_dir()]
     if privileged:  # an overlay does not look into the mounts below
-        return [word for one in (path, *below) if not _is_hidden(one) for word in _overlay(one, layer)]
+        return [_overlay(one, layer) for one in (path, *below) if not _is_hidden(one)]
     if not any(path in point.parents for point in points):
-        return _overlay(path, layer)
+        return [_overlay(path, layer)]
     names = {child.name for directory in (path, ours) if directory.is_dir() for child in directory.iterdir()}
     entries = (_entry(path / name, layer, points, privileged=False) for name in sorted(names))
-    return ["--dir", str(path), *(word for entry in entries for word in entry)]
+    return [Part("directory", str(path)), *(part for entry in entries for part in entry)]
 
 
-def _overlay(path: Path, layer: Path) -> list[str]:
+def _overlay(path: Path, layer: Path) -> Part:
     ours = layer / path.relative_to("/")
-    sources = [path, ours] if ours.is_dir() else [path]
-    return [*(word for source in sources for word in ("--overlay-src", str(source))), "--tmp-overlay", str(path)]
+    return Part("overlay", str(path), (str(path), str(ours)) if ours.is_dir() else (str(path),))
 
 
 def _is_hidden(path: Path) -> bool:
@@ -123,6 +136,7 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
     for name, text in _etc_files(share_network=share_network):
         _write(layer / "etc" / name, text)
     _add_python(layer / "usr/local/bin")
+    _age(layer)
 
 
 @functools.cache
@@ -158,6 +172,15 @@ def _mirror(path: Path, target: Path) -> None:
         return
     target.mkdir(parents=True)
     target.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU if path.is_dir() else 0o755)
+
+
+def _age(layer: Path) -> None:
+    """Makes all of it as old as what the host has in its place, so that it is the same in every box."""
+    for directory, _, files in os.walk(layer, topdown=False):
+        for path in (*(Path(directory, name) for name in files), Path(directory)):
+            host = Path("/", path.relative_to(layer))
+            found = (host if os.path.lexists(host) else host.parent).lstat()
+            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
 
 
 def _write(path: Path, text: str) -> None:

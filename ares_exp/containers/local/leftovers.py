@@ -12,13 +12,12 @@ import functools
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.containers import owned_directory
 from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.local.box_directory import PURPOSE, delete
+from ares_exp.containers.local.box_directory import PURPOSE, delete, folders
 from ares_exp.containers.local.cgroup import remove_group
 from ares_exp.containers.local.cgroup_place import PROBE_PREFIX, find_groups
 from ares_exp.containers.ownership import is_dead_mark
@@ -37,10 +36,10 @@ def remove_stale() -> None:
 
 def find() -> Iterator[Leftover]:
     """The directories of all boxes of this user, those of the living included; dead ones' groups without. Blocking."""
-    yield from owned_directory.find(PURPOSE, "box directory", delete)
+    yield from owned_directory.find(PURPOSE, "box directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
-        has_directory = Path(tempfile.gettempdir(), group.name).is_dir()
+        has_directory = any((folder / group.name).is_dir() for folder in folders())
         if found is not None and not has_directory and _is_ours(group) and is_dead_mark(found[1]):
             remove = functools.partial(_remove, group)
             yield Leftover("cgroup", str(group), f"process {found[2]}", is_stale=True, created=None, remove=remove)

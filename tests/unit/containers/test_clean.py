@@ -15,6 +15,8 @@ from ares_exp.containers.local.bubblewrap import is_privileged
 
 NO_ENGINE = "Docker was left out. No Docker engine answers at unix:///no/such.sock: "
 
+PRIVATE_MEMORY = 'mount -t tmpfs shm /dev/shm; exec "$@"'
+
 Clean = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -23,9 +25,10 @@ def clean(tmp_path: Path) -> Clean:
     """Runs the command with `tmp_path` as the directory for temporary files.
 
     In a pid namespace where we may make one: from there it is not known of any other run's cgroup whether it is stale.
+    And with a `/dev/shm` of its own: there is nothing of another run in it.
     """
     apart = (
-        ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+        ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", PRIVATE_MEMORY, "sh")
         if sys.platform == "linux" and is_privileged()
         else ()
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.host_root import mounts, write_layer
+from ares_exp.containers.local.host_root import root_parts, write_layer
 from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
 
 pytestmark = [needs_local, as_root]
@@ -71,7 +71,9 @@ def test_a_whiteout_hides_and_our_files_replace(tmp_path: Path) -> None:
     write_layer(layer, share_network=False)
     assert (layer / "etc/shadow").read_text().startswith("root:*:")
     assert (layer / "etc/resolv.conf").read_text() == ""
-    words = mounts(layer, privileged=True)
-    assert words[words.index("--overlay-src") + 1] == "/usr"
-    assert str(layer / "etc") in words
-    assert not {"/root", "/home", "/opt", "/var"} & {words[i + 1] for i, w in enumerate(words) if w == "--overlay-src"}
+    for path in ("etc", "etc/passwd", "usr/share"):
+        assert (layer / path).stat().st_mtime_ns == Path("/", path).stat().st_mtime_ns
+    overlays = {part.path: part.sources for part in root_parts(layer, privileged=True) if part.kind == "overlay"}
+    assert overlays["/usr"] == ("/usr", str(layer / "usr"))
+    assert overlays["/etc"] == ("/etc", str(layer / "etc"))
+    assert not {"/root", "/home", "/opt", "/var"} & set(overlays)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.box_directory import BoxDirectory
+from ares_exp.containers.local.box_directory import BoxDirectory, folders
 from ares_exp.containers.local.cgroup import groups_of_box
 from ares_exp.containers.local.cgroup_place import find_groups, usable_places
 from ares_exp.containers.local.leftovers import remove_stale
@@ -187,7 +187,7 @@ async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
 
 
 def test_a_directory_that_has_been_removed_takes_no_groups() -> None:
-    directory = BoxDirectory()
+    directory = BoxDirectory(folders()[0])
     assert directory.prepare(groups_of_box) == []
     directory.remove()
     with pytest.raises(FileNotFoundError, match="has been removed"):

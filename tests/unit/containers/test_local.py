@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.box_directory import folders
 from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import (
@@ -32,9 +32,8 @@ pytestmark = needs_local
 def traces() -> tuple[list[str], list[str]]:
     """Box directories of this process, and mounts of boxes, on the host."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    return list(map(str, Path(tempfile.gettempdir()).glob(f"*ares_exp-box-{os.getpid()}-*"))), [
-        m for m in mounts if "ares_exp" in m
-    ]
+    directories = [path for folder in folders() for path in folder.glob(f"*ares_exp-box-{os.getpid()}-*")]
+    return list(map(str, directories)), [m for m in mounts if "ares_exp" in m]
 
 
 def descendants() -> list[str]:

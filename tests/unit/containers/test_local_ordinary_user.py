@@ -40,7 +40,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    "name", ["", "_isolation", "_escape", "_limits", "_failures", "_lifetime", "_dockerfile", "_contract"]
+    "name",
+    ["", "_isolation", "_escape", "_limits", "_failures", "_lifetime", "_dockerfile", "_contract", "_changes"],
 )
 def test_the_same_tests_pass(name: str) -> None:
     run = as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/containers/test_local{name}.py")

@@ -1,0 +1,41 @@
+"""Which Dockerfile a local box is made by, if any; what asks for more than a box is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local.box import ROOT_NAMES
+from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.dockerfile import Dockerfile, read_dockerfile
+from ares_exp.containers.local.host_root import SEARCH_PATH
+from ares_exp.errors import TaskError, UnsupportedTaskError
+
+BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
+"""Variables of a box that no Dockerfile sets."""
+
+ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
+_REMEDY = "Use container=docker for this task."
+
+
+def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
+    """What the task's Dockerfile asks for; `None` for a spec that asks for nothing but a box.
+
+    Raises:
+        UnsupportedTaskError: It needs an engine.
+        TaskError: The Dockerfile is missing or malformed.
+    """
+    context = spec.context_dir
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if context is not None and (context / name).exists():
+            raise UnsupportedTaskError(f"{context / name}: container=local runs no compose files. {_REMEDY}")
+    if context is not None and (context / "Dockerfile").is_file():
+        dockerfile = read_dockerfile(context / "Dockerfile", BASE_ENV)
+        if dockerfile.user not in ROOT_NAMES and not is_privileged():
+            raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
+        return dockerfile
+    if spec.docker_image is not None:
+        raise UnsupportedTaskError(f"{spec.name}: container=local runs no images ({spec.docker_image}). {_REMEDY}")
+    if context is not None:
+        raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
+    return None

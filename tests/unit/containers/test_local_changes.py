@@ -1,0 +1,224 @@
+"""What a local box changed is captured, and given to another one. Runs as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.box_directory import folders
+from ares_exp.containers.local.box_storage import find_storage
+from ares_exp.containers.local.bubblewrap import CHANNELS, is_privileged
+from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
+from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.secrets import protect
+from tests.contracts.awkward_tree import python
+from tests.contracts.changes_contract import ChangesContract
+from tests.unit.containers.local_sandbox import as_root, box, needs_local
+
+pytestmark = [
+    needs_local,
+    pytest.mark.skipif(not find_storage().is_readable, reason="no folder here can hold the upper layer of an overlay"),
+]
+
+_TO_NOBODY = frozenset({"capability", "name of a base file"})  # and the host's directories are mounts of their own
+_TO_ROOT_ALONE = frozenset(
+    {"append", "mode", "mtime", "owner", "delete a file", "file to directory", "file to link", "delete a directory"}
+    | {"refill a directory", "directory to file", "directory to link", "owner of a link", "large ids"}
+)
+
+
+def directories() -> list[str]:
+    return [str(path) for folder in folders() for path in folder.glob(f"*ares_exp-box-{os.getpid()}-*")]
+
+
+class TestLocalChanges(ChangesContract):
+    impossible = _TO_NOBODY if is_privileged() else _TO_NOBODY | _TO_ROOT_ALONE
+
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        return LocalContainerFactory()
+
+    @pytest.fixture
+    def other_base(self) -> str:
+        return "host:machine=other"
+
+    async def left(self) -> list[str]:
+        return directories()
+
+    @as_root  # it deletes what only root may
+    async def test_changes_on_top_of_changes(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        await super().test_changes_on_top_of_changes(box, factory, spec, objects)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(tmp_path / "store")
+
+
+async def after(command: str, objects: ObjectStore) -> Delta:
+    """What a box changed by a command."""
+    async with box() as container:
+        result = await container.exec(command)
+        assert result.exit_code == 0, result.output
+        return await container.capture_changes(objects)
+
+
+async def seen(delta: Delta, objects: ObjectStore, command: str) -> str:
+    """What a command prints in a box with these changes."""
+    async with box(changes=StoredChanges(delta, objects)) as container:
+        assert differences(await container.capture_changes(objects), delta) == []
+        return (await container.exec(command)).output
+
+
+async def test_what_every_box_has_can_be_deleted_and_replaced(objects: ObjectStore) -> None:
+    delta = await after("rm -r /home /opt /var/cache /var/run && mkdir /var/cache && echo file >/opt", objects)
+    kinds = {path: entry.kind for path, entry in delta.entries.items()}
+    assert kinds == {
+        "/home": "whiteout",
+        "/opt": "file",
+        "/var": "directory",
+        "/var/cache": "directory",
+        "/var/cache/apt": "whiteout",
+        "/var/run": "whiteout",
+    }
+    command = "ls -d /home /var/run 2>/dev/null; cat /opt; ls -A /var/cache; ls -d /srv /var/lock"
+    assert await seen(delta, objects, command) == "file\n/srv\n/var/lock\n"
+
+
+async def test_what_is_mounted_is_not_in_it(objects: ObjectStore) -> None:
+    async with box() as container:
+        for n in range(3):
+            await container.exec(f"touch /dev/shm/{n} /{n}; (setsid sleep 60 &)")
+        delta = await container.capture_changes(objects)
+        assert (await container.exec(f"ls {CHANNELS}")).output
+    assert list(delta.entries) == ["/0", "/1", "/2"]
+
+
+async def test_marks_of_an_overlay_that_the_box_makes_itself_are_none(objects: ObjectStore) -> None:
+    async with box() as container:
+        mark = "os.setxattr('/d', 'user.overlay.opaque', b'y'); os.mknod('/w', 0o020000, 0); print(0)"
+        await python(container, f"os.mkdir('/d'); {mark}")
+        delta = await container.capture_changes(objects)
+    assert list(delta.entries) == ["/d"]
+    assert not delta.entries["/d"].opaque
+
+
+async def test_a_mount_that_was_moved_is_not_overlooked(objects: ObjectStore) -> None:
+    async with box() as container:
+        await container.exec("mv /run /elsewhere && mkdir -p /run/ares_exp")
+        with pytest.raises(CaptureError, match=f"above {CHANNELS}, where the box has a mount, was moved"):
+            await container.capture_changes(objects)
+        await container.exec("rm -r /run; mv /elsewhere /run")
+        await container.capture_changes(objects)
+
+
+async def test_what_the_dockerfile_did_is_in_it_and_not_done_again(objects: ObjectStore, tmp_path: Path) -> None:
+    context = tmp_path / "environment"
+    context.mkdir()
+    dockerfile = context / "Dockerfile"
+    dockerfile.write_text("FROM x\nENV A=1\nWORKDIR /work\nRUN echo built >>log; [ ! -e /never ]\n")
+    async with box(context) as container:
+        await container.exec("echo agent >>log; touch /never")
+        delta = await container.capture_changes(objects)
+    async with box(context, changes=StoredChanges(delta, objects)) as container:
+        result = await container.exec("pwd; echo $A; cat log")
+    assert result.output == "/work\n1\nbuilt\nagent\n"
+
+
+async def test_other_users_of_the_host_reach_none_of_its_files() -> None:
+    async with box() as container:
+        await container.exec("cp /bin/sh /shell; chmod 4755 /shell")
+        assert container._directory is not None
+        shell = container._directory.path / "files" / "shell"
+        assert stat.S_IMODE(shell.stat().st_mode) == 0o4755
+        assert stat.S_IMODE(container._directory.path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "mkdir -p /d/e; touch /d/e/f; chmod 0 /d/e",
+        "mkdir -p /d/e; touch /d/e/f; chmod 555 /d/e /d",
+        'python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(3000)]\'',
+    ],
+)
+async def test_no_directory_is_too_closed_or_too_deep_to_be_deleted(made: str) -> None:
+    before = directories()
+    async with box() as container:
+        assert (await container.exec(made)).exit_code == 0
+    assert directories() == before
+
+
+FILE = Entry("file", 0o644)
+DIRECTORY = Entry("directory", 0o755)
+LINK = Entry("symlink", target="/oldroot/tmp")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"/proc": DIRECTORY, "/proc/x": FILE},
+        {"/dev": LINK},
+        {"/run": LINK},
+        {"/run": Entry("whiteout")},
+        {CHANNELS: DIRECTORY},
+        {CHANNELS: LINK},
+        {CHANNELS: DIRECTORY, f"{CHANNELS}/serve": FILE},
+        {"/usr": LINK},
+        {"/usr": Entry("whiteout")},
+        {"/var": LINK},
+    ],
+)
+async def test_changes_that_would_move_a_mount_are_refused(objects: ObjectStore, entries: Mapping[str, Entry]) -> None:
+    """bubblewrap makes what it mounts on: a link there would have it made on the host."""
+    delta, before = await after("true", objects), directories()
+    with pytest.raises(UnsafeSnapshotError, match=next(iter(entries))):
+        await box(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
+    assert directories() == before
+
+
+async def test_what_is_read_back_as_something_else_is_refused(objects: ObjectStore) -> None:
+    """Here one file is to have a name in a directory of the host, which is an overlay, and one outside of it."""
+    delta, before = await after("mkdir /n; echo x >/n/a; ln /n/a /n/b", objects), directories()
+    entries = {**delta.entries, "/usr": DIRECTORY, "/usr/c": delta.entries["/n/a"]}
+    with pytest.raises(RestoreError, match=r"read back as something else .*'/n/a'"):
+        await box(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
+    assert directories() == before
+
+
+@pytest.mark.skipif(is_privileged(), reason="root's box has all users")
+async def test_owners_that_an_ordinary_user_cannot_give_are_refused(objects: ObjectStore) -> None:
+    delta = await after("true", objects)
+    entries = {"/x": replace(FILE, uid=12)}
+    with pytest.raises(RestoreError, match="'/x' cannot belong to user 12"):
+        await box(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
+
+
+async def test_another_host_is_told_apart_by_what_differs(objects: ObjectStore) -> None:
+    delta = await after("true", objects)
+    fields = dict(field.split("=") for field in delta.base.removeprefix("host:").split(";"))
+    base = delta.base.replace(fields["system"], "plan-9")
+    with pytest.raises(SnapshotMismatchError) as caught:
+        await box(changes=StoredChanges(replace(delta, base=base), objects)).start()
+    assert f"What differs: the operating system (plan-9 there, {fields['system']} here). Restore" in str(caught.value)
+    image = f"sha256:{'0' * 64}"
+    with pytest.raises(SnapshotMismatchError, match=rf"on top of {image}.*container=docker"):
+        await box(changes=StoredChanges(replace(delta, base=image), objects)).start()
+
+
+async def test_a_snapshot_with_what_has_become_a_secret_is_refused(objects: ObjectStore) -> None:
+    delta, before = await after("echo secret-since-then-0815 >/key", objects), directories()
+    protect(["secret-since-then-0815"])
+    with pytest.raises(RestoreError, match=r"could not be read back: '/key' holds the value of"):
+        await box(changes=StoredChanges(delta, objects)).start()
+    assert directories() == before
