@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ares_exp.llms.request import LLMRequest as LLMRequest
     from ares_exp.llms.response import LLMResponse as LLMResponse
     from ares_exp.rollout import run_episode as run_episode
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor import load_task as load_task
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
@@ -31,6 +32,7 @@ _OWNERS = {
     "CodeEnvironment": "ares_exp.environments.code_environment",
     "DockerContainerFactory": "ares_exp.containers.docker",
     "Environment": "ares_exp.environments.environment",
+    "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
     "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",

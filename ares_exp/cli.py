@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,14 +26,13 @@ def main() -> int:
 
         print_help(sys.argv[1:])
         return EXIT_OK
-    sys.argv[1:] = _flags_first(sys.argv[1:])
     return _Command().run()
 
 
-def _flags_first(arguments: list[str]) -> list[str]:
-    """Flags before overrides, whatever the order in which they were typed: Hydra's parser takes them in no other."""
+def _flags_and_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Apart, whatever the order in which they were typed: Hydra's parser takes flags first."""
     overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
-    return [one for one in arguments if one not in overrides] + overrides
+    return [one for one in arguments if one not in overrides], overrides
 
 
 class _Command:
@@ -51,6 +51,8 @@ class _Command:
 
         from ares_exp.conf_dir import conf_dir
         from ares_exp.config import ExperimentConfig
+        from ares_exp.derived_command import derive
+        from ares_exp.errors import UserError
         from ares_exp.run_dir import fresh_dir, refuse_used_run_dir
 
         if (refusal := refuse_used_run_dir(sys.argv[1:])) is not None:
@@ -58,12 +60,17 @@ class _Command:
         OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
         ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
+        source: Path | None = None
         try:
+            sys.argv[1:], source = derive(*_flags_and_overrides(sys.argv[1:]))
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(self._job)()
         except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:  # none is a job's own
             from ares_exp.cli_errors import explain
 
-            return _fail(explain(error, sys.argv[1:]))
+            taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+            return _fail(f"{explain(error, sys.argv[1:])}{taken}")
+        except UserError as error:
+            return _fail(str(error))
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
         return self._exit_code

@@ -22,7 +22,8 @@ Examples:
   python -m ares_exp policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
   python -m ares_exp env.tasks='fix-*' attempts=8 concurrency=16
   python -m ares_exp -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
-  python -m ares_exp policy=replay policy.trajectory=outputs/default/2026-01-31_12-00-00
+  python -m ares_exp replay=outputs/default/2026-01-31_12-00-00/fix-bug
+  python -m ares_exp branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0
 """
 
 FOOTER = """\

@@ -20,7 +20,7 @@ from ares_exp.trajectories.collectors.grouped_sync import Durability
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker")
+GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot")
 
 
 def _key(
@@ -46,6 +46,7 @@ class ExperimentConfig:
     wrapper: Any = field(default="???")
     collector: Any = field(default="???")
     tracker: Any = field(default="???")
+    snapshot: Any = field(default="???")
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
     attempts: int = _key(1, "episodes per task", least=1)
     concurrency: int = _key(4, "episodes at the same time", least=1)
@@ -76,6 +77,12 @@ class ExperimentConfig:
     environment_build_timeout_multiplier: float | None = _key(
         None, "in place of timeout_multiplier for container starts", above=0
     )
+    replay: str | None = _key(None, "<run> or <run>/<episode>: play what it recorded again, and compare")
+    branch_from: str | None = _key(None, "<run>/<episode>@<step>: go on from there, composed as that run was")
+    branches: int = _key(1, "how many times to go on from there", least=1)
+    branch_inject: str | None = _key(None, "a user message that comes after those of the pending request")
+    branch_edit: str | None = _key(None, "the text of the pending request's last message, in place of its own")
+    branch_answer: str | None = _key(None, "the first answer of every branch, in place of the policy's")
 
 
 def keys() -> list[Field[Any]]:

@@ -7,11 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp import __version__
 from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.branching import Branching
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
@@ -19,16 +21,22 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts
 from ares_exp.episode_plan import PlannedEpisode, plan_episodes
 from ares_exp.errors import ConfigError, UserError
+from ares_exp.llms.request import LLMClient
 from ares_exp.playing import Playing
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.progress import Progress
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.rollout import run_episode
 from ares_exp.run_dir import RunDir
+from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.trackers.tracker import RunInfo, Tracker
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.sink import knows_handles
+
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
+    from ares_exp.environments.restoring import Continuation
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +55,8 @@ class Components:
     wrapper: Callable[[Environment], Environment]
     collectors: Mapping[str, TrajectoryCollector]
     tracker: Tracker
+    snapshots: SnapshotSchedule | NoSnapshots = field(default_factory=NoSnapshots)
+    branching: Branching | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,7 @@ class Experiment:
                     f"{type(collector).__name__} records one episode at a time: its `record_step` takes no "
                     "`episode`. Set `concurrency=1`."
                 )
+        parts.snapshots.check(parts.source, parts.container_factory)
         names = await asyncio.to_thread(parts.source.load, self._warn)
         checks = [parts.container_factory.preflight(), parts.policy.preflight()]
         if (agent_preflight := getattr(parts.agent_factory, "preflight", None)) is not None:
@@ -112,11 +123,12 @@ class Experiment:
     async def run(self, task_names: Sequence[str], info: RunInfo) -> RunSummary:
         """Plays everything. A bad episode is a result like any other; `interrupt` ends the run early."""
         began = time.monotonic()
-        planned = plan_episodes(task_names, attempts=self._settings.attempts, seed=self._settings.seed)
+        planned = self._plan(task_names)
         self._progress = Progress(len(planned))
         self._guard("The tracker's start", lambda: self._parts.tracker.start(info))
         self._progress.start()
         try:
+            await self._prepare_branching()
             await self._play_all(deque(planned))
         finally:
             self._progress.stop()
@@ -127,10 +139,19 @@ class Experiment:
             wall_sec=time.monotonic() - began,
             recording_failures=self._failures + self._parts.tracker.failures,
             unwritten_rows=self._unwritten_rows,
+            snapshot_dir=self._parts.snapshots.output_dir,
         )
         totals = {**summary.to_dict(), "warnings": self.warnings}
         self._guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
         return summary
+
+    def _plan(self, task_names: Sequence[str]) -> list[PlannedEpisode]:
+        """What is owed. A policy that plays recorded episodes gives those the seeds that they had."""
+        planned = plan_episodes(task_names, attempts=self._settings.attempts, seed=self._settings.seed)
+        if (seed_of := getattr(self._parts.policy, "seed_of", None)) is None:
+            return planned
+        seeds = [seed_of(one.task_name, one.attempt) for one in planned]
+        return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
     async def close(self, summary: RunSummary | None = None) -> None:
         """Releases policy, containers and tracker; the tracker is told the totals, if any. Bounded by the tracker."""
@@ -143,6 +164,8 @@ class Experiment:
         for name, collector in self._parts.collectors.items():
             if (end := getattr(collector, "close", None)) is not None:
                 await asyncio.to_thread(self._guard, f"Closing the {name} collector", end)
+        if summary is not None and not summary.interrupted:
+            await asyncio.to_thread(self._guard, "Collecting deleted snapshots", self._parts.snapshots.collect_garbage)
         if summary is not None:
             tracker = self._parts.tracker
             await asyncio.to_thread(self._guard, "The tracker's end", lambda: tracker.finish(summary))
@@ -152,6 +175,14 @@ class Experiment:
         self._interrupt.set()
         for worker in self._workers:
             worker.cancel()
+
+    def request_snapshots(self) -> None:
+        """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
+        if self._parts.snapshots.output_dir is None:
+            logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+        for playing in self._playing.values():
+            if (request := getattr(playing.environment, "request_snapshot", None)) is not None:
+                request()
 
     async def _play_all(self, owed: deque[PlannedEpisode]) -> None:
         """Keeps `concurrency` workers busy until nothing is owed, or until the interrupt and its grace are over."""
@@ -194,7 +225,7 @@ class Experiment:
             spec = EpisodeSpec(planned.task_name, planned.attempt, planned.seed)
             await run_episode(
                 self._parts.wrapper(environment),
-                self._parts.policy.for_episode(spec),
+                self._policy_for(spec),
                 playing.tally,
                 policy_timeout_sec=self._settings.policy_timeout_sec,
                 time_left=lambda: getattr(environment, "time_left_sec", None),
@@ -224,14 +255,40 @@ class Experiment:
         self._progress.episode_finished(result)
         self._guard("The tracker", lambda: self._parts.tracker.log_episode(result))
 
-    def _make_environment(self, planned: PlannedEpisode) -> TrajectoryCollectingEnvironment:
-        parts = EpisodeParts(
+    def _policy_for(self, spec: EpisodeSpec) -> LLMClient:
+        client = self._parts.policy.for_episode(spec)
+        return client if self._parts.branching is None else self._parts.branching.policy(client)
+
+    def _episode_parts(
+        self, seed: int, *, output_dir: Path | None = None, start_from: Continuation | None = None
+    ) -> EpisodeParts:
+        return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.agent_factory,
             limits=self._settings.limits,
-            seed=planned.seed,
+            seed=seed,
             provide_solution=self._parts.policy.needs_solution,
+            output_dir=output_dir,
+            start_from=start_from,
+        )
+
+    async def _prepare_branching(self) -> None:
+        """Has the snapshot at hand that the episodes of this run go on from, if they do."""
+        branching = self._parts.branching
+        if branching is None:
+            return
+
+        def make(start_from: Continuation | None, seed: int) -> CodeEnvironment:
+            parts = self._episode_parts(seed, start_from=start_from)
+            return cast("CodeEnvironment", self._parts.source.make(branching.task_name, parts))
+
+        await branching.prepare(make, self._run_dir.branch_point, self._warn)
+
+    def _make_environment(self, planned: PlannedEpisode) -> TrajectoryCollectingEnvironment:
+        parts = self._episode_parts(
+            planned.seed,
             output_dir=self._run_dir.verifier / planned.episode_id,
+            start_from=self._parts.branching.start(planned.attempt) if self._parts.branching is not None else None,
         )
         environment = self._parts.source.make(planned.task_name, parts)
         metadata = {
@@ -242,7 +299,10 @@ class Experiment:
             "ares_exp_version": __version__,
         }
         return TrajectoryCollectingEnvironment(
-            environment, self._parts.collectors, episode_id=planned.episode_id, metadata=metadata
+            self._parts.snapshots.around(environment, episode_id=planned.episode_id),
+            self._parts.collectors,
+            episode_id=planned.episode_id,
+            metadata=metadata,
         )
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:

@@ -7,19 +7,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ares_exp.branching import Branching, BranchOptions
 from ares_exp.config import instantiate_group, instantiate_several, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.experiment import Components, Experiment, Settings
 from ares_exp.hydra_records import scrub_hydra_records
-from ares_exp.policies.policy import as_policy
+from ares_exp.policies.policy import RunReport, as_policy
 from ares_exp.provenance import collect_provenance
-from ares_exp.results import RunSummary
+from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir, write_atomically
 from ares_exp.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
 from ares_exp.summary import render_summary
@@ -84,7 +85,16 @@ def build(config: DictConfig) -> Components:
         wrapper=instantiate_group(config, "wrapper"),
         collectors=instantiate_several(config, "collector"),
         tracker=instantiate_group(config, "tracker"),
+        snapshots=instantiate_group(config, "snapshot"),
+        branching=_branching(config),
     )
+
+
+def _branching(config: DictConfig) -> Branching | None:
+    if config.branch_from is None:
+        return None
+    options = BranchOptions(inject=config.branch_inject, edit=config.branch_edit, answer=config.branch_answer)
+    return Branching(config.branch_from, options)
 
 
 def settings(values: Mapping[str, Any]) -> Settings:
@@ -136,6 +146,7 @@ class _Job:
                 loop.add_signal_handler(number, lambda: None)
             elif number is not signal.SIGQUIT:
                 loop.add_signal_handler(number, self._on_signal, preparing)
+        loop.add_signal_handler(signal.SIGUSR1, self._experiment.request_snapshots)
         summary = None
         try:
             summary = await self._play(await preparing)
@@ -168,9 +179,24 @@ class _Job:
         write_atomically(self._run_dir.config, _as_yaml(self._config))
         self._run_dir.write_json(self._run_dir.provenance, found)
         summary = await self._experiment.run(task_names, info)
+        report = self._report(summary)
         with suppress(BrokenPipeError):  # `| head` has seen enough
             render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+            if report is not None:
+                report.render(sys.stdout)
         return summary
+
+    def _report(self, summary: RunSummary) -> RunReport | None:
+        """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
+        make: Callable[[Sequence[EpisodeResult]], RunReport] | None = getattr(self._components.policy, "report", None)
+        if make is None:
+            return None
+        report = make(summary.results)
+        try:
+            self._run_dir.write_json(self._run_dir.replay, report.to_dict())
+        except OSError as error:
+            logging.getLogger(__name__).warning("Writing replay.json failed: %s", error)
+        return report
 
     def _on_signal(self, preparing: asyncio.Future[Sequence[str]]) -> None:
         """The first Ctrl-C (or SIGTERM) ends running episodes and prints the summary; the second leaves at once."""

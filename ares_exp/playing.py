@@ -57,6 +57,8 @@ class Playing:
             finished_at=time.time(),
             phase_sec={**getattr(environment, "phase_sec", {}), "policy": tally.policy_sec},
             container_image=getattr(environment, "container_image", None),
+            snapshots=len(getattr(environment, "snapshots", ())),
+            snapshot_failures=getattr(environment, "snapshot_failures", 0),
         )
 
 

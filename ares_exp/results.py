@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self
 
 from ares_exp.errors import AgentError, ContainerError, PolicyError, VerifierError
@@ -70,8 +71,11 @@ class EpisodeResult:
         prompt_tokens, generated_tokens: Token totals over the episode.
         cost: US dollars over the episode.
         started_at, finished_at: Epoch seconds.
-        phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`.
+        phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
+            for its snapshots after the policy had answered.
         container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
+        snapshots: How many of its snapshots are kept.
+        snapshot_failures: How many could not be taken or deleted.
     """
 
     episode_id: str
@@ -90,6 +94,8 @@ class EpisodeResult:
     finished_at: float = 0.0
     phase_sec: Mapping[str, float] = field(default_factory=dict)
     container_image: str | None = None
+    snapshots: int = 0
+    snapshot_failures: int = 0
 
     @property
     def duration_sec(self) -> float:
@@ -112,6 +118,7 @@ class RunSummary:
         wall_sec: Wall seconds of the run.
         recording_failures: How many times a row, a trajectory or a metric could not be recorded.
         unwritten_rows: Results of these that are not in `episodes.jsonl`.
+        snapshot_dir: The store that snapshots went to; `None` when none were to be taken.
     """
 
     planned: int
@@ -120,6 +127,7 @@ class RunSummary:
     wall_sec: float = 0.0
     recording_failures: int = 0
     unwritten_rows: int = 0
+    snapshot_dir: Path | None = None
 
     @property
     def scored(self) -> tuple[EpisodeResult, ...]:
@@ -156,6 +164,9 @@ class RunSummary:
             "wall_sec": self.wall_sec,
             "recording_failures": self.recording_failures,
             "unwritten_rows": self.unwritten_rows,
+            "snapshots": sum(result.snapshots for result in self.results),
+            "snapshot_failures": sum(result.snapshot_failures for result in self.results),
+            "snapshot_wait_sec": sum(result.phase_sec.get("snapshot", 0.0) for result in self.results),
         }
 
 

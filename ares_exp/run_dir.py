@@ -137,6 +137,9 @@ class RunDir:
         self.summary = path / "summary.json"
         self.trajectories = path / "trajectories"
         self.verifier = path / "verifier"
+        self.snapshots = path / "snapshots"
+        self.branch_point = path / "branch_point"
+        self.replay = path / "replay.json"
         self.log = path / "run.log"
 
     def claim(self) -> None:

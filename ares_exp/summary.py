@@ -30,14 +30,14 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     if summary.results:
-        _write(stream, _draw(_table(summary.results), stream))
-    lines = [separator.join(_totals(summary)), "", *_places(run_dir), *_unscored(summary)]
+        write(stream, draw(_table(summary.results), stream))
+    lines = [separator.join(_totals(summary)), *_snapshots(summary), "", *_places(run_dir), *_unscored(summary)]
     if summary.recording_failures:
         lines += [
             "",
             f"Not everything was recorded: {summary.recording_failures} failures, see the warnings in run.log.",
         ]
-    _write(stream, "\n".join(lines) + "\n")
+    write(stream, "\n".join(lines) + "\n")
     stream.flush()
 
 
@@ -98,9 +98,23 @@ def _totals(summary: RunSummary) -> Iterator[str]:
         yield "interrupted"
 
 
+def _snapshots(summary: RunSummary) -> Iterator[str]:
+    """Where the snapshots are, and how many could not be taken."""
+    kept = sum(result.snapshots for result in summary.results)
+    failed = sum(result.snapshot_failures for result in summary.results)
+    if summary.snapshot_dir is not None and kept:
+        yield f"{kept:,} {'snapshot' if kept == 1 else 'snapshots'} in {_shown(summary.snapshot_dir)}"
+    if failed:
+        yield f"{failed:,} {'snapshot' if failed == 1 else 'snapshots'} failed, see run.log"
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def _places(run_dir: Path) -> Iterator[str]:
     """Everything in the run directory, a path a line."""
-    shown = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir
+    shown = _shown(run_dir)
     if not run_dir.is_dir():
         return
     yield f"Written to {shown}"
@@ -131,7 +145,8 @@ def _why(result: EpisodeResult) -> str:
     return f"{result.outcome.value}: {result.error.type}: {shown}"
 
 
-def _draw(table: Table, stream: TextIO) -> str:
+def draw(table: Table, stream: TextIO) -> str:
+    """A table as text, with the colours and frames that `stream` can show; see also NO_COLOR."""
     from rich.console import Console
 
     console = Console(file=stream, color_system=None if os.environ.get("NO_COLOR") else "auto", highlight=False)
@@ -140,7 +155,8 @@ def _draw(table: Table, stream: TextIO) -> str:
     return capture.get()
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> None:
+    """Writes `text`, with a `?` for what the stream's encoding lacks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Unpack
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from ares_exp.containers.container import ExecOptions, ExecResult
 from ares_exp.llms.request import LLMClient
@@ -33,8 +34,36 @@ class CodeAgent(Protocol):
         ...
 
 
+@runtime_checkable
+class StatefulAgent(CodeAgent, Protocol):
+    """An agent that can be stopped at an LLM call and go on from a state of its own, instead of being run again.
+
+    Attributes:
+        state_version: Raised whenever the meaning of the state changes.
+    """
+
+    state_version: int
+
+    def get_state(self) -> Mapping[str, Any]:
+        """What it takes to come to the LLM call that it waits for. JSON-ready."""
+        ...
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state. Raises `ValueError` when it is none."""
+        ...
+
+    async def resume(self, task: str) -> None:
+        """Goes on: its first call is the LLM call that it waited for. As `run` from there."""
+        ...
+
+
 class CodeAgentFactory(Protocol):
-    """Makes a fresh agent for each episode. Its `async preflight()`, if it has one, is called before the first."""
+    """Makes a fresh agent for each episode. What it may have besides is optional.
+
+    `async preflight()` is called before the first episode. `deterministic = False` says that its agents reach for the
+    world past their container and their LLM (sockets, processes, threads): they get the whole event loop, and their
+    episodes cannot be run again from a journal. `options`, JSON-ready, are what it was made with, for the records.
+    """
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:
         """An agent that works in `container` and asks `llm_client`."""

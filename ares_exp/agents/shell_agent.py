@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, validate_call
 
@@ -57,6 +57,15 @@ class ShellAgentFactory:
             command_timeout_sec=self.command_timeout_sec,
             max_output_chars=self.max_output_chars,
         )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, JSON-ready."""
+        return {
+            "command_timeout_sec": self.command_timeout_sec,
+            "max_output_chars": self.max_output_chars,
+            "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
+        }
 
     async def preflight(self) -> None:
         """Compiles the templates. Raises `ConfigError` as `templates` does."""

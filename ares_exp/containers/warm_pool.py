@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Unpack
 
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult
+from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, SnapshottableContainer
 from ares_exp.containers.container_start import refuse_second_start
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.errors import ContainerDiedError, ContainerStartError
+from ares_exp.errors import ContainerDiedError, ContainerStartError, SnapshotUnsupportedError
+from ares_exp.filesystem.delta import Delta
+from ares_exp.filesystem.objects import ObjectStore
 
 MAX_WARM = 32
 """Bound on the containers that wait, of all kinds together."""
@@ -61,8 +63,11 @@ class WarmPool:
         self._keeper: asyncio.Task[None] | None = None
 
     def container(self, spec: ContainerSpec) -> Container:
-        """A container that is taken out of the pool when it is started, and else starts by itself."""
-        return _PooledContainer(spec, self)
+        """A container that is taken out of the pool when it is started, and else starts by itself.
+
+        One that starts with changed files is like no other: it neither comes out of the pool nor has others started.
+        """
+        return _PooledContainer(spec, self) if spec.changes is None else self.make(spec)
 
     async def take(self, kind: Hashable) -> Container | None:
         """A warm container that has just run a command, or `None`. It is the caller's now."""
@@ -206,6 +211,13 @@ class _PooledContainer(Container):
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`."""
         await self._started().set_network(policy)
+
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        """As `SnapshottableContainer.capture_changes`."""
+        box = self._started()
+        if not isinstance(box, SnapshottableContainer):
+            raise SnapshotUnsupportedError("Containers of this backend cannot be captured.")
+        return await box.capture_changes(objects)
 
     async def stop(self) -> None:
         """As `Container.stop`."""

@@ -1,7 +1,7 @@
 """The agent host: runs one code agent and is the only door between it and the world.
 
-Whatever the agent asks of the LLM or the container passes `AgentHost.call`: the one place where a call can be counted,
-recorded or answered from a record. An LLM call becomes a pending observation and waits for its action.
+Whatever the agent asks of the LLM or the container passes the runtime's journal. An LLM call becomes a pending
+observation and waits for its action.
 """
 
 from __future__ import annotations
@@ -9,15 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
-from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, StatefulAgent
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
 from ares_exp.environments.activity import Activity, CommandRecord
-from ares_exp.errors import AgentError, ContainerDiedError, EpisodeError, EpisodeStateError, NoRequestError
+from ares_exp.errors import (
+    AgentError,
+    ContainerDiedError,
+    DivergenceError,
+    EpisodeError,
+    NoRequestError,
+    SnapshotBusyError,
+    SnapshotMismatchError,
+)
+from ares_exp.journal.call import Call
+from ares_exp.journal.host_files import HostFiles, digest_of
+from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry, frozen_options
+from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
@@ -29,18 +41,33 @@ class TimeIsUpError(Exception):
     """The agent's time limit has passed."""
 
 
-@dataclass(slots=True, eq=False)
-class _PendingCall:
-    request: LLMRequest
-    answer: asyncio.Future[LLMResponse]
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent's `get_state` gave.
+
+    Attributes:
+        version: Its `state_version` then.
+        data: The state.
+    """
+
+    version: Any
+    data: Any
 
 
 class AgentHost:
-    """One agent at work. Concurrent LLM calls are served one at a time, in the order in which they were made."""
+    """One agent at work. Concurrent LLM calls are served one at a time, in the order in which they were made.
+
+    Attributes:
+        agent: The agent; `None` until it is made.
+        runtime: What runs it.
+        activity: What it did in the container.
+        observed: The LLM call that is the pending observation.
+    """
 
     def __init__(
         self,
         container: Container,
+        journal: Journal | None,
         *,
         user: User | None = None,
         env: Mapping[str, str] | None = None,
@@ -51,62 +78,84 @@ class AgentHost:
 
         Args:
             container: The started container.
+            journal: What the agent does is written down there; `None` for an agent that is not deterministic.
             user: Who runs the agent's commands unless it says otherwise.
             env: Variables that every command of the agent gets on top of its own.
             limit_commands: Whether the agent's own limits on single commands hold; the oracle's solution runs under
                 the limit of the whole agent phase only.
             activity: Is told of every call of the container.
         """
+        self.agent: CodeAgent | None = None
+        self.activity = activity or Activity()
+        self.runtime = AgentRuntime(journal, on_llm=self._asked, on_change=self._notify)
+        self.observed: Call | None = None
         self._container = container
         self._user = user
         self._env = dict(env or {})
         self._limit_commands = limit_commands
-        self.activity = activity or Activity()
-        self._pending: deque[_PendingCall] = deque()
-        self._observed: _PendingCall | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._pending: deque[Call] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._time_is_up = False
-        self._closed = False
-        self._callers: set[asyncio.Task[Any]] = set()
         self._container_died: ContainerDiedError | None = None
         self._requests = 0
 
     def start(self, factory: CodeAgentFactory, instruction: str, *, timeout_sec: float | None) -> None:
         """Starts the agent on `instruction`; its time runs from now."""
-        loop = asyncio.get_running_loop()
-        if timeout_sec is not None:
-            self._deadline = time.monotonic() + timeout_sec
-            self._timer = loop.call_later(timeout_sec, self._expire)
-        self._task = loop.create_task(self._run(factory, instruction), name="code agent")
-        self._task.add_done_callback(lambda _: self._notify())
+        self._limit(timeout_sec)
+        self.runtime.start(lambda: self._run(factory, instruction))
 
-    async def _run(self, factory: CodeAgentFactory, instruction: str) -> None:
-        """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
-        try:
-            await factory(container=_HostedContainer(self), llm_client=_HostedLLM(self)).run(instruction)
-        except SystemExit as error:
-            raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
+    def restore(
+        self,
+        factory: CodeAgentFactory,
+        instruction: str,
+        *,
+        timeout_sec: float | None,
+        elapsed_sec: float,
+        state: AgentState | None = None,
+        originals: Mapping[int, LLMRequest] | None = None,
+    ) -> None:
+        """Brings an agent back to where its journal ends, without carrying anything out; its time runs on from there.
 
-    async def call(self, kind: str, perform: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        """Lets one call of the agent through; `kind` is `llm`, `exec`, `upload` or `download`.
+        Args:
+            factory: Makes the agent.
+            instruction: What it was started on.
+            timeout_sec: Its whole time limit.
+            elapsed_sec: What it had used of it.
+            state: Of an agent without a journal.
+            originals: Recorded requests, where they are still known; see `JournalReplay`.
 
         Raises:
-            EpisodeStateError: The agent phase is over: what the agent left running may touch nothing any more.
+            JournalError: It did not come to the same point.
         """
-        caller = asyncio.current_task()
-        if self._closed or caller is None:
-            raise EpisodeStateError(f"The agent phase is over: no more {kind} calls.")
-        self._callers.add(caller)
+        self._limit(None if timeout_sec is None else max(0.0, timeout_sec - elapsed_sec))
+        journal, agent = self.runtime.journal, lambda: self._run(factory, instruction, state)
+        if journal is None:
+            self.runtime.start(agent, elapsed_sec=elapsed_sec)
+            return
+        self.runtime.replay(agent, elapsed_sec=elapsed_sec, originals=originals)
+        requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
+        self._requests = len(requests)
+        shown = [step.call_id for step in journal.steps()][-1]
+        given_up = Call(shown, "llm", requests[shown])  # maybe: then its answer has no effect, as it would have had
+        self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
+
+    def _limit(self, timeout_sec: float | None) -> None:
+        if timeout_sec is not None:
+            self._deadline = time.monotonic() + timeout_sec
+            self._timer = asyncio.get_running_loop().call_later(timeout_sec, self._expire)
+
+    async def _run(self, factory: CodeAgentFactory, instruction: str, state: AgentState | None = None) -> None:
+        """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
         try:
-            return await perform(*args, **kwargs)
-        except ContainerDiedError as error:
-            self._container_died = error
-            raise
-        finally:
-            self._callers.discard(caller)
+            self.agent = factory(container=_HostedContainer(self), llm_client=_HostedLLM(self))
+            if state is None:
+                await self.agent.run(instruction)
+            else:
+                await _with_state(self.agent, state).resume(instruction)
+        except SystemExit as error:
+            raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
         """Waits for the agent's next LLM call, if `late` past its time limit; `None` when it has returned instead.
@@ -116,21 +165,38 @@ class AgentHost:
             TimeIsUpError: The agent's time limit has passed.
         """
         while True:
-            if self._task is None or self._task.done():
-                self._raise_if_failed()
+            task = self.runtime.task
+            if task is not None and task.done():
+                self._raise_if_failed(task)
                 return None
             if self._time_is_up and not late:
                 raise TimeIsUpError
-            if self._pending:
-                self._observed = self._pending[0]
-                return self._observed.request
+            if self.runtime.ran_away:
+                raise AgentError("The code agent goes round and round without waiting for its LLM or its container.")
+            if self.runtime.is_stuck:
+                never = "The code agent waits for something that can never come: nothing that it asked for is open."
+                raise AgentError(str(self.runtime.refused or never))
+            if (call := self._first_pending()) is not None:
+                self.observed = call
+                return cast("LLMRequest", call.arguments)
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
+
+    def _first_pending(self) -> Call | None:
+        while self._pending and not self.runtime.waits_for(self._pending[0]):
+            self._pending.popleft()  # the agent gave the call up itself
+        return self._pending[0] if self._pending else None
 
     @property
     def time_left_sec(self) -> float | None:
         """Seconds until the agent's time limit; `None` without one."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def grant_time(self, seconds: float) -> None:
+        """Moves the agent's time limit, unless it has passed: what the environment itself was busy with is not its."""
+        if self._deadline is not None and self._timer is not None and not self._time_is_up:
+            self._timer.cancel()
+            self._limit(self._deadline + seconds - time.monotonic())
 
     def answer(self, response: LLMResponse | None) -> None:
         """Gives the observed LLM call its answer; one that the agent gave up meanwhile gets none.
@@ -140,47 +206,52 @@ class AgentHost:
         """
         if self._time_is_up or response is None:
             raise TimeIsUpError
-        call, self._observed = self._observed, None
-        if call is not None and not call.answer.done():
+        call, self.observed = self.observed, None
+        if call is not None and self.runtime.waits_for(call):
             self._pending.remove(call)
-            call.answer.set_result(response)
+            self.runtime.answer(call, response)
+        elif call is not None and self.runtime.journal is not None:
+            self.runtime.journal.entries.append(UnheardEntry(call.call_id, response))
+
+    async def quiesce(self, timeout_sec: float) -> None:
+        """Waits until nothing that the agent called for is being carried out, and keeps it so until `runtime.release`.
+
+        Raises:
+            SnapshotBusyError: Something still is.
+        """
+        deadline = time.monotonic() + timeout_sec
+        while busy := self.runtime.in_flight:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise SnapshotBusyError(
+                    f"Expected the agent's calls to end within {timeout_sec:g} s before its state is captured, but "
+                    f"{len(busy)} go on ({busy[0].kind}). Capture at a step at which the agent only waits for its LLM."
+                )
+            if works := [call.work for call in busy if isinstance(call.work, asyncio.Task)]:
+                await asyncio.wait(works, timeout=left)
+            await asyncio.sleep(0)  # what ended is told to the agent, which may ask for more
+        self.runtime.hold()
 
     async def cancel(self) -> None:
         """Closes the door, cancels what still runs of the agent and waits, bounded, for its commands to be dead."""
-        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = {task for task in (self._task, *self._callers) if task is not None and not task.done()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CANCEL_GRACE_SEC)
-        if self._task is not None and self._task.done() and not self._task.cancelled():
-            self._task.exception()  # seen here: asyncio would report it again as never retrieved
+        await self.runtime.cancel(CANCEL_GRACE_SEC)
 
-    async def ask(self, request: LLMRequest) -> LLMResponse:
-        """Parks an LLM call of the agent until `answer`."""
-        self._requests += 1
-        call = _PendingCall(request, asyncio.get_running_loop().create_future())
-        self._pending.append(call)
-        self._notify()
-        try:
-            return await call.answer
-        finally:
-            if call in self._pending:  # the agent gave the call up itself
-                self._pending.remove(call)
-
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+    async def exec(self, command: str, options: ExecOptions) -> ExecResult:
         """Runs a command of the agent in the container."""
+        options = {**options, "env": {**(options.get("env") or {}), **self._env}}
         if options.get("user") is None:
             options["user"] = self._user
         if not self._limit_commands:
             options["timeout_sec"] = None
-        options["env"] = {**(options.get("env") or {}), **self._env}
         result: ExecResult | None = None
         began = time.perf_counter()
         try:
             result = await self._container.exec(command, **options)
+        except ContainerDiedError as error:
+            self._container_died = error
+            raise
         finally:
             seconds = time.perf_counter() - began
             self.activity.add_command(
@@ -193,32 +264,44 @@ class AgentHost:
             )
         return result
 
-    async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Copies into the container for the agent."""
-        with self.activity.timed():
-            await self._container.upload(source, target)
+    async def upload(self, source: str | Path, target: str | Path) -> str | None:
+        """Copies into the container for the agent; returns a digest of what was copied."""
+        await self._transfer(self._container.upload(source, target))
+        return await asyncio.to_thread(digest_of, Path(source)) if self.runtime.journal is not None else None
 
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies out of the container for the agent."""
-        with self.activity.timed():
-            await self._container.download(source, target)
+    async def download(self, source: str | Path, target: str | Path) -> HostFiles | None:
+        """Copies out of the container for the agent; returns what was copied, if there is a journal to keep it."""
+        await self._transfer(self._container.download(source, target))
+        return await asyncio.to_thread(HostFiles.read, Path(target)) if self.runtime.journal is not None else None
 
-    def _raise_if_failed(self) -> None:
-        if self._task is None or self._task.cancelled():
+    async def _transfer(self, copying: Coroutine[Any, Any, None]) -> None:
+        try:
+            with self.activity.timed():
+                await copying
+        except ContainerDiedError as error:
+            self._container_died = error
+            raise
+
+    def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
             raise AgentError("The code agent was cancelled, and not by its environment.")
-        error = self._task.exception()
+        error = task.exception()
         if error is None and self._requests == 0:
             raise NoRequestError("The code agent ended without a single LLM request: there is nothing to observe.")
         if error is None:
             return
         if self._container_died is not None:
             raise self._container_died
-        if isinstance(error, EpisodeError):
+        if isinstance(error, EpisodeError | SnapshotMismatchError):
             raise error
         raise AgentError(f"The code agent raised {type(error).__name__}: {error}") from error
 
+    def _asked(self, call: Call) -> None:
+        self._requests += 1
+        self._pending.append(call)
+
     def _expire(self) -> None:
-        if self._task is not None and not self._task.done():
+        if self.runtime.task is not None and not self.runtime.task.done():
             self._time_is_up = True
             self._notify()
 
@@ -231,10 +314,10 @@ class _HostedLLM:
     """The LLM client that the agent holds."""
 
     def __init__(self, host: AgentHost) -> None:
-        self._host = host
+        self._runtime = host.runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        response: LLMResponse = await self._host.call("llm", self._host.ask, request)
+        response: LLMResponse = await self._runtime.call("llm", request)
         return response
 
 
@@ -243,13 +326,53 @@ class _HostedContainer:
 
     def __init__(self, host: AgentHost) -> None:
         self._host = host
+        self._call = host.runtime.call
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        result: ExecResult = await self._host.call("exec", self._host.exec, command, **options)
+        given = frozen_options(options)
+        arguments = {"command": command, **given}
+        result: ExecResult = await self._call(
+            "exec", arguments, lambda: self._host.exec(command, cast("ExecOptions", given))
+        )
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        await self._host.call("upload", self._host.upload, source, target)
+        def compare(recorded: str | None) -> None:
+            if digest_of(Path(source)) != recorded:
+                raise DivergenceError(
+                    f"The agent, run again, uploads to {target} something else than it did: {source}."
+                )
+
+        await self._call("upload", {"target": str(target)}, lambda: self._host.upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        await self._host.call("download", self._host.download, source, target)
+        def write_again(recorded: HostFiles) -> None:
+            recorded.write(Path(target))
+
+        await self._call("download", {"source": str(source)}, lambda: self._host.download(source, target), write_again)
+
+
+def _with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
+    """The agent, with the state.
+
+    Raises:
+        SnapshotMismatchError: It does not take it.
+    """
+    kind = type(agent).__name__
+    if not isinstance(agent, StatefulAgent):
+        raise SnapshotMismatchError(f"The snapshot has a state of the agent, and {kind} has no set_state().")
+    if agent.state_version != state.version:
+        raise SnapshotMismatchError(
+            f"The snapshot has a state of version {state.version!r:.40} of the agent, and {kind} takes version "
+            f"{agent.state_version!r}. Restore with the agent as it was."
+        )
+    try:
+        agent.set_state(state.data)
+    except ValueError as error:
+        raise SnapshotMismatchError(f"{kind} does not take the state that the snapshot has: {error}") from None
+    return agent
+
+
+def is_deterministic(factory: CodeAgentFactory) -> bool:
+    """Whether the factory's agents can be run again from a journal; they can unless it says otherwise."""
+    return bool(getattr(factory, "deterministic", True))

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import Container, ContainerFactory
-from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.activity import Activity
-from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
+from ares_exp.environments.episode import Episode, EpisodeSetup
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
 from ares_exp.environments.task_choice import choose_task
-from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
-from ares_exp.errors import AgentSetupTimeoutError, ConfigError, EpisodeStateError, VerifierTimeoutError
+from ares_exp.environments.time_step import TimeStep
+from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task import Task, Verdict
 
-FIRST_REQUEST_GRACE_SEC = 2.0
-"""How long past its time limit an agent may take for its first request."""
+if TYPE_CHECKING:
+    from ares_exp.environments.message_edit import MessageEdit
+    from ares_exp.environments.past_step import PastStep
+    from ares_exp.environments.restoring import Continuation
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
 class CodeEnvironment:
@@ -35,7 +35,8 @@ class CodeEnvironment:
 
     An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
     agent its response and waits for the next request. When the agent returns, or a limit cuts it short, the agent's
-    commands are killed, the verifier scores the container, and the container is removed.
+    commands are killed, the verifier scores the container, and the container is removed. Whenever it waits for an
+    action the episode can be exported, restored elsewhere, and forked.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CodeEnvironment:
         seed: int = 0,
         provide_solution: bool = False,
         output_dir: Path | None = None,
+        start_from: Continuation | None = None,
     ) -> None:
         """Touches nothing yet.
 
@@ -56,35 +58,27 @@ class CodeEnvironment:
             container_factory: Makes the container of an episode.
             code_agent_factory: Makes the agent of an episode.
             limits: When an episode is truncated; by default only by the task's own time limits.
-            seed: Same seed, same tasks in the same order.
+            seed: Same seed, same tasks in the same order, and the same randomness for the agent.
             provide_solution: Puts the task's solution into the container and lifts the agent's limits on single
                 commands: for the oracle.
             output_dir: Where the verifier's own files are kept, or `None`.
+            start_from: What the first `reset()` goes on with, instead of starting an episode.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
         self._tasks = list(tasks)
-        self._container_factory = container_factory
-        self._code_agent_factory = code_agent_factory
-        self._limits = limits or EpisodeLimits()
+        self._setup = EpisodeSetup(
+            container_factory, code_agent_factory, limits or EpisodeLimits(), provide_solution, output_dir
+        )
         self._random = random.Random(seed)
-        self._provide_solution = provide_solution
-        self._output_dir = output_dir
-        self._container: Container | None = None
-        self._baseline_network = PUBLIC
-        self._host: AgentHost | None = None
-        self._busy = False
-        self.step_count = 0
-        self.current_task: Task | None = None
+        self._seed = seed
+        self._episodes = 0
+        self._start_from = start_from
+        self._episode: Episode | None = None
+        self._busy = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.time_step: TimeStep[LLMRequest] | None = None
-        self.truncated_by: LimitName | None = None
-        self.verdict: Verdict | None = None
-        self.phase_sec: dict[str, float] = {}
         self.activity = Activity()
-        self._activity = Activity()
-        self.container_image: str | None = None
-        self._tokens = 0
-        self._cost = 0.0
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
         """Starts an episode; one under way is abandoned.
@@ -93,26 +87,33 @@ class CodeEnvironment:
             seed: Reseeds the choice of tasks.
             options: `{"task": name_or_index}` picks the task.
 
+        Returns:
+            FIRST; of an episode that goes on from a snapshot, the step at which that was taken.
+
         Raises:
-            AgentError, ContainerError: As the class says; nothing is left running.
+            AgentError, ContainerError, SnapshotError: As the class says; nothing is left running.
             ConfigError: No such task.
         """
-        with self._one_call_at_a_time():
+        with self._one_call_at_a_time("reset()"):
             self.time_step = None
             await self._release()
             if seed is not None:
+                self._seed, self._episodes = seed, 0
                 self._random.seed(seed)
-            task = choose_task(self._tasks, options or {}, self._random)
-            self.current_task, self.step_count, self.truncated_by, self.verdict = task, 0, None, None
-            self._tokens, self._cost, self.phase_sec = 0, 0.0, {}
-            self._activity = Activity()  # a new one: what is left of the last agent may still count in the old
+            start_from, self._start_from = self._start_from, None
             try:
-                self.time_step = restart(await self._begin(task))
+                if start_from is not None:
+                    self._episode = start_from.episode(self._setup, self._tasks)
+                    self.time_step = await start_from.go_on(self._episode)
+                else:
+                    task = choose_task(self._tasks, options or {}, self._random)
+                    self._episode = Episode(self._setup, task, seed=self._next_agent_seed())
+                    self.time_step = await self._episode.begin()
             except BaseException:
                 await self._release()
                 raise
             finally:
-                self.activity = self._activity.take()
+                self._take_activity()
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
@@ -128,24 +129,191 @@ class CodeEnvironment:
             EpisodeStateError: Before `reset()`, after LAST, or while another call is under way.
             AgentError, ContainerError, VerifierError: As the class says; nothing is left running.
         """
-        with self._one_call_at_a_time():
-            host = self._require_running()
+        with self._one_call_at_a_time("step()"):
+            episode = self._require_running()
             try:
-                with self._phase("agent"):
-                    request = await self._apply(host, action)
-                self.time_step = await self._end() if request is None else transition(request)
+                self.time_step = await episode.step(action)
             except BaseException:
                 self.time_step = None
                 await self._release()
                 raise
             finally:
-                self.activity = self._activity.take()
+                self._take_activity()
             return self.time_step
+
+    async def export_state(
+        self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
+    ) -> EnvironmentSnapshot:
+        """Writes the episode, as it waits for an action, to a snapshot store. It goes on as if nothing had been.
+
+        Args:
+            output_dir: The store: a directory, made when missing. Snapshots in it share what they have in common.
+            snapshot_id: Name of the snapshot, usable as a file name; made up by default.
+            sync: Whether it must survive a power cut when this returns. It survives `kill -9` in any case.
+
+        Returns:
+            What was written to `output_dir/snapshot_id/snapshot.json`.
+
+        Raises:
+            SnapshotTimingError: The environment does not wait for an action.
+            SnapshotUnsupportedError: The agent or the container cannot be captured.
+            CaptureError: The container's files could not be read.
+            SnapshotError: The store cannot be written, or has that name already.
+            ContainerError: The container is gone.
+        """
+        from ares_exp.environments.exporting import export_episode
+
+        with self._waiting_for_an_action("export_state()") as (episode, time_step):
+            return await export_episode(episode, time_step, Path(output_dir), snapshot_id, sync=sync)
+
+    @classmethod
+    async def load_from_state(
+        cls,
+        snapshot: EnvironmentSnapshot | str | Path,
+        *,
+        container_factory: ContainerFactory | None = None,
+        code_agent_factory: CodeAgentFactory | None = None,
+        task: Task | None = None,
+        limits: EpisodeLimits | None = None,
+        output_dir: Path | None = None,
+        start: bool = True,
+    ) -> Self:
+        """An environment that goes on where the snapshot was taken: `time_step` is pending, the next call is `step()`.
+
+        No LLM call and no command is repeated: the container starts with the files that it had, and the agent is run
+        against its journal.
+
+        Args:
+            snapshot: The snapshot, its directory, or its snapshot.json.
+            container_factory: Makes the container; by default one of the recorded type and options. To be given where
+                the recorded one opened a network.
+            code_agent_factory: Makes the agent; by default one of the recorded kind, for the agents of this package.
+            task: The task; by default read from where it was, which must not have changed. To be given where the
+                episode had the task's solution.
+            limits: When episodes are truncated; by default as recorded.
+            output_dir: Where the verifier's own files are kept, or `None`.
+            start: Whether it is restored now. If not, its first `reset()` does that, on the event loop where it is
+                called, and returns the pending time step: for wrappers, whose users begin with `reset()`.
+
+        Raises:
+            SnapshotError: It cannot be read, does not fit, or the agent did not come to the same point; nothing is
+                left running.
+            ContainerError: The container could not be started.
+        """
+        from ares_exp.environments.restoring import Continuation, read_snapshot, recorded_setup
+
+        found = await read_snapshot(snapshot)
+        setup = recorded_setup(
+            found, container_factory, code_agent_factory, limits, output_dir, is_task_given=task is not None
+        )
+        continuation = Continuation(found, task=task)
+        await asyncio.to_thread(lambda: continuation.task)
+        environment = cls._going_on(setup, continuation)
+        if start:
+            await environment.reset()
+        return environment
+
+    async def fork(self, n: int, *, diversify: bool = False) -> list[Self]:
+        """Environments that each go on from here, by themselves and at the same time; this one does, too.
+
+        Args:
+            n: How many.
+            diversify: Whether the agent of each draws other random values from here on. What the policy draws is its
+                own affair.
+
+        Raises:
+            ConfigError: `n` is less than 1.
+            SnapshotError, ContainerError: As `export_state` and `load_from_state`; none is left running.
+        """
+        from ares_exp.environments.forking import fork_episode
+
+        if n < 1:
+            raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
+        with self._waiting_for_an_action("fork()") as (episode, time_step):
+            return await fork_episode(episode, time_step, n, self._going_on, diversify=diversify)
+
+    @classmethod
+    def _going_on(cls, setup: EpisodeSetup, continuation: Continuation) -> Self:
+        """An environment whose first `reset()` goes on with an episode."""
+        return cls(
+            [continuation.task],
+            container_factory=setup.container_factory,
+            code_agent_factory=setup.code_agent_factory,
+            limits=setup.limits,
+            provide_solution=setup.provide_solution,
+            output_dir=setup.output_dir,
+            start_from=continuation,
+        )
+
+    @property
+    def past_steps(self) -> Sequence[PastStep]:
+        """The time steps of the running episode, the pending one last, those before a snapshot included.
+
+        Empty for an agent that is not deterministic.
+        """
+        from ares_exp.environments.past_step import past_steps
+
+        return past_steps(self._episode) if self._episode is not None else ()
+
+    @property
+    def step_count(self) -> int:
+        """LLM responses that were applied in the episode."""
+        return self._episode.step_count if self._episode is not None else 0
+
+    @property
+    def current_task(self) -> Task | None:
+        """The task of the episode."""
+        return self._episode.task if self._episode is not None else None
+
+    @property
+    def truncated_by(self) -> LimitName | None:
+        """The limit that cut the episode short."""
+        return self._episode.truncated_by if self._episode is not None else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the verifier said of the episode."""
+        return self._episode.verdict if self._episode is not None else None
+
+    @property
+    def phase_sec(self) -> dict[str, float]:
+        """Wall seconds of the episode by phase: `start`, `agent`, `verify`."""
+        return self._episode.phase_sec if self._episode is not None else {}
+
+    @property
+    def container_image(self) -> str | None:
+        """What the container's files come from."""
+        return self._episode.container_image if self._episode is not None else None
+
+    @property
+    def lineage(self) -> Mapping[str, Any]:
+        """Where the episode was branched off; empty for one that was begun."""
+        return self._episode.lineage if self._episode is not None else {}
+
+    @property
+    def edits(self) -> Sequence[MessageEdit]:
+        """What of the conversation the policy is shown otherwise than the agent wrote it."""
+        return self._episode.edits if self._episode is not None else ()
+
+    def check_start(self) -> None:
+        """Whether the task and the agent are those of the snapshot that the first `reset()` goes on with. Blocking.
+
+        Raises:
+            SnapshotError: They are not.
+        """
+        if self._start_from is not None:
+            self._start_from.episode(self._setup, self._tasks)
 
     @property
     def time_left_sec(self) -> float | None:
         """Seconds that the agent's time limit leaves; `None` without a limit, or with no episode under way."""
-        return self._host.time_left_sec if self._host is not None else None
+        host = self._episode.host if self._episode is not None else None
+        return host.time_left_sec if host is not None else None
+
+    def grant_time(self, seconds: float) -> None:
+        """Moves the agent's time limit by what was spent on something else than the episode, such as a snapshot."""
+        if self._episode is not None:
+            self._episode.grant_time(seconds)
 
     async def close(self) -> None:
         """Cancels the agent and removes the container. Idempotent. A LAST `time_step` stays readable."""
@@ -163,138 +331,55 @@ class CodeEnvironment:
         """Closes the environment."""
         await self.close()
 
-    async def _begin(self, task: Task) -> LLMRequest:
-        """Starts container and agent, up to the agent's first request."""
-        spec = replace(task.container_spec, start_timeout_sec=self._limits.time.start(task))
-        container = self._container = self._container_factory(spec)
-        self._baseline_network = spec.network
-        with self._phase("start"), self._activity.timed():
-            try:
-                await container.start()
-                self.container_image = container.image
-                await task.set_up(container)
-                solution_env = await task.upload_solution(container) if self._provide_solution else {}
-                await container.set_network(task.agent_network)  # until `_end`; a phase that fails ends the container
-            finally:
-                if self._container is not container:
-                    await finish(container.stop())
-            if self._container is not container:
-                raise EpisodeStateError("The environment was closed while it was being reset.")
-        self._host = AgentHost(
-            container,
-            user=task.agent_user,
-            env=solution_env,
-            limit_commands=not self._provide_solution,
-            activity=self._activity,
-        )
-        timeout_sec = self._limits.time.agent(task)
-        with self._phase("agent"):
-            self._host.start(self._code_agent_factory, task.instruction, timeout_sec=timeout_sec)
-            request = await self._first_request(self._host, timeout_sec)
-        assert request is not None  # the host raises NoRequestError instead
-        return request
-
-    async def _first_request(self, host: AgentHost, timeout_sec: float | None) -> LLMRequest | None:
-        """The agent's first request, also a little past its limit: the next step then truncates, and verifies."""
-        with suppress(TimeIsUpError):
-            return await host.next_request()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_REQUEST_GRACE_SEC):
-                return await host.next_request(late=True)
-        raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {timeout_sec:g} s.")
-
-    async def _apply(self, host: AgentHost, action: LLMResponse | None) -> LLMRequest | None:
-        """Answers the pending request; returns the next one, `None` when the agent phase is over."""
-        try:
-            host.answer(action)
-            assert action is not None  # the host takes `None` for an answer that came too late
-            self.step_count += 1
-            self._tokens += action.usage.total_tokens
-            self._cost += action.cost
-            request = await host.next_request()
-        except TimeIsUpError:
-            self.truncated_by = "time"
-            return None
-        if request is not None:
-            self.truncated_by = self._limits.reached(steps=self.step_count, tokens=self._tokens, cost=self._cost)
-        return None if self.truncated_by else request
-
-    async def _end(self) -> TimeStep[LLMRequest]:
-        """Kills what the agent runs, verifies, and removes the container."""
-        assert self._host is not None
-        assert self._container is not None
-        assert self.current_task is not None
-        await self._host.cancel()
-        await self._container.set_network(self._baseline_network)
-        if self.truncated_by is None or self._limits.verify_on_truncation:
-            self.verdict = await self._verify(self.current_task, self._container)
-        await self._release()
-        reward = self.verdict.reward if self.verdict is not None else None
-        if self.truncated_by is not None:
-            return truncation(reward)
-        assert reward is not None
-        return termination(reward)
-
-    async def _verify(self, task: Task, container: Container) -> Verdict:
-        timeout_sec = self._limits.time.verifier(task)
-        with self._phase("verify"), self._activity.timed():
-            limit = asyncio.timeout(timeout_sec)
-            try:
-                async with limit, self._network(container, task.verifier_network):
-                    return await task.verify(container, self._output_dir)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise VerifierTimeoutError(
-                    f"The verifier did not finish within its limit of {timeout_sec:g} s."
-                ) from None
-
-    @asynccontextmanager
-    async def _network(self, container: Container, policy: NetworkPolicy) -> AsyncIterator[None]:
-        """Has `policy` in force inside, and the one between phases again afterwards."""
-        try:
-            await container.set_network(policy)
-            yield
-        finally:
-            await finish(container.set_network(self._baseline_network))
-
     async def _release(self) -> None:
-        """Cancels the agent and removes the container, whatever happens to the caller meanwhile."""
-        host, self._host = self._host, None
-        container, self._container = self._container, None
-        if host is not None or container is not None:
-            await finish(_tear_down(host, container))
+        if self._episode is not None:
+            await self._episode.release()
 
-    def _require_running(self) -> AgentHost:
-        if self._host is None:
-            state = "has not been reset" if self.current_task is None else "has ended its episode"
+    def _take_activity(self) -> None:
+        if self._episode is not None:
+            self.activity = self._episode.activity.take()
+
+    def _next_agent_seed(self) -> int:
+        self._episodes += 1
+        digest = hashlib.sha256(f"{self._seed}/{self._episodes}".encode()).digest()
+        return int.from_bytes(digest[:8], "big")
+
+    def _require_running(self) -> Episode:
+        if self._episode is None or self._episode.host is None:
+            state = "has not been reset" if self._episode is None else "has ended its episode"
             raise EpisodeStateError(f"step() on an environment that {state}: call reset() first.")
-        return self._host
+        return self._episode
 
     @contextmanager
-    def _one_call_at_a_time(self) -> Iterator[None]:
+    def _waiting_for_an_action(self, what: str) -> Iterator[tuple[Episode, TimeStep[LLMRequest]]]:
+        """The episode and its pending time step, with every other call refused meanwhile."""
+        episode, time_step = self._episode, self.time_step
+        if self._busy or episode is None or episode.host is None or time_step is None or time_step.last():
+            state = (
+                f"{self._busy} is under way"
+                if self._busy
+                else "it has not been reset"
+                if episode is None
+                else "its episode has ended"
+            )
+            raise SnapshotTimingError(f"{what} needs an environment that waits for an action, but {state}.")
+        with self._one_call_at_a_time(what):
+            yield episode, time_step
+
+    @contextmanager
+    def _one_call_at_a_time(self, what: str) -> Iterator[None]:
         if self._busy:
-            raise EpisodeStateError("reset() or step() while another of them is under way: await that one first.")
-        self._busy = True
+            raise EpisodeStateError(f"{what} while {self._busy} is under way: await that one first.")
+        loop = asyncio.get_running_loop()
+        if what == "reset()":
+            self._loop = loop
+        elif self._loop is not None and loop is not self._loop:
+            raise EpisodeStateError(
+                f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
+                "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
+            )
+        self._busy = what
         try:
             yield
         finally:
-            self._busy = False
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Adds the wall seconds spent inside to `phase_sec[name]`."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.phase_sec[name] = self.phase_sec.get(name, 0.0) + time.perf_counter() - began
-
-
-async def _tear_down(host: AgentHost | None, container: Container | None) -> None:
-    try:
-        if host is not None:
-            await host.cancel()
-    finally:
-        if container is not None:
-            await container.stop()
+            self._busy = ""

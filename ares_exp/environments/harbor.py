@@ -23,6 +23,8 @@ SHOWN_REFUSALS = 10
 class HarborEnvironments:
     """A folder of Harbor tasks, or one task, as a source of environments."""
 
+    exports_state = True
+
     @validate_call
     def __init__(
         self,
@@ -95,6 +97,7 @@ class HarborEnvironments:
             seed=parts.seed,
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
+            start_from=parts.start_from,
         )
 
 

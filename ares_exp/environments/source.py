@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
+
+if TYPE_CHECKING:
+    from ares_exp.environments.restoring import Continuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class EpisodeParts:
         seed: Seed of the episode.
         provide_solution: Whether the task's solution goes into the container (the oracle).
         output_dir: Where the verifier's files are kept, or `None`.
+        start_from: Where the episode goes on, instead of beginning; only for a source with `exports_state`.
     """
 
     container_factory: ContainerFactory
@@ -32,6 +36,7 @@ class EpisodeParts:
     seed: int
     provide_solution: bool = False
     output_dir: Path | None = None
+    start_from: Continuation | None = None
 
 
 Report = Callable[[str], None]
@@ -39,7 +44,11 @@ Report = Callable[[str], None]
 
 
 class EnvironmentSource(Protocol):
-    """A task set, and the environments that play its tasks."""
+    """A task set, and the environments that play its tasks.
+
+    A source whose environments have `export_state` (and `step_count`) says so by `exports_state = True`; others are
+    refused with `snapshot=…`.
+    """
 
     @property
     def path(self) -> Path | None:

@@ -171,6 +171,8 @@ class _Scan:
         except FileNotFoundError:
             pass  # it was removed meanwhile
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise CaptureError(f"{path!r} cannot be kept: the snapshot store's disk is full.") from None
             raise CaptureError(f"{path!r} cannot be read: {error.strerror}.") from None
         return False
 

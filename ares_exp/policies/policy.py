@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, TextIO, cast
 
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -25,8 +25,23 @@ class EpisodeSpec:
     seed: int = 0
 
 
+class RunReport(Protocol):
+    """What a policy has to say of a whole run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        ...
+
+    def render(self, stream: TextIO) -> None:
+        """Writes it for people."""
+        ...
+
+
 class Policy(LLMClient, Protocol):
     """Answers the requests of many episodes, concurrently. A plain `LLMClient` can be used in its place.
+
+    A policy that plays recorded episodes may also have `seed_of(task_name, attempt) -> int | None`, the seed that an
+    episode is to be played with, and `report(results) -> RunReport`, asked for when all `EpisodeResult`s are there.
 
     Attributes:
         needs_solution: Whether the environment must put the task's solution into the container (the oracle).

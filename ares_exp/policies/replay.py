@@ -1,49 +1,79 @@
-"""The replay policy: answers from a recorded episode, and says where a request differs from the recorded one."""
+"""The replay policy: answers from recorded episodes, and tells how what it is asked compares with what was recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import validate_call
+from pydantic import AfterValidator, Field, validate_call
 
+from ares_exp.environments.message_edit import edited, recorded_edits
 from ares_exp.errors import PreflightError, ReplayDivergenceError, TrajectoryFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.normalisers import Normaliser, UserNormaliser, make_normalisers
 from ares_exp.policies.oracle import ORACLE_MODEL
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.replay_report import ReplayedEpisode, ReplayReport
+from ares_exp.policies.request_comparison import Match, RequestComparison, StepComparison
+from ares_exp.results import EpisodeResult
 from ares_exp.trajectories.first_difference import Difference, first_difference
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
 from ares_exp.trajectories.stored_episodes import load
 
 SHOWN_CHARS = 120
+MAX_SEED = 2**31
+
+Strict = bool | Literal["normalised"]
+Declared = Annotated[list[str | UserNormaliser], Field(max_length=50)]
+
+
+def _check_names(declared: Declared) -> Declared:
+    make_normalisers(declared)
+    return declared
 
 
 class ReplayPolicy(SharedPolicy):
     """Plays recorded episodes again, each request compared with the recorded one before it is answered."""
 
     @validate_call
-    def __init__(self, *, trajectory: Path, strict: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        trajectory: Path,
+        episode: str | None = None,
+        strict: Strict = True,
+        normalise: Annotated[Declared, AfterValidator(_check_names)] = [],  # noqa: B006  # pydantic copies it
+    ) -> None:
         """Names the recording; reads nothing yet.
 
         Args:
             trajectory: A run directory, or a file or a folder of episodes, of any format; see `trajectories.load`.
+            episode: Id of the only episode of it that counts, also if it was cut short; `None`: all that have ended.
             strict: Whether a request that differs from the recorded one ends the episode; if not, it is answered all
-                the same.
+                the same. `"normalised"`: whether it differs after normalising.
+            normalise: What does not count when requests are compared: names of built-in normalisers, and the user's own
+                as `{pattern, replacement}`, applied in this order. See `normalisers`.
         """
         self._path = trajectory
-        self._strict = strict
+        self._episode_id = episode
+        self._strict: Strict = strict
+        self._normalisers = make_normalisers(normalise)
         self._episodes: dict[str, list[EpisodeTrajectory]] = {}
+        self._played: dict[tuple[str, int], _Replayed] = {}
 
     async def preflight(self) -> None:
         """Reads the recording. Raises `PreflightError` when there is none, or when it cannot be read."""
+        one = self._episode_id
         try:
-            recorded = list(load(self._path).trajectories())
+            stored = load(self._path, partial=one is not None, skip_broken=one is not None)
+            recorded = [found.load() for found in stored if one in (None, found.episode_id)]
         except TrajectoryFormatError as error:
             raise PreflightError(f"Cannot read `policy.trajectory`: {error}") from None
         if not recorded:
-            raise PreflightError(f"Expected recorded episodes in `policy.trajectory`, found none in {self._path}.")
+            wanted = "recorded episodes" if one is None else f"the trajectory of episode {one}"
+            raise PreflightError(f"Expected {wanted} in `policy.trajectory`, found none in {self._path}.")
         # What the oracle did can only be done again with the solution in place.
         self.needs_solution = any(_is_oracle(episode) for episode in recorded)
         self._episodes = {}
@@ -52,14 +82,35 @@ class ReplayPolicy(SharedPolicy):
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """The recording of that task; attempt n plays the n-th recorded one, starting over after the last."""
-        recorded = self._episodes.get(episode.task_name)
-        if not recorded:
+        recorded = self._recorded(episode.task_name, episode.attempt)
+        if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
             raise ReplayDivergenceError(
                 f"{self._path} has no recorded episode of task {episode.task_name!r}; it has: {names}. "
                 "Select those with `env.tasks=…`."
             )
-        return _Replayed(recorded[episode.attempt % len(recorded)], strict=self._strict)
+        played = _Replayed(recorded, strict=self._strict, normalisers=self._normalisers)
+        self._played[episode.task_name, episode.attempt] = played
+        return played
+
+    def seed_of(self, task_name: str, attempt: int) -> int | None:
+        """The seed that the recorded episode was played with, if it says so: an agent may draw from it."""
+        recorded = self._recorded(task_name, attempt)
+        seed = None if recorded is None else recorded.metadata.get("seed")
+        return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
+
+    def report(self, results: Sequence[EpisodeResult]) -> ReplayReport:
+        """How what was played compares with what was recorded; for after the run."""
+        episodes = []
+        for result in results:
+            if (recorded := self._recorded(result.task_name, result.attempt)) is not None:
+                played = self._played.get((result.task_name, result.attempt))
+                episodes.append(ReplayedEpisode.of(recorded, result, played.steps if played is not None else ()))
+        return ReplayReport(self._path, tuple(one.name for one in self._normalisers), tuple(episodes))
+
+    def _recorded(self, task_name: str, attempt: int) -> EpisodeTrajectory | None:
+        recorded = self._episodes.get(task_name)
+        return recorded[attempt % len(recorded)] if recorded else None
 
 
 def _is_oracle(episode: EpisodeTrajectory) -> bool:
@@ -67,36 +118,50 @@ def _is_oracle(episode: EpisodeTrajectory) -> bool:
 
 
 class _Replayed:
-    """One recorded episode, played from its first action."""
+    """One recorded episode, played from its first action.
 
-    def __init__(self, episode: EpisodeTrajectory, *, strict: bool) -> None:
+    Attributes:
+        steps: How the requests so far compare with the recorded ones.
+    """
+
+    def __init__(self, episode: EpisodeTrajectory, *, strict: Strict, normalisers: Sequence[Normaliser]) -> None:
+        self.steps: list[StepComparison] = []
         self._episode = episode
+        self._edits = recorded_edits(episode.metadata)
         self._strict = strict
-        self._position = 0
+        self._comparison = RequestComparison(normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        steps, position = self._episode.steps, self._position
+        steps, position = self._episode.steps, len(self.steps)
+        asked = serialize_llm_request(edited(request, self._edits, position))  # shown as it was then
+        recorded = steps[position].observation if position < len(steps) else None
+        if recorded is None:
+            self.steps.append(StepComparison(position, Match.EXTRA))
+        else:
+            self.steps.append(self._comparison.compare(position, recorded, asked))
         if position + 1 >= len(steps) or steps[position + 1].action is None:
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
                 f"and the agent asks for one more (request {position + 1})."
             )
-        if self._strict:
-            self._compare(steps[position].observation or {}, serialize_llm_request(request))
-        self._position += 1
+        tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
+        if self._strict and self.steps[-1].match not in tolerated:
+            self._refuse(recorded or {}, asked)
         action = steps[position + 1].action
         assert action is not None
         return deserialize_llm_response(action)
 
-    def _compare(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-        difference = first_difference(recorded, asked)
-        if difference is None:
-            return
-        counts = f"{len(asked.get('messages', ()))} messages where {len(recorded.get('messages', ()))} were recorded"
+    def _refuse(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+        step = self.steps[-1]
+        words = f"{step.where}: {'; '.join(step.diff)}"
+        if self._strict is True and (difference := first_difference(recorded, asked)) is not None:
+            words = _in_words(
+                difference,
+                f"{len(asked.get('messages', ()))} messages where {len(recorded.get('messages', ()))} were recorded",
+            )
         raise ReplayDivergenceError(
-            f"Request {self._position + 1} of task {self._episode.task_name!r} differs from the recorded one "
-            f"(episode {self._episode.episode_id}): {_in_words(difference, counts)}. "
-            "Use `policy.strict=false` to answer all the same."
+            f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "
+            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same."
         )
 
 

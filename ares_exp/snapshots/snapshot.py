@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotVersionError
+from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.run_dir import atomic_file, dump_json
 from ares_exp.snapshots import checked_parts
@@ -225,7 +225,14 @@ _KEYS = tuple(item.name for item in fields(EnvironmentSnapshot) if item.name not
 
 def _file_at(path: Path) -> Path:
     try:
-        return path / SNAPSHOT_FILE if path.is_dir() else path
+        if not path.is_dir():
+            return path
+        if (path / OBJECTS).is_dir() and not (path / SNAPSHOT_FILE).exists():
+            raise SnapshotNotFoundError(
+                f"Expected a snapshot at {path}, found a store of snapshots: name one of it. "
+                f"`python -m ares_exp.snapshots list {path}` lists them."
+            )
+        return path / SNAPSHOT_FILE
     except OSError:
         return path  # what is wrong with it will be told when it is opened
 

@@ -118,6 +118,7 @@ class HarborTask:
             "name": self.name,
             "path": str(self.path),
             "digest": self.digest,
+            "reward_key": self.reward_key,
             "package": package.name if package else None,
             "package_version": package.version if package else None,
         }
@@ -178,17 +179,25 @@ class HarborTask:
             return False
         return any(folder.iterdir()) and not any((folder / name).exists() for name in CONTAINER_DEFINITIONS)
 
+    def solution_env(self) -> Mapping[str, str]:
+        """The environment variables that the solution needs; they may hold secrets.
+
+        Raises:
+            TaskError: A host variable is missing.
+        """
+        return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
+
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
         """Puts the solution into the container, ready to run as `/solution/solve.sh`.
 
         Returns:
-            The environment variables that it needs; they may hold secrets.
+            As `solution_env`.
 
         Raises:
             TaskError: There is no solution, or a host variable is missing.
             ContainerError: The container failed.
         """
-        env = {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
+        env = self.solution_env()
         await container.upload(self._require_solution(), SOLUTION_DIR)
         await _as_root(container, f"chmod +x {SOLUTION_DIR}/solve.sh")
         return env

@@ -63,11 +63,19 @@ class Task(Protocol):
         """
         ...
 
+    def solution_env(self) -> Mapping[str, str]:
+        """The environment variables that the solution script needs (they may hold secrets: never record them).
+
+        Raises:
+            TaskError: A host variable is missing.
+        """
+        ...
+
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
         """Puts the solution into the container, ready to run as `/solution/solve.sh`.
 
         Returns:
-            The environment variables that the solution script needs (they may hold secrets: never record them).
+            As `solution_env`.
 
         Raises:
             TaskError: The task has no solution.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ares_exp.environments.activity import Activity
 from ares_exp.environments.environment import Environment
+from ares_exp.environments.past_step import PastStep
 from ares_exp.environments.time_step import StepType, TimeStep
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
@@ -88,12 +89,16 @@ class TrajectoryCollectingEnvironment:
             await self._end_with(error, self._record_of(_Unfinished("FIRST"), None, None, began))
             raise
         self._begin(start_time)
-        self._record(self._record_of(time_step, None, None, began))
+        if len(past := _past_steps(self._env)) > 1:  # it goes on from somewhere
+            self._record_past(past)
+        else:
+            self._record(self._record_of(time_step, None, None, began))
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps and records; a LAST step ends the episode."""
+        """Steps and records; a LAST step ends the episode. One that was restored is recorded from its beginning."""
         began = time.perf_counter()
+        self._adopt()
         policy_sec = None if self._waiting_since is None else began - self._waiting_since
         try:
             time_step = await self._env.step(action)
@@ -128,18 +133,49 @@ class TrajectoryCollectingEnvironment:
         finally:
             await self._env.__aexit__(exc_type, exc, traceback)
 
+    def _adopt(self) -> None:
+        """Begins to record an episode that was under way when the environment came here."""
+        if not self._active and self.trajectory is None and (past := _past_steps(self._env)):
+            self._begin(past[0].timestamp)
+            self._record_past(past)
+            self._waiting_since = None  # how long the policy has thought already is not known
+
+    def _record_past(self, past: Sequence[PastStep]) -> None:
+        """Records the time steps that an environment has behind it, the pending one last."""
+        for one in past:
+            self._record(
+                StepRecord(
+                    step_index=self._step_index,
+                    step_type=one.time_step.step_type,
+                    observation=_serialize(one.time_step.observation),
+                    action=_serialize(one.action),
+                    reward=_number(one.time_step.reward),
+                    discount=_number(one.time_step.discount),
+                    timestamp=one.timestamp,
+                    policy_sec=one.policy_sec,
+                    environment_sec=one.environment_sec,
+                    container_sec=one.activity.container_sec,
+                    commands=tuple(one.activity.commands),
+                )
+            )
+
     def _begin(self, start_time: float) -> None:
         """Opens an episode: after the environment's reset, which is what chooses the task."""
         self._step_index, self.trajectory, self._active = 0, None, True
         episode_id, self._episode_id = self._episode_id, None
         task = getattr(self._env, "current_task", None)
         image = getattr(self._env, "container_image", None)
+        lineage = getattr(self._env, "lineage", None)
+        edits = getattr(self._env, "edits", None)
         for sink in self._sinks:
             sink.begin(
                 task_name=str(getattr(task, "name", task) or type(self._env).__name__),
                 episode_id=episode_id,
                 start_time=start_time,
-                metadata=self._metadata | ({"container_image": image} if image is not None else {}),
+                metadata=self._metadata
+                | ({"container_image": image} if image is not None else {})
+                | ({"lineage": freeze(lineage)} if lineage else {})
+                | ({"edits": freeze([edit.to_dict() for edit in edits])} if edits else {}),
             )
 
     def _record_of(
@@ -210,6 +246,11 @@ class _Unfinished(NamedTuple):
     reward: None = None
     discount: None = None
     observation: None = None
+
+
+def _past_steps(env: Environment) -> Sequence[PastStep]:
+    past: Sequence[PastStep] = getattr(env, "past_steps", ())
+    return past
 
 
 def _number(value: Any) -> float | None:

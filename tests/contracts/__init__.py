@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contracts.container_contract")
+pytest.register_assert_rewrite("tests.contracts.container_contract", "tests.contracts.changes_contract")

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 ENGINE = "/var/run/docker.sock"
+_REFUSAL = b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class EngineRelay:
@@ -23,6 +24,8 @@ class EngineRelay:
         creates_to_delay: So many have their connection broken at once, and reach the engine `delay_sec` later.
         created: How many requests to create a container have reached the engine.
         hangs: Nothing passes any more.
+        refuses: Requests whose first line holds this are refused; `refused` counts them.
+        loads: How many requests to load an image have come.
     """
 
     delay_sec = 0.5
@@ -30,6 +33,8 @@ class EngineRelay:
     def __init__(self) -> None:
         self.answers_to_lose = self.creates_to_delay = self.created = 0
         self.hangs = False
+        self.refuses = b""
+        self.refused = self.loads = 0
         self._directory = tempfile.TemporaryDirectory(prefix="relay-")  # the path of a socket has to be short
         self._path = Path(self._directory.name) / "s"
         self.host = f"unix://{self._path}"
@@ -63,6 +68,12 @@ class EngineRelay:
             while data := await reader.read(65536):
                 while self.hangs:  # noqa: ASYNC110 (ended by a cancellation only)
                     await asyncio.sleep(0.05)
+                self.loads += bool(re.match(rb"POST /v[\d.]+/images/load", data))
+                if self.refuses and self.refuses in data.split(b"\r\n", 1)[0]:
+                    self.refused += 1
+                    await self._send(writer, _REFUSAL)
+                    writer.close()
+                    return
                 if re.match(rb"POST /v[\d.]+/containers/create\?", data):
                     data = await self._whole_request(reader, data)
                     if self.creates_to_delay:

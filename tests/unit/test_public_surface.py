@@ -9,6 +9,7 @@ SURFACE = {
     "CodeEnvironment",
     "DockerContainerFactory",
     "Environment",
+    "EnvironmentSnapshot",
     "EpisodeLimits",
     "EpisodeTrajectory",
     "JsonTrajectoryCollector",
@@ -22,7 +23,7 @@ SURFACE = {
     "run_episode",
     "wrap_as_gym",
 }
-HEAVY = {"wandb", "docker", "daytona", "openai", "gymnasium", "numpy", "jinja2"}
+HEAVY = {"wandb", "docker", "daytona", "openai", "gymnasium", "numpy", "jinja2", "zstandard"}
 
 
 def test_the_public_names_are_these_and_all_resolve() -> None:

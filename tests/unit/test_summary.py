@@ -86,6 +86,18 @@ def test_tokens_cost_and_interruption_are_told_when_there_are_any(tmp_path: Path
     assert "1 of 3 episodes finished · 1,534 tokens (34 generated) · $0.0125 · 1 min 01 s · interrupted" in text
 
 
+def test_snapshots_are_told_when_there_are_any(tmp_path: Path) -> None:
+    results = (
+        EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, snapshots=3, snapshot_failures=1),
+        EpisodeResult("f", "a", 1, 0, Outcome.COMPLETED, 1.0, snapshots=1),
+    )
+    text = _render(RunSummary(2, results, snapshot_dir=tmp_path / "snapshots"), tmp_path)
+    assert f"\n4 snapshots in {tmp_path}/snapshots\n1 snapshot failed, see run.log\n\nWritten to" in text
+    text = _render(RunSummary(1, (_result("a", 1.0),), snapshot_dir=tmp_path / "snapshots"), tmp_path)
+    assert "snapshots in" not in text
+    assert "failed" not in text
+
+
 def test_a_run_without_results_has_no_table(tmp_path: Path) -> None:
     text = _render(RunSummary(2, (), interrupted=True), tmp_path)
     assert _cells(text) == []

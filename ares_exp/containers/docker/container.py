@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 import re
 import secrets
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.docker.capture import CaptureWay
+from ares_exp.containers.docker.changed_files import ChangedFiles
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
 from ares_exp.containers.docker.death import DeathWatch
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
@@ -30,9 +33,12 @@ from ares_exp.errors import (
     ContainerError,
     ContainerStartError,
     PreflightError,
+    SnapshotError,
     TransferError,
     UnsupportedTaskError,
 )
+from ares_exp.filesystem.delta import Delta
+from ares_exp.filesystem.objects import ObjectStore
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -51,10 +57,11 @@ class DockerOptions:
     pids_limit: int
     swap_mb: int
     no_new_privileges: bool
+    capture: CaptureWay
 
 
 class DockerContainer(Container):
-    """One container; a `Container`."""
+    """One container; a `Container`, and a `SnapshottableContainer`."""
 
     image: str | None = None
 
@@ -68,6 +75,8 @@ class DockerContainer(Container):
         self._may_appear = False
         self._first_process: FirstProcess | None = None
         self._death: DeathWatch | None = None
+        keep = options.keep_image
+        self._changed_files = ChangedFiles(spec, self.container_name, options.capture, keep_image=keep)
         self._network = ContainerNetwork(spec, options.network)
         self._channels: ShellPool | None = None
         self._default_user = ""
@@ -107,17 +116,21 @@ class DockerContainer(Container):
 
     async def _create_and_start(self, engine: Engine) -> FirstProcess:
         spec = self._spec
-        image = self.image = await ensure_image(
-            engine,
-            name=spec.name,
-            docker_image=spec.docker_image,
-            context_dir=spec.context_dir,
-            keep=self._options.keep_image,
-        )
+        if spec.changes is not None:
+            image, self.image = await self._changed_files.image(engine)
+        else:
+            image = self.image = await ensure_image(
+                engine,
+                name=spec.name,
+                docker_image=spec.docker_image,
+                context_dir=spec.context_dir,
+                keep=self._options.keep_image,
+            )
         async with starts(engine).slot():
             await in_thread(lambda: self._create(engine, image), lane="starts")
             first_process = self._first_process = await FirstProcess.attach(engine, self.container_name)
             await in_thread(lambda: engine.api.start(self.container_name), lane="starts")
+        await self._changed_files.has_started(engine)
         return first_process
 
     def _create(self, engine: Engine, image: str) -> None:
@@ -223,6 +236,21 @@ class DockerContainer(Container):
                 raise
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        """As `SnapshottableContainer.capture_changes`; see `capture` for the ways.
+
+        Raises:
+            CaptureError: The files could not be read.
+            SnapshotUnsupportedError: They cannot be read in the way that the option `capture` asks for.
+            ContainerDiedError: The container is gone.
+        """
+        self._running_engine()
+        try:
+            return await self._changed_files.capture(objects)
+        except SnapshotError as error:
+            await self._raise_if_dead(error)
+            raise
+
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`.
 
@@ -260,14 +288,13 @@ class DockerContainer(Container):
             if self._channels is not None:
                 await self._channels.close()
             if self._engine is not None:
-                engine, image = self._engine, self._image_to_remove()
+                engine = self._engine
+                is_ours_to_remove = self._spec.docker_image is None and not self._options.keep_image
+                image = self.image if is_ours_to_remove else None
                 await in_thread(lambda: remove(engine, self.container_name, image), lane="removals")
                 if self._may_appear:
                     await in_thread(lambda: remove_when_it_appears(engine, self.container_name), lane="removals")
         finally:
             if self._first_process is not None:
                 self._first_process.close()
-            await self._network.close()
-
-    def _image_to_remove(self) -> str | None:
-        return self.image if self._spec.docker_image is None and not self._options.keep_image else None
+            await asyncio.gather(self._network.close(), self._changed_files.close())

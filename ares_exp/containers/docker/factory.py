@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -18,6 +18,7 @@ from ares_exp.containers.container import Container, ContainerSpec, Shell
 from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.buildkit import check_buildable
 from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import remove_stale
@@ -25,7 +26,7 @@ from ares_exp.containers.docker.limits import unenforced
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.warm_pool import MAX_WARM, WarmPool
-from ares_exp.errors import ContainerStartError, PreflightError, TaskError, UnsupportedTaskError
+from ares_exp.errors import ConfigError, ContainerStartError, PreflightError, TaskError, UnsupportedTaskError
 from ares_exp.secrets import is_sensitive, protect
 
 
@@ -48,6 +49,7 @@ class DockerContainerFactory:
         swap_mb: Annotated[int, pydantic.Field(ge=0)] = 0,
         no_new_privileges: bool = False,
         warm: Annotated[int, pydantic.Field(ge=0, le=MAX_WARM)] = 0,
+        capture: CaptureWay = "auto",
     ) -> None:
         """Keeps the options; touches nothing.
 
@@ -65,6 +67,10 @@ class DockerContainerFactory:
             swap_mb: Swap that a container may use on top of its memory limit.
             no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
             warm: How many containers of a kind that was asked for are started ahead of the next who asks.
+            capture: How snapshots read what a container changed. `upper`: from the engine's own directory, which takes
+                root on its machine and a storage driver that is an overlay. `archive`: from archives that the engine or
+                `tar` in the container makes; slower, and hard links, names that are no UTF-8 and the like may be lost.
+                `auto`: `upper` where that is possible.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
@@ -79,6 +85,7 @@ class DockerContainerFactory:
             pids_limit=pids_limit,
             swap_mb=swap_mb,
             no_new_privileges=no_new_privileges,
+            capture=capture,
         )
         self._capabilities = Capabilities()  # the least, until the engine was asked
         self._pool = WarmPool(self._make, ahead=warm, kind_of=_kind_of) if warm else None
@@ -89,6 +96,23 @@ class DockerContainerFactory:
 
     def _make(self, spec: ContainerSpec) -> DockerContainer:
         return DockerContainer(spec, self._options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, JSON-ready; of variables their names alone: their values may be secret."""
+        options = self._options
+        network = options.network
+        return {
+            "network": None if network.override is None else network.override.mode,
+            "allowed_hosts": sorted(network.allowed_hosts),
+            "shell": options.shell,
+            "keep_image": options.keep_image,
+            "extra_hosts": dict(network.extra_hosts),
+            "pids_limit": options.pids_limit,
+            "swap_mb": options.swap_mb,
+            "no_new_privileges": options.no_new_privileges,
+            **({"env": sorted(options.env)} if options.env else {}),
+        }
 
     async def close(self) -> None:
         """Stops the containers that were started ahead. Idempotent."""
@@ -111,6 +135,18 @@ class DockerContainerFactory:
                 "DOCKER_HOST to another one."
             ) from error
         await in_thread(lambda: remove_stale(engine), lane="removals")
+
+    def check_snapshots(self) -> None:
+        """As `ContainerFactory` says.
+
+        Raises:
+            ConfigError: The images that snapshots are relative to would be removed with their containers.
+        """
+        if not self._options.keep_image:
+            raise ConfigError(
+                "Snapshots hold what differs from a container's image, and container.keep_image=false removes the "
+                "image with the container. Set container.keep_image=true, or snapshot=none."
+            )
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """As `ContainerFactory.check`.
@@ -136,6 +172,15 @@ class DockerContainerFactory:
         if spec.docker_image is None and context is not None:
             check_buildable(context / "Dockerfile")
         return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
+
+    def snapshot_warnings(self, spec: ContainerSpec) -> list[str]:
+        """What may keep snapshots of a container for `spec` from being restored; shown when a run takes snapshots."""
+        if spec.docker_image is None and not self._options.keep_image:
+            return [
+                f"Task {spec.name}: its image is removed with the last container that uses it "
+                "(container.keep_image=false); snapshots taken meanwhile cannot be restored after that."
+            ]
+        return []
 
 
 async def _kind_of(spec: ContainerSpec) -> Hashable:

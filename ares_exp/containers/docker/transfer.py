@@ -41,7 +41,7 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
     """
     path = source
     for _ in range(_MAX_LINKS):
-        with _archive(api, container, path) as answer:
+        with open_archive(api, container, path) as answer:
             if answer.status_code == 404:
                 raise TransferError(f"Cannot download {source}: there is no such file in the container.")
             if answer.status_code != 200:
@@ -55,7 +55,7 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
     raise TransferError(f"Cannot download {source}: more than {_MAX_LINKS} symbolic links to follow.")
 
 
-def _archive(api: APIClient, container: str, path: str) -> Response:
+def open_archive(api: APIClient, container: str, path: str) -> Response:
     """Asks for a tar. docker-py's own call gives no way to close an answer that is not wanted to its end."""
     answer: Response = api.get(
         f"{api.base_url}/v{api.api_version}/containers/{container}/archive",

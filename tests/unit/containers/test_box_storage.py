@@ -24,7 +24,7 @@ def memory_has_attributes() -> bool:
     return True
 
 
-pytestmark = [needs_local, as_root]
+pytestmark = [pytest.mark.once, needs_local, as_root]
 in_memory = pytest.mark.skipif(not memory_has_attributes(), reason="files in memory have no attributes on this kernel")
 
 ROUND_TRIP = """

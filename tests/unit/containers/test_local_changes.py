@@ -24,6 +24,7 @@ from tests.contracts.changes_contract import ChangesContract
 from tests.unit.containers.local_sandbox import as_root, box, needs_local
 
 pytestmark = [
+    pytest.mark.once,
     needs_local,
     pytest.mark.skipif(not find_storage().is_readable, reason="no folder here can hold the upper layer of an overlay"),
 ]

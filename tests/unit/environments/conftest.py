@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.tasks.harbor import HarborTask, load_task
 
 PASSES_WITH_ANSWER = (
@@ -62,4 +63,23 @@ async def make_environment(make_task: MakeTask) -> AsyncIterator[MakeEnvironment
         return env
 
     yield make
+    await asyncio.gather(*(env.close() for env in made))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A place for snapshots, beside the tasks."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+async def restore() -> AsyncIterator[Callable[..., Awaitable[CodeEnvironment]]]:
+    """`CodeEnvironment.load_from_state`; what it gives is closed after the test."""
+    made: list[CodeEnvironment] = []
+
+    async def load(snapshot: EnvironmentSnapshot | Path, **options: Any) -> CodeEnvironment:
+        made.append(await CodeEnvironment.load_from_state(snapshot, **options))
+        return made[-1]
+
+    yield load
     await asyncio.gather(*(env.close() for env in made))

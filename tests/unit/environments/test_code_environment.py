@@ -359,7 +359,7 @@ async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
 
 async def test_an_agent_that_never_asks_in_time(make_environment: Any) -> None:
     async def slow(container: Any, llm: Any) -> None:
-        await asyncio.Event().wait()
+        await asyncio.sleep(60)
 
     env = make_environment(agent=agent_factory(slow), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
     with pytest.raises(AgentSetupTimeoutError, match=r"0\.3 s"):

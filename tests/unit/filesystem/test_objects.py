@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from ares_exp.filesystem.objects import MAX_OBJECT_BYTES, ObjectStore
 
@@ -265,3 +266,16 @@ def test_a_line_with_a_secret_is_not_stored(store: ObjectStore, monkeypatch: pyt
         store.put_lines([b"before", line])
     assert "o-te" not in str(error.value)
     assert list(store.digests()) == []
+
+
+@pytest.mark.local
+def test_putting_what_a_read_only_store_has_changes_nothing(tmp_path: Path) -> None:
+    digest = ObjectStore(tmp_path).put(b"there")
+    os.utime(ObjectStore(tmp_path).file(digest), (1, 1))
+    code = f"""from pathlib import Path
+from ares_exp.filesystem.objects import ObjectStore
+assert ObjectStore(Path({str(tmp_path)!r})).put(b"there") == {digest!r}
+"""
+    words = [find_bwrap(), "--dev-bind", "/", "/", "--ro-bind", tmp_path, tmp_path, sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

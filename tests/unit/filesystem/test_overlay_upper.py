@@ -29,6 +29,8 @@ from tests.unit.filesystem.trees import (
     tree_of,
 )
 
+pytestmark = pytest.mark.once
+
 KEY = "a-very-secret-value-0123456789"
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only root mounts overlays, makes devices and gives files away")
 

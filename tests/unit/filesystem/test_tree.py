@@ -12,6 +12,8 @@ from ares_exp.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.filesystem.tree import write_tree
 from tests.unit.filesystem.trees import IS_ROOT, NOBODY, as_nobody, make_awkward, tree_of
 
+pytestmark = pytest.mark.once
+
 DIRECTORY = Entry("directory", mode=0o755, uid=os.geteuid(), gid=os.getegid())
 FILE = Entry("file", mode=0o644, uid=os.geteuid(), gid=os.getegid())
 

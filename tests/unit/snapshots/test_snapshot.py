@@ -255,3 +255,9 @@ def test_what_is_no_plain_file_is_not_opened(store: SnapshotStore, tmp_path: Pat
     path.mkdir()
     with pytest.raises(SnapshotMetadataError, match="expected a file"):
         store.get(f"{EPISODE}@0")
+
+
+def test_a_store_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    with pytest.raises(SnapshotNotFoundError, match="found a store of snapshots"):
+        EnvironmentSnapshot.load_from_file(tmp_path)

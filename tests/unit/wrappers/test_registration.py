@@ -130,11 +130,11 @@ def test_the_arguments_reach_the_environment():
     )
     code = env.environment._env
     assert [task.path.name for task in code._tasks] == ["write-greeting"]
-    limits = code._limits
+    limits = code._setup.limits
     assert (limits.steps, limits.tokens, limits.cost, limits.verify_on_truncation) == (3, 4, 0.5, False)
     assert limits.time.agent_timeout_sec == 7
-    assert code._container_factory._pids_limit == 64
-    assert code._code_agent_factory.max_output_chars == 100
+    assert code._setup.container_factory._pids_limit == 64
+    assert code._setup.code_agent_factory.max_output_chars == 100
     env.close()
 
 
@@ -150,7 +150,7 @@ def test_the_spec_can_be_written_down_and_made_again():
     env = gymnasium.make(ID, path=PATH, step_limit=3)
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json()))
     assert json.loads(env.spec.to_json())["kwargs"] == {"path": PATH, "step_limit": 3}
-    assert again.unwrapped.environment._limits.steps == 3
+    assert again.unwrapped.environment._setup.limits.steps == 3
     env.close()
     again.close()
 

@@ -1,0 +1,186 @@
+"""What a container changed, as the engine lists it and `tar` in the container, or the engine itself, archives it.
+
+For engines whose directories cannot be read from here. The list costs the engine a walk over the image, and knows no
+directory that hides the base's: each deletion in it is listed. Names that are no UTF-8 get lost in it.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import BinaryIO, Protocol, TypeVar
+
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread
+from ares_exp.containers.docker.engine_archive import read_archives
+from ares_exp.containers.docker.program import run_program
+from ares_exp.errors import CaptureError
+from ares_exp.filesystem.delta import Entry, is_kept, sorted_by_path
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.filesystem.tar_entries import read_tar
+
+_TAR = [
+    "tar",
+    "--create",
+    "--null",
+    "--no-recursion",
+    "--files-from=-",
+    "--format=posix",
+    "--sparse",
+    "--numeric-owner",
+]
+_TAR += ["--xattrs", "--xattrs-include=*"]
+_TAR_READ_SOMETHING = (0, 1, 2)  # all; all, but some changed meanwhile; some could not be read
+_STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
+_SIGNATURE = re.compile(rb"\d+ \d+ \d+ [0-9a-f]+ -?[\d.]+ -?[\d.]+")
+_STAT_BYTES = 200  # of one answer, without the name
+_ADDED, _DELETED = 1, 2  # kinds of changes, in the engine's list
+_LOST = "\ufffd"
+_YOUNG_SEC = 2.0
+_REGULAR, _ALL_KINDS = 0o100000, 0o170000
+
+Skip = Callable[[str], bool]
+_T = TypeVar("_T")
+
+
+class Bounded(Protocol):
+    """Runs work in a thread; the `skip` that it gets raises when it is to end."""
+
+    def __call__(self, read: Callable[[Skip], dict[str, Entry]], skip: Skip) -> Awaitable[dict[str, Entry]]: ...  # noqa: D102
+
+
+class ArchiveCapture:
+    """Captures one container again and again. Files that have not changed since are not read again."""
+
+    def __init__(self, engine: Engine, container: str) -> None:
+        """Reads nothing yet."""
+        self._engine = engine
+        self._container = container
+        self._known: dict[str, tuple[bytes, Entry]] = {}
+
+    async def run(self, objects: ObjectStore, notes: list[str], skip: Skip, bounded: Bounded) -> dict[str, Entry]:
+        """The changes.
+
+        Args:
+            objects: Where contents go.
+            notes: Gets a sentence for each thing that is not kept.
+            skip: Whether a path is left out.
+            bounded: Runs what blocks.
+
+        Raises:
+            CaptureError: They could not be read.
+            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused, or is
+                gone.
+        """
+        listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
+        deleted = {path for path, kind in listed.items() if kind == _DELETED}
+        above = {parent for path in listed for parent in _parents(path)}
+        there = sorted((listed.keys() | above) - (deleted - above))
+        failures: tuple[type[Exception], ...] = (CaptureError, *engine_errors())
+        try:
+            entries = await self._by_tar(there, objects, notes, skip)
+        except failures:  # no tar, or one that knows other options
+            added = {path for path, kind in listed.items() if kind == _ADDED}
+            entries = await bounded(
+                lambda skip: read_archives(self._engine.api, self._container, there, added, objects, notes, skip), skip
+            )
+        for path in deleted:
+            if path in above and path in entries:  # an engine may list a directory that hides the base's like this
+                entries[path] = replace(entries[path], opaque=True)
+            elif path not in above:
+                entries[path] = Entry("whiteout")
+        return _in_directories(entries)
+
+    def _listed(self, notes: list[str], skip: Skip) -> dict[str, int]:
+        """Changed paths, and how they changed."""
+        found: dict[str, int] = {
+            change["Path"]: change["Kind"] for change in self._engine.api.diff(self._container) or []
+        }
+        lost = [path for path in found if _LOST in path]
+        if lost:
+            notes.append(f"{len(lost)} paths whose names are no UTF-8 are not kept, {min(lost)!r} the first of them.")
+        return {
+            path: kind
+            for path, kind in found.items()
+            if path != "/" and _LOST not in path and is_kept(path) and not skip(path)
+        }
+
+    async def _by_tar(self, paths: list[str], objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
+        signatures = await self._signatures(paths)
+        old = {path: self._known[path][1] for path in paths if self._is_known(path, signatures.get(path), objects)}
+        new = [path for path in paths if path not in old]
+        more: list[str] = []
+        read, exit_code = await self._run(_TAR, new, lambda file: read_tar(file, objects, notes=more, skip=skip))
+        if exit_code not in _TAR_READ_SOMETHING:
+            raise CaptureError(f"tar in the container ended with exit code {exit_code}.")
+        noted = "".join(more)
+        notes += more
+        notes += [
+            f"{path!r} is not kept: it is a socket, or was removed while it was to be read."
+            for path in new
+            if path not in read and repr(path) not in noted
+        ]
+        notes += _lost_names(signatures)
+        self._known = {path: self._known[path] for path in old}
+        for path in signatures.keys() & read.keys():
+            if read[path].kind == "file" and _tells(signatures[path]):
+                self._known[path] = (signatures[path], read[path])
+        return {**old, **read}
+
+    async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
+        """What changes with a file, by path; nothing where the container has no such `stat`."""
+        most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
+        answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
+        found = {}
+        for record in answer.split(b"\0")[:-1] if len(answer) <= most else []:
+            signature, _, name = record.partition(b" ./")
+            if _SIGNATURE.fullmatch(signature):
+                found[f"/{os.fsdecode(name)}"] = signature
+        return found
+
+    def _is_known(self, path: str, signature: bytes | None, objects: ObjectStore) -> bool:
+        known = self._known.get(path)
+        if known is None or known[0] != signature:
+            return False
+        return all(chunk is None or objects.keep(chunk) for chunk in known[1].chunks)
+
+    async def _run(self, command: list[str], paths: Iterable[str], read: Callable[[BinaryIO], _T]) -> tuple[_T, int]:
+        stdin = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name begins with a dash
+        return await run_program(self._engine, self._container, command, stdin, read)
+
+
+def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
+    """A sentence for each file that has a name which is not listed: that of a file of the image, which it is."""
+    paths: dict[tuple[bytes, ...], list[str]] = {}
+    for path, signature in signatures.items():
+        inode, _, names, mode = signature.split(b" ")[:4]
+        if names != b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR:
+            paths.setdefault((inode, names), []).append(path)
+    for (_, names), listed in paths.items():
+        if len(listed) != int(names):
+            yield f"{listed[0]!r} is kept as a file of its own: it is another name of a file of the image."
+
+
+def _tells(signature: bytes) -> bool:
+    """Whether a later change gives another signature: of a regular file with one name, changed some time ago."""
+    _, _, names, mode, _, changed = signature.split(b" ")
+    is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
+    return is_plain and time.time() - float(changed) > _YOUNG_SEC
+
+
+def _parents(path: str) -> Iterator[str]:
+    while (path := posixpath.dirname(path)) != "/":
+        yield path
+
+
+def _in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Without those whose directory has gone meanwhile."""
+    found: dict[str, Entry] = {}
+    for path, entry in sorted_by_path(entries).items():
+        parent = posixpath.dirname(path)
+        if parent == "/" or (parent in found and found[parent].kind == "directory"):
+            found[path] = entry
+    return found

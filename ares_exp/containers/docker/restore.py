@@ -1,0 +1,74 @@
+"""Puts captured files into a container that has been started, as far as they are not in its image already."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.program import run_program
+from ares_exp.errors import RestoreError
+from ares_exp.filesystem.delta import Delta, Entry, StoredChanges
+from ares_exp.filesystem.layer import write_layer
+
+_REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
+_LIKE_A_WHITEOUT = "/.wh."
+_TOUCHED_BY_THE_ENGINE = "/etc"  # it makes hosts, hostname and others there, on top of the image
+
+
+async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is_derived: bool) -> None:
+    """Makes the files of a container those of `changes`.
+
+    Args:
+        engine: The engine.
+        container: Its name; it runs.
+        changes: Relative to its image.
+        is_derived: Whether the image has them already. It has not the files whose names mean deletions in a layer.
+
+    Raises:
+        RestoreError: With the reason.
+        SnapshotMetadataError: An object is missing or damaged.
+    """
+    entries = changes.delta.entries
+    if is_derived:
+        entries = _not_in_the_image(entries)
+    elif gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
+        await _remove(engine, container, gone)
+    files = {path: replace(entry, opaque=False) for path, entry in entries.items() if entry.kind != "whiteout"}
+    if files:
+        plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
+        await in_thread(lambda: _put(engine, container, plain), lane="transfers")
+
+
+def _not_in_the_image(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The files that no layer has, and the directories they are in: these get other times when a file is put there."""
+    links = {entry.link for path, entry in entries.items() if _LIKE_A_WHITEOUT in path} - {None}
+    found = {path for path, entry in entries.items() if _LIKE_A_WHITEOUT in path or entry.link in links}
+    found |= {path[:end] for path in found for end in range(1, len(path)) if path[end] == "/"}
+    found.add(_TOUCHED_BY_THE_ENGINE)
+    return {path: entry for path, entry in entries.items() if path in found}
+
+
+async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
+    names = b"".join(os.fsencode(f".{path}\0") for path in paths)
+    try:
+        output, exit_code = await run_program(engine, container, _REMOVE, names, lambda file: file.read(1000))
+    except engine_errors() as error:
+        raise RestoreError(f"The deletions could not be repeated in {container}: {reason(error)}.") from error
+    if exit_code:
+        raise RestoreError(
+            f"The deletions could not be repeated in {container}: `{' '.join(_REMOVE)}` ended there with exit code "
+            f"{exit_code}. {output.decode('utf-8', 'replace').strip()}".rstrip()
+        )
+
+
+def _put(engine: Engine, container: str, changes: StoredChanges) -> None:
+    with tempfile.TemporaryFile(prefix="ares_exp-changes-") as file:
+        write_layer(changes, file, plain=True)
+        file.seek(0)
+        try:
+            engine.api.put_archive(container, "/", file)
+        except engine_errors() as error:
+            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error

@@ -1,0 +1,222 @@
+"""`replay=<run>[/<episode>]` and `branch_from=<run>/<episode>@<step>`: a command line made from that of an earlier run.
+
+The earlier run's overrides come first, what the verb itself needs comes next, what is typed now comes last. There is
+one rule: an override takes the place of earlier ones of its key and of every key below it. So `policy.temperature=1`
+changes one number of the recorded policy, and `policy=other` drops all that was recorded of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ares_exp.errors import ConfigError
+from ares_exp.recorded_run import EpisodeRef, RecordedRun
+from ares_exp.secrets import MASK
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+VERBS = ("replay", "branch_from")
+BRANCH_KEYS = ("branches", "branch_inject", "branch_edit", "branch_answer")
+NOT_INHERITED = (*VERBS, *BRANCH_KEYS, "attempts", "env.tasks", "env.exclude", "env.limit", "hydra")
+"""What a run was asked for, and not how it was composed."""
+
+_PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory)$")
+
+
+class DerivedCommand(NamedTuple):
+    """A command line, ready for Hydra.
+
+    Attributes:
+        argv: Flags and overrides.
+        source: The run that some of the overrides come from; `None` if all were typed.
+    """
+
+    argv: list[str]
+    source: Path | None = None
+
+
+def derive(flags: Sequence[str], overrides: Sequence[str]) -> DerivedCommand:
+    """The command line that these mean: they themselves, unless one of the overrides is a verb.
+
+    Raises:
+        ConfigError: The run, episode or step does not exist; a recorded override cannot be used again; or the verb and
+            what is typed with it do not go together.
+        hydra.errors.OverrideParseException: Something typed is no override.
+    """
+    as_typed = DerivedCommand([*flags, *overrides])
+    if not any(_key(one) in (*VERBS, *BRANCH_KEYS) for one in overrides):
+        return as_typed
+    typed = _parsed(overrides)
+    verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
+    if not verbs:
+        if alone := [one.key_or_group for one in typed if one.key_or_group in BRANCH_KEYS]:
+            raise ConfigError(f"`{alone[0]}` belongs to a branch: name one with `branch_from=<run>/<episode>@<step>`.")
+        return as_typed
+    if len(verbs) > 1:
+        raise ConfigError("Expected `replay=` or `branch_from=`, got both: a command does one thing.")
+    [(verb, named)] = verbs.items()
+    if named.is_sweep_override():
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
+    ref = EpisodeRef.parse(str(named.value()))
+    needed = (_replay if verb == "replay" else _branch)(ref, typed)
+    own = [one for one in typed if one.key_or_group != verb]
+    lines = _merged(_inherited(ref.run), _parsed([*needed, *_search_path(ref.run)]), own)
+    return DerivedCommand([*flags, *lines], source=ref.run.path)
+
+
+def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
+    """What `replay=` is short for. All attempts that were recorded are played, unless `attempts=` says otherwise."""
+    _refuse(typed, "replay", "policy", "the recorded answers are the policy")
+    for key in BRANCH_KEYS:
+        _refuse(typed, "replay", key, "it belongs to `branch_from=<run>/<episode>@<step>`")
+    if ref.step is not None:
+        raise ConfigError(f"A replay is of whole episodes: leave `@{ref.step}` out, or use `branch_from=`.")
+    episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
+    if not episodes:
+        others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]
+        named = f" One that did not end has to be named: `replay={ref.run.path}/{others[0]}`." if others else ""
+        raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
+    attempts = Counter(episode.task_name for episode in episodes)
+    return [
+        f"replay={_quoted(str(ref))}",
+        "policy=replay",
+        f"policy.trajectory={_quoted(str(ref.run.path))}",
+        f"policy.episode={'null' if ref.episode is None else _quoted(ref.episode.episode_id)}",
+        "policy.strict=false",
+        f"env.tasks={_listed(attempts)}",
+        f"attempts={max(attempts.values())}",
+        "snapshot=none",
+    ]
+
+
+def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
+    """What the composing of a branch needs; the branching itself is the job's."""
+    _refuse(typed, "branch_from", "attempts", "`branches` is their number")
+    episode = ref.episode
+    if episode is None or ref.step is None:
+        have = (
+            f"it has the steps 0 to {episode.last_step}"
+            if episode is not None
+            else "its episodes are in episodes.jsonl"
+        )
+        raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {ref}: {have}.")
+    return [
+        f"branch_from={_quoted(str(ref))}",
+        f"env.tasks={_listed([episode.task_name])}",
+        "attempts=${branches}",
+    ]
+
+
+def _refuse(typed: Sequence[Override], verb: str, key: str, reason: str) -> None:
+    if any(one.key_or_group == key for one in typed):
+        raise ConfigError(f"`{key}` cannot be set with `{verb}`: {reason}. Leave `{key}=…` out.")
+
+
+def _inherited(run: RecordedRun) -> list[Override]:
+    """The recorded overrides that say how the run was composed, its relative paths made absolute if need be."""
+    from hydra.errors import OverrideParseException
+
+    try:
+        recorded = _parsed(run.overrides())
+    except OverrideParseException as error:
+        raise ConfigError(f"{run.path} recorded an override that cannot be read: `{error.override}`.") from error
+    kept = [one for one in recorded if not any(_covers(key, one.key_or_group) for key in NOT_INHERITED)]
+    place = run.working_directory() if kept else Path.cwd()
+    return kept if place == Path.cwd() else _parsed([_from(place, one) for one in kept])
+
+
+def _from(place: Path, override: Override) -> str:
+    """The override as it was meant in the folder where it was typed."""
+    value, line = override.value(), str(override.input_line)
+    if not isinstance(value, str) or not _PATH_KEY.search(override.key_or_group):
+        return line
+    if not value or "${" in value or Path(value).is_absolute():
+        return line
+    return f"{line.partition('=')[0]}={_quoted(str(place / value))}"
+
+
+def _search_path(run: RecordedRun) -> list[str]:
+    """The recorded folders of options, if there are any. They name classes: a run cannot bring its own."""
+    folders = run.config_dirs()
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{run.path} was composed with the options in {folder}, which is no folder any more.")
+        if not folder.is_absolute() or folder.resolve().is_relative_to(run.path.resolve()):
+            raise ConfigError(f"Expected the folder of options of {run.path} outside of it, got {folder}.")
+    return [f"hydra.searchpath={_listed(f'file://{folder}' for folder in folders)}"] if folders else []
+
+
+def _merged(recorded: Sequence[Override], needed: Sequence[Override], typed: Sequence[Override]) -> list[str]:
+    """The lines of all, those left out that a later one replaces."""
+    from hydra.core.override_parser.types import OverrideType
+
+    later = [*needed, *typed]
+    kept = [one for one in recorded if not any(_covers(new.key_or_group, one.key_or_group) for new in later)]
+    _check_reusable(kept)
+    kept += [one for one in needed if not any(_covers(new.key_or_group, one.key_or_group) for new in typed)]
+    added = {one.key_or_group: one.type for one in recorded if one.type in (OverrideType.ADD, OverrideType.FORCE_ADD)}
+    lines = [str(one.input_line) for one in kept]
+    for one in typed:
+        if one.key_or_group not in added:
+            lines.append(str(one.input_line))
+        elif (
+            one.type is not OverrideType.DEL
+        ):  # the key is the recorded override's own: it is added anew, or is not there
+            lines.append(f"++{str(one.input_line).lstrip('+')}")
+    return lines
+
+
+def _check_reusable(recorded: Sequence[Override]) -> None:
+    """Refuses what is on disk without its secret, and what could make a run directory start a program.
+
+    Raises:
+        ConfigError: With what is to be typed again.
+    """
+    if masked := [one.key_or_group for one in recorded if MASK in str(one.input_line)]:
+        again = " ".join(f"{key}=…" for key in masked)
+        raise ConfigError(
+            f"The recorded run was given secrets, which are not kept on disk, for {', '.join(masked)}. "
+            f"Give them again ({again}), or leave one out with `~{masked[0]}`."
+        )
+    if resolved := [str(one.input_line) for one in recorded if "${oc." in str(one.input_line)]:
+        raise ConfigError(
+            "The recorded run reads something of this machine in an override, which is not taken over from a file: "
+            f"`{resolved[0]}`. Type it again if you trust it."
+        )
+    if classes := [str(one.input_line) for one in recorded if "_target_" in str(one.input_line)]:
+        raise ConfigError(
+            f"The recorded run names a class on its command line, which is not taken over from a file: `{classes[0]}`. "
+            "Type it again if you trust it."
+        )
+
+
+def _covers(key: str, other: str) -> bool:
+    return other == key or other.startswith((f"{key}.", f"{key}/"))
+
+
+def _parsed(lines: Sequence[str]) -> list[Override]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed: list[Override] = OverridesParser.create().parse_overrides(overrides=list(lines))
+    return parsed
+
+
+def _key(line: str) -> str:
+    return line.partition("=")[0].lstrip("+~")
+
+
+def _quoted(text: str) -> str:
+    """A string of Hydra's grammar in which nothing is interpolated."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    quoted: Any = QuotedString(text=text.replace("${", "\\${"), quote=Quote.double).with_quotes()
+    return str(quoted)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return f"[{','.join(map(_quoted, texts))}]"

@@ -1,0 +1,338 @@
+"""One episode of a code environment: its container, its agent, and what it used so far."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, SnapshottableContainer
+from ares_exp.containers.network_policy import PUBLIC
+from ares_exp.environments.activity import Activity
+from ares_exp.environments.agent_host import AgentHost, AgentState, TimeIsUpError, is_deterministic
+from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
+from ares_exp.environments.message_edit import MessageEdit, edited
+from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
+from ares_exp.errors import AgentSetupTimeoutError, EpisodeStateError, SnapshotUnsupportedError, VerifierTimeoutError
+from ares_exp.filesystem.delta import StoredChanges
+from ares_exp.journal.encoding import JournalEncoder
+from ares_exp.journal.journal import Journal, StepEntry
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.tasks.task import Task, Verdict
+
+FIRST_REQUEST_GRACE_SEC = 2.0
+"""How long past its time limit an agent may take for its first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSetup:
+    """What the episodes of an environment have in common; see `CodeEnvironment`."""
+
+    container_factory: ContainerFactory
+    code_agent_factory: CodeAgentFactory
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    provide_solution: bool = False
+    output_dir: Path | None = None
+
+
+class Episode:
+    """One playing of a task. Begun or restored once, stepped to its LAST, released.
+
+    Attributes:
+        setup: What its environment gave it.
+        task: What is played.
+        seed: Seed of what the agent draws.
+        step_count: LLM responses that were applied.
+        tokens, cost: What they used.
+        truncated_by: The limit that cut it short.
+        verdict: What the verifier said.
+        phase_sec: Wall seconds by phase.
+        activity: What the agent did in the container since the last time step.
+        lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
+        on_release: Is awaited when the episode has been released.
+        edits: What of the conversation the policy is shown otherwise than the agent wrote it.
+        container: The running container; `None` before and after.
+        host: The running agent; `None` before and after.
+        encoder: Of its journal.
+    """
+
+    def __init__(self, setup: EpisodeSetup, task: Task, *, seed: int) -> None:
+        """Starts nothing."""
+        self.setup = setup
+        self.task = task
+        self.seed = seed
+        self.step_count = 0
+        self.tokens = 0
+        self.cost = 0.0
+        self.truncated_by: LimitName | None = None
+        self.verdict: Verdict | None = None
+        self.phase_sec: dict[str, float] = {}
+        self.activity = Activity()
+        self.lineage: Mapping[str, Any] = {}
+        self.edits: tuple[MessageEdit, ...] = ()
+        self.container: Container | None = None
+        self.container_image: str | None = None
+        self.host: AgentHost | None = None
+        self.encoder = JournalEncoder()
+        self._solution_env: Mapping[str, str] = {}
+        self._network_between = PUBLIC
+        self._stepped_at = 0.0
+        self._is_released = False
+        self.on_release: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+    async def begin(self) -> TimeStep[LLMRequest]:
+        """Starts container and agent, up to the agent's first request; returns the FIRST step.
+
+        Raises:
+            AgentError, ContainerError: As the class says. Not released then.
+        """
+        began, task = time.perf_counter(), self.task
+
+        async def prepare(container: Container) -> None:
+            await task.set_up(container)
+            if self.setup.provide_solution:
+                self._solution_env = await task.upload_solution(container)
+
+        container = await self._start_container(prepare)
+        journal = Journal(time.time(), self.seed) if is_deterministic(self.setup.code_agent_factory) else None
+        host = self.host = self._make_host(container, journal)
+        with self._phase("agent"):
+            host.start(self.setup.code_agent_factory, task.instruction, timeout_sec=self._agent_timeout_sec)
+            await self._first_request(host)
+        time_step = restart(self._shown(host))
+        self._note_step(time_step, None, began)
+        return time_step
+
+    async def restore(
+        self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
+    ) -> None:
+        """Starts the container with the files that it had, and brings the agent to where it was.
+
+        Raises:
+            SnapshotError, ContainerError: As the class says. Not released then.
+        """
+        if self.setup.provide_solution:
+            self._solution_env = self.task.solution_env()
+        container = await self._start_container(changes=changes)
+        if not isinstance(container, SnapshottableContainer):
+            raise SnapshotUnsupportedError(
+                f"Containers of {self.setup.container_factory.name!r} cannot start with captured files."
+            )
+        host = self.host = self._make_host(container, journal)
+        host.restore(
+            self.setup.code_agent_factory,
+            self.task.instruction,
+            timeout_sec=self._agent_timeout_sec,
+            elapsed_sec=elapsed_sec,
+            state=state,
+        )
+        if host.observed is None:
+            await self._first_request(host)
+        self._stepped_at = time.perf_counter()
+
+    async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
+        """Hands `action` to the agent; see `CodeEnvironment.step`. Not released when it raises."""
+        began = time.perf_counter()
+        policy_sec = began - self._stepped_at
+        host = self.host
+        assert host is not None
+        with self._phase("agent"):
+            goes_on = await self._apply(host, action)
+        if not goes_on:
+            return await self._end(host)
+        time_step = transition(self._shown(host))
+        self._note_step(time_step, policy_sec, began)
+        return time_step
+
+    def grant_time(self, seconds: float) -> None:
+        """What was spent on something else counts neither for the agent's time limit nor for the policy."""
+        self._stepped_at += seconds
+        if self.host is not None:
+            self.host.grant_time(seconds)
+
+    async def release(self) -> None:
+        """Cancels the agent and removes the container, whatever happens to the caller meanwhile. Idempotent."""
+        self._is_released = True
+        host, self.host = self.host, None
+        container, self.container = self.container, None
+        if host is not None or container is not None:
+            await finish(_tear_down(host, container))
+        on_release, self.on_release = self.on_release, None
+        if on_release is not None:
+            await finish(on_release())
+
+    @property
+    def container_spec(self) -> ContainerSpec:
+        """What the task's container has to be, under this episode's limits."""
+        return replace(self.task.container_spec, start_timeout_sec=self.setup.limits.time.start(self.task))
+
+    @property
+    def _agent_timeout_sec(self) -> float | None:
+        return self.setup.limits.time.agent(self.task)
+
+    async def _start_container(
+        self, prepare: Callable[[Container], Awaitable[None]] | None = None, *, changes: StoredChanges | None = None
+    ) -> Container:
+        self._refuse_if_released()
+        spec = replace(self.container_spec, changes=changes)
+        self._network_between = spec.network
+        container = self.container = self.setup.container_factory(spec)
+        with self._phase("start"), self.activity.timed():
+            try:
+                await container.start()
+                self.container_image = container.image
+                if prepare is not None:
+                    await prepare(container)
+                await container.set_network(self.task.agent_network)  # until `_end`; a failing phase ends the container
+            finally:
+                if self._is_released:
+                    await finish(container.stop())
+            self._refuse_if_released()
+        return container
+
+    def _refuse_if_released(self) -> None:
+        """Raises when somebody has closed the environment while this episode was in the middle of something."""
+        if self._is_released:
+            raise EpisodeStateError("The environment was closed while its episode was under way.")
+
+    def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
+        return AgentHost(
+            container,
+            journal,
+            user=self.task.agent_user,
+            env=self._solution_env,
+            limit_commands=not self.setup.provide_solution,
+            activity=self.activity,
+        )
+
+    async def _first_request(self, host: AgentHost) -> None:
+        """Waits for the agent's first request, also a little past its limit: the next step then truncates."""
+        with suppress(TimeIsUpError):
+            await self._next_request(host)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_REQUEST_GRACE_SEC):
+                await self._next_request(host, late=True)
+                return
+        limit = self._agent_timeout_sec
+        raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {limit:g} s.")
+
+    async def _next_request(self, host: AgentHost, *, late: bool = False) -> LLMRequest | None:
+        """As of the host; whatever becomes of an agent that is being cancelled, a closed environment is what counts."""
+        try:
+            request = await host.next_request(late=late)
+        except Exception:
+            self._refuse_if_released()
+            raise
+        self._refuse_if_released()
+        return request
+
+    async def _apply(self, host: AgentHost, action: LLMResponse | None) -> bool:
+        """Answers the pending request and waits for the next one; false when the agent phase is over."""
+        try:
+            host.answer(action)
+            assert action is not None  # the host takes `None` for an answer that came too late
+            self.step_count += 1
+            self.tokens += action.usage.total_tokens
+            self.cost += action.cost
+            request = await self._next_request(host)
+        except TimeIsUpError:
+            self.truncated_by = "time"
+            return False
+        if request is not None:
+            self.truncated_by = self.setup.limits.reached(steps=self.step_count, tokens=self.tokens, cost=self.cost)
+        return request is not None and not self.truncated_by
+
+    def _shown(self, host: AgentHost) -> LLMRequest:
+        """The pending request as the policy is to see it."""
+        assert host.observed is not None
+        return edited(host.observed.arguments, self.edits, self.step_count)
+
+    def pending_request(self) -> LLMRequest:
+        """The pending request, as the policy is to see it."""
+        self._refuse_if_released()
+        assert self.host is not None
+        return self._shown(self.host)
+
+    def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, began: float) -> None:
+        """Writes the time step into the journal, so that a restored episode knows its past."""
+        host = self.host
+        assert host is not None
+        assert host.observed is not None
+        self._stepped_at = time.perf_counter()
+        if host.runtime.journal is not None:
+            host.runtime.journal.entries.append(
+                StepEntry(
+                    host.observed.call_id,
+                    timestamp=time.time(),
+                    reward=time_step.reward,
+                    policy_sec=policy_sec,
+                    environment_sec=self._stepped_at - began,
+                    container_sec=self.activity.container_sec,
+                    commands=tuple(self.activity.commands),
+                )
+            )
+
+    async def _end(self, host: AgentHost) -> TimeStep[LLMRequest]:
+        """Kills what the agent runs, verifies, and removes the container."""
+        container = self.container
+        assert container is not None
+        await host.cancel()
+        self._refuse_if_released()
+        await container.set_network(self._network_between)
+        if self.truncated_by is None or self.setup.limits.verify_on_truncation:
+            self.verdict = await self._verify(container)
+        await self.release()
+        reward = self.verdict.reward if self.verdict is not None else None
+        if self.truncated_by is not None:
+            return truncation(reward)
+        assert reward is not None
+        return termination(reward)
+
+    async def _verify(self, container: Container) -> Verdict:
+        timeout_sec = self.setup.limits.time.verifier(self.task)
+        with self._phase("verify"), self.activity.timed():
+            limit = asyncio.timeout(timeout_sec)
+            try:
+                async with limit, self._network(container):
+                    return await self.task.verify(container, self.setup.output_dir)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise VerifierTimeoutError(
+                    f"The verifier did not finish within its limit of {timeout_sec:g} s."
+                ) from None
+
+    @asynccontextmanager
+    async def _network(self, container: Container) -> AsyncIterator[None]:
+        """Has the verifier's network in force inside, and the one between phases again afterwards."""
+        try:
+            await container.set_network(self.task.verifier_network)
+            yield
+        finally:
+            await finish(container.set_network(self._network_between))
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Adds the wall seconds spent inside to `phase_sec[name]`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phase_sec[name] = self.phase_sec.get(name, 0.0) + time.perf_counter() - began
+
+
+async def _tear_down(host: AgentHost | None, container: Container | None) -> None:
+    try:
+        if host is not None:
+            await host.cancel()
+    finally:
+        if container is not None:
+            await container.stop()

@@ -1,0 +1,118 @@
+"""Several environments that go on from the same point of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.environments.episode import Episode, EpisodeSetup
+from ares_exp.environments.exporting import export_episode
+from ares_exp.environments.restoring import Continuation
+from ares_exp.environments.time_step import TimeStep
+from ares_exp.errors import ConfigError, SnapshotError
+from ares_exp.llms.request import LLMRequest
+
+
+class _Environment(Protocol):
+    async def reset(self) -> TimeStep[LLMRequest]: ...
+    async def close(self) -> None: ...
+
+
+EnvironmentT = TypeVar("EnvironmentT", bound=_Environment)
+
+
+async def fork_episode(
+    episode: Episode,
+    time_step: TimeStep[LLMRequest],
+    n: int,
+    make: Callable[[EpisodeSetup, Continuation], EnvironmentT],
+    *,
+    diversify: bool,
+) -> list[EnvironmentT]:
+    """Environments that wait where the episode waits; see `CodeEnvironment.fork`.
+
+    Args:
+        episode: Where they go on.
+        time_step: The pending one.
+        n: How many, at least 1.
+        make: Makes one, not reset yet.
+        diversify: Whether their agents draw different values.
+    """
+    if n < 1:
+        raise ConfigError(f"Expected at least 1 fork, got {n}.")
+    making = asyncio.create_task(asyncio.to_thread(_directory))
+    made: list[EnvironmentT] = []
+    try:
+        await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
+        shared = _Shared(making.result(), n)
+        snapshot = await export_episode(episode, time_step, shared.path, None)
+        parent = snapshot.snapshot_id  # the episode itself has no name here: the point where it was forked has
+        for branch in range(n):
+            lineage = {
+                "root": episode.lineage.get("root", parent),
+                "parent": parent,
+                "step": episode.step_count,
+                "branch": branch,
+            }
+            seed = _seed_of(snapshot.snapshot_id, branch) if diversify else None
+            made.append(
+                make(
+                    _setup_of(episode.setup, f"{snapshot.snapshot_id}-{branch}"),
+                    Continuation(
+                        snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=shared.give_up
+                    ),
+                )
+            )
+        async with asyncio.TaskGroup() as resets:
+            for environment in made:
+                resets.create_task(environment.reset())
+    except BaseException as error:
+        await finish(_close_all(made))
+        if making.done() and not making.cancelled() and making.exception() is None:
+            await finish(asyncio.to_thread(making.result().remove))
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from None
+        raise
+    return made
+
+
+class _Shared:
+    """The directory of a fork: contents that its containers started with are read from there when they are captured."""
+
+    def __init__(self, directory: OwnedDirectory, users: int) -> None:
+        self.path = directory.path
+        self._directory = directory
+        self._users = users
+
+    async def give_up(self) -> None:
+        """One environment has released its episode; the last one removes the directory."""
+        self._users -= 1
+        if not self._users:
+            await asyncio.to_thread(self._directory.remove)
+
+
+def _directory() -> OwnedDirectory:
+    try:
+        return short_lived_directory("fork")
+    except OSError as error:
+        raise SnapshotError(f"Cannot make a directory for a fork: {error.strerror or error}.") from None
+
+
+async def _close_all(environments: Sequence[_Environment]) -> None:
+    await asyncio.gather(*(environment.close() for environment in environments), return_exceptions=True)
+
+
+def _setup_of(setup: EpisodeSetup, name: str) -> EpisodeSetup:
+    """The same, with a place of its own for the verifier's files."""
+    if setup.output_dir is None:
+        return setup
+    return replace(setup, output_dir=setup.output_dir.with_name(f"{setup.output_dir.name}-fork-{name}"))
+
+
+def _seed_of(snapshot_id: str, branch: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{snapshot_id}/{branch}".encode()).digest()[:8], "big")

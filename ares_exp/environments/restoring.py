@@ -1,0 +1,299 @@
+"""Going on with an episode from a snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.containers.container import ContainerFactory
+from ares_exp.environments.agent_host import AgentState
+from ares_exp.environments.episode import Episode, EpisodeSetup
+from ares_exp.environments.episode_facts import EpisodeFacts
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.exporting import factory_name, source_digest
+from ares_exp.environments.message_edit import MessageEdit
+from ares_exp.environments.time_step import TimeStep
+from ares_exp.errors import (
+    ConfigError,
+    DivergenceError,
+    SnapshotMetadataError,
+    SnapshotMismatchError,
+    SnapshotUnsupportedError,
+    TaskError,
+    UnsafeSnapshotError,
+)
+from ares_exp.filesystem.delta import StoredChanges
+from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.journal.encoding import decode_journal
+from ares_exp.journal.journal import Journal
+from ares_exp.llms.request import LLMRequest
+from ares_exp.tasks.task import Task
+
+if TYPE_CHECKING:
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+_FACTORIES = {
+    "docker": ("ares_exp.containers.docker", "DockerContainerFactory"),
+    "local": ("ares_exp.containers.local", "LocalContainerFactory"),
+    "ares_exp.agents.shell_agent.ShellAgentFactory": ("ares_exp.agents.shell_agent", "ShellAgentFactory"),
+}
+
+_NETWORK_OPTIONS = ("network", "allowed_hosts", "extra_hosts")
+
+
+class Continuation:
+    """An episode that goes on from a snapshot, once."""
+
+    def __init__(
+        self,
+        snapshot: EnvironmentSnapshot,
+        *,
+        task: Task | None = None,
+        lineage: Mapping[str, Any] | None = None,
+        edits: Sequence[MessageEdit] = (),
+        new_seed: int | None = None,
+        on_release: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            snapshot: Where it goes on.
+            task: The task; by default read from where it was.
+            lineage: What its trajectory is to say of where it comes from; by default what the snapshot says.
+            edits: What the policy is shown otherwise from here on, besides what the snapshot has of that.
+            new_seed: What the agent draws from here on is drawn with this seed.
+            on_release: Is awaited when the episode has been released.
+        """
+        self.snapshot = snapshot
+        self._given_task = task
+        self._lineage = dict(snapshot.lineage if lineage is None else lineage)
+        self._edits = tuple(edits)
+        self._new_seed = new_seed
+        self._on_release = on_release
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that was given, or else the one where it was. Blocking, the first time.
+
+        Raises:
+            SnapshotMismatchError: It is not there, or has changed.
+            SnapshotUnsupportedError: It is of a kind that has to be given.
+        """
+        return _checked_task(self.snapshot, self._given_task or _recorded_task(self.snapshot))
+
+    def episode(self, setup: EpisodeSetup, tasks: Sequence[Task]) -> Episode:
+        """The episode, with nothing started.
+
+        Args:
+            setup: What its environment gives it.
+            tasks: The environment's; the one of the recorded name is played.
+
+        Raises:
+            SnapshotMismatchError: Its agent is not of the recorded kind, or its task has changed.
+        """
+        snapshot = self.snapshot
+        _check_agent(snapshot, setup.code_agent_factory)
+        facts = EpisodeFacts(snapshot)
+        name = snapshot.task_data.get("name")
+        task = next((task for task in tasks if task.name == name), None)
+        checked = self.task if task is None else _checked_task(snapshot, task)
+        setup = replace(setup, provide_solution=facts.provide_solution)
+        episode = Episode(setup, checked, seed=facts.integer("seed"))
+        episode.step_count = snapshot.step_count
+        episode.tokens, episode.cost = facts.integer("tokens"), facts.number("cost")
+        episode.phase_sec = facts.numbers("phase_sec")
+        episode.lineage = self._lineage
+        episode.on_release = self._on_release
+        episode.edits = (*facts.edits(), *self._edits)
+        return episode
+
+    async def go_on(self, episode: Episode) -> TimeStep[LLMRequest]:
+        """Starts the container with its files and brings the agent to where it was; returns the pending time step.
+
+        Raises:
+            SnapshotError, ContainerError: As the class says. The episode is to be released then.
+        """
+        snapshot, facts = self.snapshot, EpisodeFacts(self.snapshot)
+        changes, journal, state = await asyncio.to_thread(self._read)
+        try:
+            await episode.restore(changes, journal, elapsed_sec=facts.number("elapsed_sec"), state=state)
+        except DivergenceError as error:
+            raise DivergenceError(f"{error}{_hint(snapshot, episode.setup.code_agent_factory)}") from None
+        assert episode.host is not None
+        if journal is None:
+            factory = episode.setup.code_agent_factory
+            await asyncio.to_thread(self._check_request, episode.pending_request(), factory)
+        if self._new_seed is not None:
+            episode.host.runtime.reseed(self._new_seed)
+        recorded = snapshot.time_step
+        return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())
+
+    def _check_request(self, request: LLMRequest, factory: CodeAgentFactory) -> None:
+        """Whether an agent that was given its state asks what it asked. Blocking."""
+        from ares_exp.snapshots.snapshot import encode_messages
+
+        if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
+            raise DivergenceError(
+                f"{self.snapshot.snapshot_dir}: the agent, given its state, asks its LLM something else than it did."
+                f"{_hint(self.snapshot, factory)}"
+            )
+
+    def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
+        """The objects of the snapshot, checked. Blocking."""
+        snapshot, objects = self.snapshot, self.snapshot.object_store
+        where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
+        delta = get_delta(objects, snapshot.filesystem)
+        if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
+            raise SnapshotMetadataError(f"{where}: its list of files is not the one that its snapshot.json describes.")
+        journal = state = None
+        if snapshot.journal:
+            journal = decode_journal(
+                objects.get_lines(snapshot.journal),
+                started_at=facts.number("agent_started_at"),
+                seed=facts.integer("seed"),
+                where=where,
+            )
+            if len(journal.entries) != snapshot.journal_entries or not any(journal.steps()):
+                raise SnapshotMetadataError(f"{where}: expected {snapshot.journal_entries} journal entries with steps.")
+        elif (digest := snapshot.agent.get("state")) is not None:
+            try:
+                state = AgentState(snapshot.agent.get("state_version"), json.loads(objects.get(digest)))
+            except (ValueError, RecursionError) as error:
+                raise SnapshotMetadataError(f"{where}: the agent's state is no JSON: {error}.") from None
+        else:
+            raise SnapshotMetadataError(f"{where}: expected a journal or a state of the agent, found neither.")
+        return StoredChanges(delta, objects), journal, state
+
+
+async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
+    """The snapshot itself, or the one at a path. Raises as `EnvironmentSnapshot.load_from_file` does."""
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+    if isinstance(snapshot, EnvironmentSnapshot):
+        return snapshot
+    return await asyncio.to_thread(EnvironmentSnapshot.load_from_file, Path(snapshot))
+
+
+def recorded_setup(
+    snapshot: EnvironmentSnapshot,
+    container_factory: ContainerFactory | None,
+    code_agent_factory: CodeAgentFactory | None,
+    limits: EpisodeLimits | None,
+    output_dir: Path | None,
+    *,
+    is_task_given: bool,
+) -> EpisodeSetup:
+    """What an episode is to be set up with: what is given, and as recorded what is not.
+
+    A file decides nothing that reaches this machine: a network, and variables for a task's solution, have to be given.
+
+    Raises:
+        SnapshotUnsupportedError: The container, the agent or the task has to be given.
+        SnapshotMetadataError: What is recorded makes none.
+    """
+    facts = EpisodeFacts(snapshot)
+    if facts.provide_solution and not is_task_given:
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
+        )
+    options = snapshot.container.get("options") or {}
+    if container_factory is None and (reached := [name for name in _NETWORK_OPTIONS if _opens(options.get(name))]):
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
+            "container may reach is not taken from a file: give `container_factory`."
+        )
+    return EpisodeSetup(
+        container_factory or _made(snapshot, snapshot.container_type, options, "container_factory"),
+        code_agent_factory
+        or _made(snapshot, snapshot.agent.get("factory", ""), snapshot.agent.get("options"), "code_agent_factory"),
+        limits or facts.limits(),
+        facts.provide_solution,
+        output_dir,
+    )
+
+
+def _opens(option: object) -> bool:
+    """Whether an option lets a container reach more than its task says."""
+    return bool(option) and option != "no-network"
+
+
+def _made(snapshot: EnvironmentSnapshot, name: str, options: Any, argument: str) -> Any:
+    """One of our own factories; nothing is imported by a name that a file gives."""
+    if name not in _FACTORIES:
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."
+        )
+    module, attribute = _FACTORIES[name]
+    try:
+        return getattr(importlib.import_module(module), attribute)(**(options or {}))
+    except (TypeError, ValueError, ConfigError) as error:
+        raise SnapshotMetadataError(
+            f"{snapshot.snapshot_dir}: the recorded options make no {attribute}: {error}. Give `{argument}`."
+        ) from None
+
+
+def _recorded_task(snapshot: EnvironmentSnapshot) -> Task:
+    from ares_exp.tasks.harbor import load_task
+
+    data = snapshot.task_data
+    if snapshot.task_type != "harbor":
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: its task is of the kind {snapshot.task_type!r:.60}: give `task`."
+        )
+    path, reward_key = data.get("path"), data.get("reward_key")
+    if not isinstance(path, str) or not isinstance(reward_key, str | None):
+        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` names no path.")
+    store = snapshot.snapshot_dir.parent.resolve()
+    if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may ask for host variables
+        raise UnsafeSnapshotError(
+            f"{snapshot.snapshot_dir}: expected its task's path to be absolute and outside of the store, got "
+            f"{path!r:.200}: a snapshot cannot bring its own task. Give `task`."
+        )
+    try:
+        task = load_task(path, reward_key=reward_key)
+        task.check_runnable()
+    except TaskError as error:
+        raise SnapshotMismatchError(f"The snapshot's task is not at {path} any more: {error} Give `task`.") from None
+    return task
+
+
+def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
+    """The task, if it is what it was."""
+    was, now = snapshot.task_data, task.describe()
+    for key in ("name", "digest"):
+        if was.get(key) != now.get(key):
+            raise SnapshotMismatchError(
+                f"{snapshot.snapshot_dir}: the task has changed since the snapshot was taken: its {key} was "
+                f"{was.get(key)!r:.80}, is {now.get(key)!r:.80}. Restore with the task as it was."
+            )
+    return task
+
+
+def _check_agent(snapshot: EnvironmentSnapshot, factory: CodeAgentFactory) -> None:
+    recorded, options = snapshot.agent.get("factory"), dict(getattr(factory, "options", None) or {})
+    if recorded != factory_name(factory):
+        raise SnapshotMismatchError(
+            f"{snapshot.snapshot_dir}: it was taken of an agent of {recorded!r:.100}, and cannot go on with one of "
+            f"{factory_name(factory)!r}."
+        )
+    was = snapshot.agent.get("options") or {}
+    if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):
+        key = changed[0]
+        raise SnapshotMismatchError(
+            f"{snapshot.snapshot_dir}: the agent's option `{key}` was {was.get(key)!r:.80}, is "
+            f"{options.get(key)!r:.80}. An agent goes on with the options that it began with."
+        )
+
+
+def _hint(snapshot: EnvironmentSnapshot, factory: CodeAgentFactory) -> str:
+    was, now = snapshot.agent.get("source_digest"), source_digest(factory)
+    python = snapshot.writer.get("python")
+    changed = " The agent's code has changed since the snapshot was taken." if was != now else ""
+    return f"{changed} (The snapshot was written under Python {python!s:.20}.)"

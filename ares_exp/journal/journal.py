@@ -1,0 +1,119 @@
+"""The journal of one episode, in memory: every call of the agent, every completion, every time step, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ares_exp.environments.activity import CommandRecord
+from ares_exp.llms.response import LLMResponse
+
+CallKind = Literal["llm", "exec", "upload", "download", "timer", "thread"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEntry:
+    """The agent asked for something.
+
+    Attributes:
+        call_id: Number of the call, from 0.
+        kind: What it asked for.
+        arguments: Of `llm` the `LLMRequest`; of `exec` the command and its options; of `upload` and `download` the
+            path in the container; of a `timer` the seconds; of a `thread` the function's name. Nothing that can change.
+    """
+
+    call_id: int
+    kind: CallKind
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class DoneEntry:
+    """The agent was told the outcome of a call.
+
+    Attributes:
+        call_id: Which call.
+        at: The agent's clock then, seconds since it began.
+        value: The outcome: an `LLMResponse`, an `ExecResult`, …; `None` of timers and threads.
+        error: What was raised instead.
+    """
+
+    call_id: int
+    at: float
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """The environment showed an LLM call as its observation.
+
+    Attributes:
+        call_id: Which call.
+        timestamp: Epoch seconds.
+        reward: Of that time step; `None` on FIRST.
+        policy_sec: Seconds from the time step before to its answer; `None` on FIRST.
+        environment_sec: Seconds that the time step took.
+        container_sec: Seconds of the container's in them.
+        commands: What the agent ran in them.
+    """
+
+    call_id: int
+    timestamp: float
+    reward: float | None = None
+    policy_sec: float | None = None
+    environment_sec: float = 0.0
+    container_sec: float = 0.0
+    commands: tuple[CommandRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SeedEntry:
+    """From here on the agent drew other values: it went on as one of several branches.
+
+    Attributes:
+        seed: With this seed.
+    """
+
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnheardEntry:
+    """The policy answered an LLM call that the agent had given up meanwhile.
+
+    Attributes:
+        call_id: Which call.
+        answer: What nobody heard.
+    """
+
+    call_id: int
+    answer: LLMResponse
+
+
+Entry = CallEntry | DoneEntry | StepEntry | SeedEntry | UnheardEntry
+
+
+@dataclass(slots=True)
+class Journal:
+    """What happened so far.
+
+    Attributes:
+        started_at: Epoch seconds at which the agent began.
+        seed: Seed of what the agent draws, at first.
+        entries: In order.
+    """
+
+    started_at: float
+    seed: int
+    entries: list[Entry] = field(default_factory=list)
+
+    def steps(self) -> Iterator[StepEntry]:
+        """The time steps, in order."""
+        return (entry for entry in self.entries if isinstance(entry, StepEntry))
+
+
+def frozen_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a call that its caller cannot change any more."""
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in options.items()}

@@ -1,0 +1,275 @@
+"""What an earlier run recorded: which episodes it played, and how it was composed. All of it is untrusted input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ares_exp.config import close_matches
+from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError
+from ares_exp.results import Outcome
+from ares_exp.run_dir import EPISODES, RunDir
+from ares_exp.snapshots.snapshot_id import step_of
+
+SHOWN = 5
+MAX_RECORD_BYTES = 4 * 2**20
+"""Hydra's records of a run take some kilobytes."""
+
+_AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """One episode of a run.
+
+    Attributes:
+        episode_id: As in `episodes.jsonl`, the trajectories and the snapshots.
+        task_name: The task.
+        last_step: The last step at which it waited for an answer, counting from 0; -1 where it never did.
+    """
+
+    episode_id: str
+    task_name: str
+    last_step: int
+
+
+class RecordedRun:
+    """A run directory, read. `<sweep>/<number>` is one, too.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads nothing yet.
+
+        Raises:
+            ConfigError: There is no run at `path`.
+        """
+        if not is_recorded_run(path):
+            raise ConfigError(_no_run(path))
+        self.path = path
+
+    def overrides(self) -> Sequence[str]:
+        """The overrides it was started with, as they were typed, but for secrets; those of Hydra itself left out.
+
+        Raises:
+            ConfigError: They were not recorded, or cannot be read.
+        """
+        found = self._hydra_record("overrides.yaml")
+        if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+            raise self._broken("overrides.yaml", "a list of overrides", _kind(found))
+        return found
+
+    def working_directory(self) -> Path:
+        """Where it was started: what its relative paths begin at. Raises `ConfigError` as `overrides` does."""
+        place = self._runtime().get("cwd")
+        if not isinstance(place, str):
+            raise self._broken("hydra.yaml", "the working directory", _kind(place))
+        return Path(place)
+
+    def config_dirs(self) -> Sequence[Path]:
+        """The user's own folders of options (`--config-dir`). Raises `ConfigError` as `overrides` does."""
+        sources = self._runtime().get("config_sources")
+        if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
+            raise self._broken("hydra.yaml", "a list of config sources", _kind(sources))
+        own = [one for one in sources if one.get("schema") == "file" and one.get("provider") != "main"]
+        return [Path(str(source.get("path"))) for source in own]
+
+    def episodes(self) -> Sequence[RecordedEpisode]:
+        """What it played, finished or not: what its rows, trajectories and snapshots tell, taken together."""
+        found: dict[str, RecordedEpisode] = {}
+        for episode in (*self._rows(), *self.trajectories(partial=True)):  # a trajectory knows better than a row
+            found[episode.episode_id] = episode
+        for episode_id, step in self._snapshots():
+            known = found.get(episode_id)
+            task_name = known.task_name if known is not None else self._snapshotted_task(f"{episode_id}@{step}")
+            if task_name is not None:
+                last = max(step, -1 if known is None else known.last_step)
+                found[episode_id] = RecordedEpisode(episode_id, task_name, last)
+        return list(found.values())
+
+    def episode(self, name: str) -> RecordedEpisode:
+        """The episode of that id, of that task if it was played once, or whose id alone begins so.
+
+        Raises:
+            ConfigError: There is none, or there are several.
+        """
+        episodes = self.episodes()
+        if not episodes:
+            raise ConfigError(f"Expected recorded episodes in {self.path}, found none: nothing was played or kept.")
+        for found in (
+            [one for one in episodes if one.episode_id == name],
+            [one for one in episodes if one.task_name == name],
+            [one for one in episodes if one.episode_id.startswith(name)],
+        ):
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise ConfigError(f"{name!r} means {len(found)} episodes of {self.path}: {_listed(found)}. Name one.")
+        known = [*(one.episode_id for one in episodes), *dict.fromkeys(one.task_name for one in episodes)]
+        close = close_matches(name, known) or f" It has {_listed(episodes)}."
+        raise ConfigError(f"{self.path} has no episode {name!r}.{close}")
+
+    def _rows(self) -> Iterator[RecordedEpisode]:
+        """The rows; a torn one is that of an episode which never ended."""
+        try:
+            with (self.path / EPISODES).open("rb") as lines:
+                for line in lines:
+                    if (episode := _of_row(line)) is not None:
+                        yield episode
+        except OSError as error:
+            raise ConfigError(f"Cannot read {self.path / EPISODES}: {error.strerror}.") from error
+
+    def trajectories(self, *, partial: bool = False) -> Iterator[RecordedEpisode]:
+        """The episodes whose steps were recorded; those that have not ended only with `partial`."""
+        from ares_exp.trajectories.stored_episodes import load
+
+        try:
+            stored = load(self.path, partial=partial, skip_broken=True)
+        except TrajectoryFormatError as error:
+            raise ConfigError(f"Cannot read the trajectories of a run: {error}") from error
+        for episode in stored:
+            ended = episode.outcome in _AT_LAST_STEP
+            yield RecordedEpisode(episode.episode_id, episode.task_name, episode.num_steps - (2 if ended else 1))
+
+    def _snapshots(self) -> Iterator[tuple[str, int]]:
+        folder = RunDir(self.path).snapshots
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        yield from filter(None, map(step_of, names))
+
+    def _snapshotted_task(self, snapshot_id: str) -> str | None:
+        """Name of the task of an episode that left nothing but snapshots."""
+        from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+        try:
+            snapshot = EnvironmentSnapshot.load_from_file(RunDir(self.path).snapshots / snapshot_id)
+        except SnapshotError:
+            return None
+        return str(snapshot.task_data["name"]) if "name" in snapshot.task_data else None
+
+    def _runtime(self) -> dict[str, Any]:
+        record = self._hydra_record("hydra.yaml")
+        try:
+            runtime = record["hydra"]["runtime"]
+        except (KeyError, TypeError):
+            runtime = None
+        if not isinstance(runtime, dict):
+            raise self._broken("hydra.yaml", "`hydra.runtime`", _kind(runtime))
+        return runtime
+
+    def _hydra_record(self, name: str) -> Any:
+        import yaml
+
+        path = self.path / ".hydra" / name
+        try:
+            with path.open("rb") as file:
+                text = file.read(MAX_RECORD_BYTES + 1)
+            if len(text) > MAX_RECORD_BYTES:
+                raise self._broken(name, f"at most {MAX_RECORD_BYTES:,} bytes", "more")
+            return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror}. Without Hydra's records of a run it cannot be composed again; its "
+                f"trajectories alone can be played with `policy=replay policy.trajectory={self.path}`."
+            ) from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise self._broken(name, "YAML", str(error).splitlines()[0]) from error
+
+    def _broken(self, name: str, expected: str, got: str) -> ConfigError:
+        return ConfigError(f"{self.path / '.hydra' / name} is broken: expected {expected}, got {got}.")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRef:
+    """`<run>`, `<run>/<episode>` or `<run>/<episode>@<step>`, of which everything exists.
+
+    Attributes:
+        run: The run.
+        episode: The episode; `None`: all of the run.
+        step: How many answers had been applied; `None`: not said.
+    """
+
+    run: RecordedRun
+    episode: RecordedEpisode | None = None
+    step: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Finds what `text` means: the longest part of it that is a run directory; the rest is the episode.
+
+        Args:
+            text: For the episode its id, a beginning of it that no other has, or its task if that was played once.
+
+        Raises:
+            ConfigError: There is no such run, episode or step; the message says what there is.
+        """
+        try:
+            path = Path(text).expanduser()
+            run = next((place for place in (path, *path.parents) if is_recorded_run(place)), None)
+        except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, no home, a NUL
+            raise ConfigError(f"Expected <run>/<episode>@<step>, got {text!r:.200}: {error}") from error
+        if run is None:
+            raise ConfigError(_no_run(path))
+        if run == path:
+            return cls(RecordedRun(run))
+        name = path.relative_to(run).as_posix()
+        step: int | None = None
+        if (found := step_of(name)) is not None:
+            name, step = found
+        episode = RecordedRun(run).episode(name)
+        if step is not None and step > episode.last_step:
+            there = f"0 to {episode.last_step}" if episode.last_step > 0 else "0 alone"
+            there = f"its steps are {there}" if episode.last_step >= 0 else "it never asked for an answer"
+            raise ConfigError(f"Episode {episode.episode_id} of {run} has no step {step}: {there}.")
+        return cls(RecordedRun(run), episode, step)
+
+    def __str__(self) -> str:
+        """The same in full, so that it means nothing else later."""
+        if self.episode is None:
+            return str(self.run.path)
+        return f"{self.run.path / self.episode.episode_id}{'' if self.step is None else f'@{self.step}'}"
+
+
+def is_recorded_run(path: Path) -> bool:
+    """Whether a run wrote in `path`. Raises `OSError` for a path that cannot be one."""
+    return (path / EPISODES).is_file()
+
+
+def _kind(value: object) -> str:
+    """What to call it: its text may be endless, as YAML can refer to the same list again and again."""
+    return "nothing" if value is None else f"something else, a {type(value).__name__}"
+
+
+def _of_row(line: bytes) -> RecordedEpisode | None:
+    try:
+        row = json.loads(line)
+        episode_id, task_name, steps = row["episode_id"], row["task_name"], row["num_steps"]
+        outcome = row["outcome"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not (isinstance(episode_id, str) and isinstance(task_name, str) and isinstance(steps, int)):
+        return None
+    return RecordedEpisode(episode_id, task_name, steps - 1 if outcome in _AT_LAST_STEP or not steps else steps)
+
+
+def _listed(episodes: Sequence[RecordedEpisode]) -> str:
+    shown = ", ".join(episode.episode_id for episode in episodes[:SHOWN])
+    return shown if len(episodes) <= SHOWN else f"{shown} and {len(episodes) - SHOWN} more"
+
+
+def _no_run(path: Path) -> str:
+    """What there is in place of a run: a sweep, something else, or nothing of that name."""
+    place = next((one for one in (path, *path.parents) if one.exists()), Path())
+    names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        missing = path.relative_to(place).parts[:1]
+        close = close_matches(missing[0], names) if missing else ""
+        return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
+    if place == path:
+        return f"{path} is no run directory: it has no {EPISODES}."
+    return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."

@@ -1,0 +1,245 @@
+"""The snapshotting environment: any environment that can be exported, with snapshots taken while the policy thinks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.environments.environment import Environment
+from ares_exp.environments.time_step import TimeStep
+
+if TYPE_CHECKING:
+    from ares_exp.snapshots.schedule import SnapshotSchedule
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+CANCEL_GRACE_SEC = 3.0
+"""How long a cancelled snapshot may take to unwind when the episode ends by a cancellation."""
+
+UNWIND_SEC = 600.0
+"""How long it may take otherwise: the environment can do nothing before."""
+
+
+class ExportableEnvironment(Environment, Protocol):
+    """An environment that can be exported while it waits for an action."""
+
+    @property
+    def step_count(self) -> int:
+        """How many answers of the policy were applied."""
+        ...
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Any:
+        """Environments that each go on from here."""
+        ...
+
+    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
+        """Writes `<output_dir>/<snapshot_id>/snapshot.json`, whole or not at all.
+
+        Raises:
+            SnapshotError: As the class says.
+            OSError: It could not be written.
+        """
+        ...
+
+
+class SnapshottingEnvironment:
+    """Wraps an environment and exports it as a schedule says. Data passes through untouched.
+
+    A snapshot begins when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy thinks; the
+    next call waits for it. One that fails never changes the episode: it is reported and counted. Cancelling a call, or
+    leaving with a cancellation, cancels the snapshot under way; any other end of the episode waits for it.
+
+    Attributes:
+        snapshots: Names of the episode's snapshots that are kept, `<episode_id>@<step>`, oldest first.
+        snapshot_failures: How many could not be taken or deleted.
+    """
+
+    def __init__(
+        self, env: ExportableEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None
+    ) -> None:
+        """Takes snapshots of `env`.
+
+        Args:
+            env: What is played.
+            schedule: When, where to, and which are kept.
+            episode_id: Id of the first episode; others, and by default the first too, are made up.
+        """
+        self._env = env
+        self._schedule = schedule
+        self._episode_id = episode_id or uuid.uuid4().hex
+        self._begun = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._capture: asyncio.Task[None] | None = None
+        self._waits_for_action = False
+        self._wanted = False
+        self._waited_sec = 0.0
+        self.snapshots: list[str] = []
+        self.snapshot_failures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Public attributes of the wrapped environment (`step_count`, `current_task`, …)."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    @property
+    def phase_sec(self) -> dict[str, float]:
+        """Wall seconds by phase; `snapshot` is what the episode had to wait for snapshots."""
+        return {**getattr(self._env, "phase_sec", {}), "snapshot": self._waited_sec}
+
+    async def reset(self, **options: Any) -> TimeStep[Any]:
+        """Starts an episode."""
+        await self.wait_for_snapshot()
+        self._waits_for_action = False
+        if self._begun:
+            self._episode_id = uuid.uuid4().hex
+        self._begun = True
+        self._waited_sec, self.snapshots, self.snapshot_failures = 0.0, [], 0
+        return self._seen(await self._env.reset(**options))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action`. The LAST step of a success deletes its snapshots, where the schedule says so."""
+        await self.wait_for_snapshot()
+        self._waits_for_action = False
+        time_step = self._seen(await self._env.step(action))
+        if time_step.step_type == "LAST" and self._schedule.is_success(time_step.reward):
+            await self._delete(self.snapshots)
+        return time_step
+
+    async def export_state(
+        self, output_dir: str | Path | None = None, *, snapshot_id: str | None = None
+    ) -> EnvironmentSnapshot:
+        """As of the wrapped environment, after the snapshot under way; by default where the schedule's go."""
+        await self.wait_for_snapshot()
+        if output_dir is not None or snapshot_id is not None:
+            return await self._env.export_state(output_dir or self._schedule.output_dir, snapshot_id=snapshot_id)
+        snapshot = await self._env.export_state(self._schedule.output_dir, snapshot_id=self._name)
+        self.snapshots = [name for name in self.snapshots if name != self._name] + [self._name]
+        return snapshot
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Any:
+        """As of the wrapped environment, after the snapshot under way. The branches take no snapshots."""
+        await self.wait_for_snapshot()
+        return await self._env.fork(n, diversify=diversify)
+
+    def request_snapshot(self) -> None:
+        """Has a snapshot taken as soon as the environment waits for an action; from any thread, at any time."""
+        if self._loop is None:
+            self._wanted = True
+            return
+        with suppress(RuntimeError):  # the loop has ended, and the episode with it
+            self._loop.call_soon_threadsafe(self._want)
+
+    async def wait_for_snapshot(self) -> None:
+        """Waits until no snapshot is under way; one that takes too long is cancelled, and waited for to unwind."""
+        capture = self._capture
+        if capture is None:
+            return
+        began = time.perf_counter()
+        try:
+            await asyncio.wait({capture}, timeout=self._schedule.timeout_sec + UNWIND_SEC)
+        except asyncio.CancelledError:
+            await self._abandon_snapshot()
+            raise
+        finally:
+            waited = time.perf_counter() - began
+            self._waited_sec += waited
+            if (grant := getattr(self._env, "grant_time", None)) is not None:
+                grant(waited)
+        if self._capture is capture:
+            self._capture = None
+
+    async def close(self) -> None:
+        """Closes the environment, after the snapshot under way."""
+        try:
+            await self.wait_for_snapshot()
+        finally:
+            self._waits_for_action = False
+            await self._env.close()
+
+    async def __aenter__(self) -> Self:
+        """Enters the wrapped environment."""
+        await self._env.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the wrapped environment: after the snapshot under way, or, when cancelled, without it."""
+        try:
+            if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
+                await self._abandon_snapshot()
+            else:
+                await self.wait_for_snapshot()
+        finally:
+            self._waits_for_action = False
+            await self._env.__aexit__(exc_type, exc, traceback)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._episode_id}@{self._env.step_count}"
+
+    def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
+        """Begins a snapshot if one is due; returns the time step as it is."""
+        self._loop = asyncio.get_running_loop()
+        self._waits_for_action = time_step.step_type != "LAST"
+        if self._waits_for_action and (self._wanted or self._schedule.due(self._env.step_count)):
+            self._begin_snapshot()
+        return time_step
+
+    def _want(self) -> None:
+        if not self._waits_for_action:
+            self._wanted = True
+        elif self._capture is None or self._capture.done():
+            self._begin_snapshot()
+
+    def _begin_snapshot(self) -> None:
+        self._wanted = False
+        if self._name not in self.snapshots:
+            self._capture = asyncio.get_running_loop().create_task(self._take(self._name), name="snapshot")
+
+    async def _take(self, name: str) -> None:
+        timer = asyncio.timeout(self._schedule.timeout_sec)
+        try:
+            async with timer:
+                await self._env.export_state(self._schedule.output_dir, snapshot_id=name)
+        except asyncio.CancelledError:
+            if self._is_there(name):  # it came too late for that
+                self.snapshots.append(name)
+            raise
+        except Exception as error:  # whatever it is, the episode goes on
+            if not self._is_there(name):
+                too_long = f"it was not taken within snapshot.timeout_sec={self._schedule.timeout_sec:g}"
+                self._failed(f"Snapshot {name} failed", TimeoutError(too_long) if timer.expired() else error)
+                return
+        self.snapshots.append(name)
+        await self._delete(self._schedule.surplus(self.snapshots))
+
+    def _is_there(self, name: str) -> bool:
+        return (self._schedule.output_dir / name).is_dir()
+
+    async def _delete(self, names: list[str]) -> None:
+        """Deletes some of the episode's snapshots; one that cannot be stays."""
+        for name in list(names):
+            self.snapshots.remove(name)
+            try:
+                await asyncio.to_thread(self._schedule.delete, name)
+            except Exception as error:
+                self.snapshots.insert(0, name)
+                self._failed(f"Snapshot {name} could not be deleted", error)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.snapshot_failures += 1
+        self._schedule.report(what, error)
+
+    async def _abandon_snapshot(self) -> None:
+        """Cancels the snapshot under way and waits, bounded, for it to unwind: nothing of it is ever seen."""
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.cancel()
+            await finish(asyncio.wait({capture}, timeout=CANCEL_GRACE_SEC))

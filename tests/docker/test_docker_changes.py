@@ -1,0 +1,327 @@
+"""Captured and restored files of containers: the contract in each way of capturing, and what is Docker's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.errors import ContainerDiedError, SnapshotMismatchError, SnapshotUnsupportedError
+from ares_exp.filesystem.delta import StoredChanges, differences
+from ares_exp.filesystem.delta_encoding import put_delta
+from ares_exp.filesystem.objects import ObjectStore
+from tests.contracts.awkward_tree import STEPS, listing, make_awkward
+from tests.contracts.changes_contract import ChangesContract, capture, run
+from tests.docker.dockerfiles import built
+from tests.docker.engine_relay import EngineRelay
+from tests.leaks import wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.once]
+
+PYTHON = "python:3.12-slim"
+
+# Starts a container from a snapshot, says so, and waits to be killed.
+RESTORER = """
+import asyncio, sys
+from pathlib import Path
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.filesystem.delta import StoredChanges
+from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.filesystem.objects import ObjectStore
+
+async def main(store, image, digests):
+    objects = ObjectStore(Path(store))
+    changes = StoredChanges(get_delta(objects, digests), objects)
+    async with DockerContainerFactory()(ContainerSpec("killed", docker_image=image, changes=changes)):
+        print("up", flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+"""
+
+
+def left_on(api: docker.APIClient, pid: int) -> list[str]:
+    """Containers and images of a process."""
+    containers = [one["Id"] for one in api.containers(all=True, filters={"label": f"ares_exp.pid={pid}"})]
+    images = [
+        one["Id"]
+        for one in api.images(filters={"label": "ares_exp.image-builder"})
+        if json.loads(one["Labels"]["ares_exp.image-builder"])["ares_exp.pid"] == str(pid)
+    ]
+    return [*containers, *images]
+
+
+class DockerChanges(ChangesContract):
+    @pytest.fixture(autouse=True)
+    def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where temporary files go: nobody else's are there."""
+        directory = tmp_path / "temporary"
+        directory.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(directory))
+        return directory
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("changes", docker_image=PYTHON)
+
+    @pytest.fixture
+    def other_base(self) -> str:
+        return "sha256:" + "0" * 64
+
+    async def left(self) -> list[str]:
+        client = docker.from_env()
+        try:
+            found = await asyncio.to_thread(left_on, client.api, os.getpid())
+        finally:
+            client.close()
+        return [*found, *map(str, Path(tempfile.gettempdir()).iterdir())]
+
+
+class TestUpper(DockerChanges):
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        return DockerContainerFactory(capture="upper")
+
+
+class TestArchive(DockerChanges):
+    """Where the engine's directories are not seen from here."""
+
+    lost = frozenset({"names that are no UTF-8", "name of a base file"})
+
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        return DockerContainerFactory(capture="archive")
+
+    async def test_what_is_lost_is_said(self, box: Container, objects: ObjectStore) -> None:
+        await make_awkward(box, leave_out=STEPS.keys() - {*self.lost, "socket"})
+        said = "\n".join((await capture(box, objects)).notes)
+        assert "names are no UTF-8" in said
+        assert "another name of a file of the image" in said
+        assert "'/n/sock' is not kept: it is a socket" in said
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(tmp_path / "store")
+
+
+@pytest.fixture
+def api(engine: docker.DockerClient) -> docker.APIClient:
+    return engine.api
+
+
+def inspected(api: docker.APIClient, box: Container) -> dict[str, Any]:
+    assert isinstance(box, DockerContainer)
+    found: dict[str, Any] = api.inspect_container(box.container_name)
+    return found
+
+
+async def test_the_configuration_of_the_image_stays(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
+    spec = built(context, 'RUN useradd -m joe\nENV FOO="a b"\nWORKDIR /home/joe\nUSER joe\nVOLUME /data\n')
+    factory = DockerContainerFactory()
+    async with factory(spec) as box:
+        assert (await box.exec("echo mine > file; echo $FOO")).output == "a b\n"
+        await run(box, "echo lost > /data/x")
+        delta = await capture(box, objects)
+        image = box.image
+    assert "/home/joe/file" in delta.entries
+    assert delta.notes == ("'/data' is not kept: it is a mount.",)
+    async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
+        assert (await again.exec("id -un; pwd; cat file; echo $FOO; ls /data")).output == "joe\n/home/joe\nmine\na b\n"
+        assert again.image == image
+        assert delta.base == api.inspect_image(image)["Id"] != inspected(api, again)["Image"]
+
+
+def in_whole_seconds(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {path: [*values[:4], values[4] // 10**9, *values[5:]] for path, values in found.items()}
+
+
+async def test_a_container_without_tar_is_archived_by_the_engine(objects: ObjectStore) -> None:
+    factory, spec = DockerContainerFactory(capture="archive"), ContainerSpec("no tar", docker_image=PYTHON)
+    lost = {"names that are no UTF-8", "name of a base file", "socket", "attributes"}
+    async with factory(spec) as box:
+        roots, failed = await make_awkward(box, leave_out=lost)
+        assert failed == []
+        await run(box, "rm /bin/tar; mkdir /w; echo 1 > /w/a; ln /w/a /w/b; chmod 750 /usr/share /var")
+        roots += ["/w", "/usr/share/perl5", "/var/lib"]  # and the directories that the last two are in
+        delta, want = await capture(box, objects), await listing(box, roots)
+        assert len(delta.notes) == 1
+        assert delta.notes[0].startswith("There is no GNU tar in the container")
+    async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
+        assert in_whole_seconds(await listing(again, roots)) == in_whole_seconds(want)
+
+
+async def test_an_engine_that_takes_no_image_without_its_base(
+    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ContainerSpec("one by one", docker_image=PYTHON)
+    async with DockerContainerFactory()(spec) as box:
+        roots, failed = await make_awkward(box)
+        assert failed == []
+        delta, want = await capture(box, objects), await listing(box, roots)
+    async with EngineRelay() as relay:
+        relay.refuses = b"/images/load"
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with DockerContainerFactory()(replace(spec, changes=StoredChanges(delta, objects))) as again:
+            assert relay.refused == 1
+            assert await listing(again, roots) == want
+            assert differences(await capture(again, objects), delta) == []
+    monkeypatch.undo()
+
+
+async def test_an_engine_elsewhere_is_read_by_archives(
+    objects: ObjectStore, api: docker.APIClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ContainerSpec("not root", docker_image=PYTHON)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    async with DockerContainerFactory(capture="upper")(spec) as box:
+        with pytest.raises(SnapshotUnsupportedError, match=r"not root.*container\.capture=archive"):
+            await capture(box, objects)
+        assert (await box.exec("echo fine")).output == "fine\n"
+    async with DockerContainerFactory()(spec) as box:
+        await run(box, "echo x > /file")
+        assert set((await capture(box, objects)).entries) == {"/file"}
+
+
+async def test_a_task_whose_image_is_another_one_by_now(
+    context: Path, objects: ObjectStore, api: docker.APIClient
+) -> None:
+    spec = built(context, "RUN echo one > /one\n")
+    factory = DockerContainerFactory()
+    async with factory(spec) as box:
+        await run(box, "echo x > /file")
+        delta, image = await capture(box, objects), str(box.image)
+    api.remove_image(image)
+    changed = built(context, "RUN echo two > /two\n")
+    with pytest.raises(SnapshotMismatchError) as caught:
+        await factory(replace(changed, changes=StoredChanges(delta, objects))).start()
+    other = [one["Id"] for one in api.images(filters={"label": f"test={context.name}"})]
+    assert len(other) == 1
+    assert delta.base in str(caught.value)
+    assert other[0] in str(caught.value)
+    with pytest.raises(SnapshotMismatchError):
+        await DockerContainerFactory(keep_image=False)(
+            replace(built(context, "RUN echo three > /three\n"), changes=StoredChanges(delta, objects))
+        ).start()
+    assert [one["Id"] for one in api.images(filters={"label": f"test={context.name}"})] == other
+
+
+async def test_an_image_that_is_nowhere(objects: ObjectStore) -> None:
+    async with DockerContainerFactory()(ContainerSpec("gone", docker_image=PYTHON)) as box:
+        await run(box, "echo x > /file")
+        delta = replace(await capture(box, objects), base="sha256:" + "1" * 64)
+    spec = ContainerSpec("gone", docker_image="localhost:1/no/such:image", changes=StoredChanges(delta, objects))
+    with pytest.raises(SnapshotMismatchError, match=r"sha256:1{64}.*localhost:1/no/such:image.*docker load"):
+        await DockerContainerFactory()(spec).start()
+
+
+def test_a_run_that_keeps_no_images_is_warned(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian\n")
+    spec = ContainerSpec("warned", context_dir=tmp_path)
+    assert DockerContainerFactory().snapshot_warnings(spec) == []
+    assert DockerContainerFactory(keep_image=False).snapshot_warnings(ContainerSpec("x", docker_image=PYTHON)) == []
+    (warning,) = DockerContainerFactory(keep_image=False).snapshot_warnings(spec)
+    assert "container.keep_image=false" in warning
+
+
+async def test_containers_that_start_from_the_same_files_share_one_image(
+    objects: ObjectStore, api: docker.APIClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ContainerSpec("shared", docker_image=PYTHON)
+    async with DockerContainerFactory()(spec) as box:
+        await run(box, "echo x > /file")
+        changes = StoredChanges(await capture(box, objects), objects)
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        boxes = [DockerContainerFactory()(replace(spec, changes=changes)) for _ in range(4)]
+        await asyncio.gather(*(one.start() for one in boxes))
+        late = DockerContainerFactory()(replace(spec, changes=changes))
+        await late.start()
+        images = {inspected(api, one)["Image"] for one in (*boxes, late)}
+        assert relay.loads == 1
+        assert len(images) == 1
+        await asyncio.gather(*(one.stop() for one in boxes))
+        assert [one["Id"] for one in api.images() if one["Id"] in images] == list(images)
+        await late.stop()
+        assert [one["Id"] for one in api.images() if one["Id"] in images] == []
+    monkeypatch.undo()
+
+
+async def test_a_warm_container_is_captured_and_never_restored_into(
+    objects: ObjectStore, api: docker.APIClient
+) -> None:
+    factory, spec = DockerContainerFactory(warm=1), ContainerSpec(f"warm {os.getpid()}", docker_image=PYTHON)
+    try:
+        async with factory(spec) as box:
+            await run(box, "echo x > /file")
+            first = await capture(box, objects)
+        assert set(first.entries) == {"/file"}
+        async with factory(replace(spec, changes=StoredChanges(first, objects))) as again:
+            assert (await again.exec("cat /file")).output == "x\n"
+            assert differences(await capture(again, objects), first) == []
+        async with factory(spec) as other:
+            assert (await other.exec("test -e /file")).exit_code == 1
+            assert dict((await capture(other, objects)).entries) == {}
+    finally:
+        await factory.close()
+
+
+async def test_a_container_that_was_killed(objects: ObjectStore, api: docker.APIClient) -> None:
+    for way in ("upper", "archive"):
+        async with DockerContainerFactory(capture=way)(ContainerSpec("killed", docker_image=PYTHON)) as box:
+            await run(box, "echo x > /file")
+            await capture(box, objects)
+            assert isinstance(box, DockerContainer)
+            await asyncio.to_thread(api.kill, box.container_name)
+            with pytest.raises(ContainerDiedError, match="killed from outside"):
+                await capture(box, objects)
+
+
+@pytest.fixture
+def restorer(objects: ObjectStore) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process that starts a container from the snapshot with these digests."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(digests: tuple[str, ...]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", RESTORER, str(objects.path), PYTHON, *digests]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+async def test_what_a_killed_process_leaves_is_removed_by_the_next(
+    objects: ObjectStore, api: docker.APIClient, restorer: Callable[..., subprocess.Popen[str]]
+) -> None:
+    async with DockerContainerFactory()(ContainerSpec("killed", docker_image=PYTHON)) as box:
+        await run(box, "echo x > /file")
+        digests = put_delta(await capture(box, objects), objects)
+    process = await asyncio.to_thread(restorer, digests)
+    assert len(left_on(api, process.pid)) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # The container goes by itself, the image with the next run.
+    assert await asyncio.to_thread(wait_until, lambda: len(left_on(api, process.pid)) == 1)
+    await DockerContainerFactory().preflight()
+    assert left_on(api, process.pid) == []

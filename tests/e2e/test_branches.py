@@ -1,0 +1,171 @@
+"""`branch_from=` as a user meets it: a recorded run, and commands that go on from a step of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.trajectories import load
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+pytestmark = [pytest.mark.once, pytest.mark.local]
+
+DRAW = "```bash\necho $RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"
+GREET = "```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
+SHOW = "```bash\ncat /tmp/drawn\n```"
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+
+
+def quoted(text: str) -> str:
+    """As Hydra's grammar has it: quotes alone are escaped."""
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def play(
+    here: Path, run_dir: str, *overrides: str, replies: list[str], container: str = "local"
+) -> subprocess.CompletedProcess[str]:
+    words = [
+        "tracker=none",
+        f"policy.replies=[{','.join(map(quoted, replies))}]",
+        f"hydra.run.dir={run_dir}",
+        *overrides,
+    ]
+    if not any(word.startswith("branch_from=") for word in overrides):
+        words += ["policy=scripted", "env.tasks=write-greeting", f"container={container}"]
+    return subprocess.run(
+        [sys.executable, "-m", "ares_exp", *words], cwd=here, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def episodes(here: Path, run_dir: str) -> list[EpisodeTrajectory]:
+    return sorted(load(here / run_dir).trajectories(), key=lambda episode: episode.metadata["attempt"])
+
+
+def rows(here: Path, run_dir: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (here / run_dir / "episodes.jsonl").read_text().splitlines()]
+
+
+def shown(episode: EpisodeTrajectory, step: int) -> str:
+    observation = episode.steps[step].observation
+    assert observation is not None
+    return str(observation["messages"][-1]["content"])
+
+
+def the_same(a: EpisodeTrajectory, b: EpisodeTrajectory, steps: int) -> bool:
+    """Whether two episodes agree in their first steps, but for the clock."""
+    pairs = zip(a.steps[:steps], b.steps[:steps], strict=True)
+    return all((x.observation, x.action, x.reward) == (y.observation, y.action, y.reward) for x, y in pairs)
+
+
+@pytest.mark.parametrize("container", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) -> None:
+    first = play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT], container=container)
+    assert first.returncode == 0, first.stderr
+    branched = play(
+        tmp_path, "b", "branch_from=a/write-greeting@1", "branches=8", "concurrency=8", replies=[SHOW, GREET, SUBMIT]
+    )
+    assert branched.returncode == 0, branched.stderr
+    [recorded], branches = episodes(tmp_path, "a"), episodes(tmp_path, "b")
+    assert [row["reward"] for row in rows(tmp_path, "a")] == [0.0]
+    assert [row["reward"] for row in rows(tmp_path, "b")] == [1.0] * 8
+    assert [row["num_steps"] for row in rows(tmp_path, "b")] == [3] * 8  # the shared answers were paid before
+    for number, branch in enumerate(branches):
+        lineage = branch.metadata["lineage"]
+        assert (lineage["root"], lineage["parent"]) == (recorded.episode_id, recorded.episode_id)
+        assert (lineage["step"], lineage["branch"]) == (1, number)
+        assert the_same(recorded, branch, 2)
+        drawn = shown(recorded, 1)
+        assert drawn.splitlines()[2] in shown(branch, 2), "the file is there, and the command was not run again"
+        assert branch.num_steps == 5
+
+
+def test_a_run_without_snapshots_is_played_again_up_to_the_step(tmp_path: Path) -> None:
+    assert play(tmp_path, "a", replies=[GREET, DRAW, SUBMIT]).returncode == 0
+    branched = play(tmp_path, "b", "branch_from=a/write-greeting@1", "branches=2", replies=[SUBMIT])
+    assert branched.returncode == 0, branched.stderr
+    assert "differs" not in branched.stderr
+    assert all(the_same(episodes(tmp_path, "a")[0], branch, 2) for branch in episodes(tmp_path, "b"))
+    assert [row["reward"] for row in rows(tmp_path, "b")] == [1.0, 1.0]
+    random = play(tmp_path, "c", "branch_from=a/write-greeting@2", "branches=2", replies=[SHOW, SUBMIT])
+    assert random.returncode == 0, random.stderr
+    assert "differs from the recorded one in 1 requests, from step 2 on" in random.stderr
+    one, other = episodes(tmp_path, "c")
+    assert the_same(one, other, 4), "both start from what it came to be"
+
+
+def test_a_branch_of_a_branch_knows_its_root(tmp_path: Path) -> None:
+    assert play(tmp_path, "a", replies=[DRAW, SUBMIT]).returncode == 0
+    middle = play(tmp_path, "b", "branch_from=a/write-greeting@0", "snapshot=every_step", replies=[GREET, SUBMIT])
+    assert middle.returncode == 0, middle.stderr
+    last = play(tmp_path, "c", "branch_from=b/write-greeting@1", "snapshot=none", replies=[SUBMIT])
+    assert last.returncode == 0, last.stderr
+    [a], [b], [c] = (episodes(tmp_path, run) for run in "abc")
+    lineage = c.metadata["lineage"]
+    assert (lineage["root"], lineage["parent"], lineage["step"]) == (a.episode_id, b.episode_id, 1)
+    assert c.total_reward == 1.0
+
+
+def test_what_a_branch_was_shown_otherwise_goes_on_without_snapshots(tmp_path: Path) -> None:
+    assert play(tmp_path, "a", replies=[GREET, SUBMIT]).returncode == 0
+    for run_dir, start, text in (("b", "a/write-greeting@1", "First."), ("c", "b/write-greeting@2", "Second.")):
+        branched = play(
+            tmp_path, run_dir, f"branch_from={start}", f"branch_inject={text}", replies=["```bash\npwd\n```", SUBMIT]
+        )
+        assert branched.returncode == 0, branched.stderr
+        assert "differs" not in branched.stderr
+    [a], [b], [c] = (episodes(tmp_path, run) for run in "abc")
+    lineage = c.metadata["lineage"]
+    assert (lineage["root"], lineage["parent"], lineage["step"]) == (a.episode_id, b.episode_id, 2)
+    assert [(edit["text"], edit["step"]) for edit in c.metadata["edits"]] == [("First.", 1), ("Second.", 2)]
+    assert the_same(b, c, 2)
+    assert (shown(c, 1), shown(c, 2)) == ("First.", "Second.")
+    done = play(tmp_path, "d", "branch_from=c/write-greeting@3", replies=[SUBMIT])
+    assert done.returncode == 0, done.stderr
+    assert "differs" not in done.stderr
+
+
+def test_what_a_branch_begins_with(tmp_path: Path) -> None:
+    assert play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
+    branched = play(
+        tmp_path,
+        "b",
+        "branch_from=a/write-greeting@1",
+        f"branch_answer={quoted(GREET)}",
+        "branch_inject=Look around first.",
+        "branch_edit=It printed nothing.",
+        replies=[SHOW, SUBMIT],
+    )
+    assert branched.returncode == 0, branched.stderr
+    [branch] = episodes(tmp_path, "b")
+    assert branch.total_reward == 1.0
+    for step in (1, 2, 3):
+        observation = branch.steps[step].observation
+        assert observation is not None
+        contents = [message["content"] for message in observation["messages"]]
+        assert contents[2:4] == ["It printed nothing.", "Look around first."], "in every request from there on"
+    assert "It printed nothing." not in shown(branch, 0)
+    action = branch.steps[2].action
+    assert action is not None
+    assert action["data"] == ({"content": GREET},)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["branch_from=a/write-greeting@9"], "no step 9"),
+        (["branch_from=a/write-greeting@1", "agent.max_output_chars=200"], "max_output_chars"),
+        (["branch_from=a/write-greeting@1", "attempts=2"], "branches"),
+        (["branch_from=a/nothing@1"], "no episode 'nothing'"),
+    ],
+)
+def test_mistakes(tmp_path: Path, overrides: list[str], expected: str) -> None:
+    assert play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
+    refused = play(tmp_path, "b", *overrides, replies=[SUBMIT])
+    assert refused.returncode == 2, refused.stderr
+    assert expected in refused.stderr + refused.stdout
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,82 @@
+"""An episode is exported at a step and its process killed; a new process goes on, to what it would have come to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.continued_episode import REPLIES
+
+TASK = """
+schema_version = "1.4"
+[task]
+name = "test/answer"
+[environment]
+docker_image = "debian:bookworm-slim"
+network_mode = "no-network"
+"""
+TEST = """#!/bin/sh
+[ "$(cat /answer)" = 42 ] && [ ! -e /work ] && reward=1 || reward=0.25
+echo $reward > /logs/verifier/reward.txt
+"""
+AT_ONCE = 3
+
+
+def make_task(directory: Path) -> None:
+    for folder in ("environment", "tests"):
+        (directory / "task" / folder).mkdir(parents=True)
+    (directory / "task" / "task.toml").write_text(TASK)
+    (directory / "task" / "instruction.md").write_text("Write 42 to /answer.\n")
+    (directory / "task" / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+    (directory / "task" / "tests" / "test.sh").write_text(TEST)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.e2e.continued_episode", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("agent", ["shell", "thorough"])
+@pytest.mark.parametrize("backend", [pytest.param("local", marks=pytest.mark.local)])
+def test_a_new_process_goes_on_from_every_step(tmp_path: Path, backend: str, agent: str) -> None:
+    check_every_step(tmp_path, backend, agent)
+
+
+@pytest.mark.docker
+@pytest.mark.once
+@pytest.mark.parametrize("agent", ["shell", "thorough"])
+def test_a_new_process_goes_on_from_every_step_on_docker(tmp_path: Path, agent: str) -> None:
+    check_every_step(tmp_path, "docker", agent)
+
+
+def check_every_step(directory: Path, backend: str, agent: str) -> None:
+    make_task(directory)
+    given = (str(directory), backend, agent)
+    steps = range(len(REPLIES[agent]))
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        whole = threads.submit(run, "play", *given)
+        killed = list(threads.map(lambda step: run("play", *given, str(step)), steps))
+        uninterrupted = whole.result()
+    assert [one.returncode for one in killed] == [-signal.SIGKILL] * len(steps), killed[0].stderr
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    continued = run("continue", *given)
+    assert continued.returncode == 0, continued.stderr
+    expected, found = json.loads(uninterrupted.stdout), json.loads(continued.stdout)
+    assert expected["reward"] == (1.0 if agent == "shell" else 0.25)
+    assert len(expected["steps"]) == len(steps) + 1
+    assert sorted(found) == [f"{agent}@{step}" for step in steps]
+    for name in found:
+        assert found[name] == expected, name

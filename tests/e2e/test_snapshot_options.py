@@ -1,0 +1,182 @@
+"""The options of `snapshot` as a user gives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.snapshots.store import SnapshotStore
+
+pytestmark = [pytest.mark.once, pytest.mark.local]
+
+GREET = "```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
+LOOK = "```bash\nls\n```"
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+ONE = "env.tasks=write-greeting"
+
+WAITS_FOR_A_SNAPSHOT = """
+import asyncio
+from pathlib import Path
+
+from ares_exp.llms.response import LLMResponse
+
+class Policy:
+    async def __call__(self, request):
+        Path("asked").touch()
+        while not list(Path("run/snapshots").glob("*@*/snapshot.json")):
+            await asyncio.sleep(0.02)
+        return LLMResponse.from_text("```bash\\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\n```")
+"""
+
+
+def answering(tmp_path: Path, answers: list[str] | dict[str, list[str]], **more: Any) -> list[str]:
+    """Arguments for a policy that gives these answers."""
+    node = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "_convert_": "all", "replies": answers, **more}
+    return option(tmp_path, node)
+
+
+def option(tmp_path: Path, node: dict[str, Any]) -> list[str]:
+    (tmp_path / "options" / "policy").mkdir(parents=True)
+    (tmp_path / "options" / "policy" / "mine.yaml").write_text(f"# mine\n{json.dumps(node)}\n")
+    return ["--config-dir", "options", "tracker=none", "policy=mine"]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ares_exp", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until(condition: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline or process.poll() is not None:
+            process.kill()
+            raise AssertionError(process.communicate())
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("wrapper", ["async", "sync"])
+def test_every_step(cli: Any, tmp_path: Path, wrapper: str) -> None:
+    done = cli(
+        *answering(tmp_path, [GREET, LOOK, SUBMIT]),
+        ONE,
+        "snapshot=every_step",
+        f"wrapper={wrapper}",
+        "hydra.run.dir=run",
+        "attempts=2",
+    )
+    assert done.returncode == 0, done.stderr
+    store = SnapshotStore(tmp_path / "run" / "snapshots")
+    written = rows(tmp_path / "run")
+    assert store.ids() == sorted(f"{row['episode_id']}@{step}" for row in written for step in range(3))
+    assert all(store.verify(name).ok for name in store.ids())
+    assert [(row["snapshots"], row["snapshot_failures"]) for row in written] == [(3, 0)] * 2
+    assert all(row["phase_sec"]["snapshot"] >= 0 for row in written)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["snapshots"], summary["snapshot_failures"]) == (6, 0)
+    assert "6 snapshots in run/snapshots" in done.stdout
+
+
+def test_only_failures_keep_theirs(cli: Any, tmp_path: Path) -> None:
+    answers = {"write-greeting": [GREET, SUBMIT], "*": [LOOK, SUBMIT], "publish-release": [LOOK]}
+    tasks = "env.tasks=[write-greeting,count-records,publish-release]"
+    done = cli(
+        *answering(tmp_path, answers),
+        tasks,
+        "snapshot=on_failure",
+        "hydra.run.dir=run",
+    )
+    assert done.returncode == 1, done.stderr
+    by_task = {row["task_name"]: row for row in rows(tmp_path / "run")}
+    assert by_task["write-greeting"]["reward"] == 1.0
+    assert by_task["publish-release"]["outcome"] == "policy_error"
+    expected = [f"{by_task[name]['episode_id']}@1" for name in ("count-records", "publish-release")]
+    store = SnapshotStore(tmp_path / "run" / "snapshots")
+    assert store.ids() == sorted(expected)
+    assert all(store.verify(name).ok for name in store.ids())
+    assert {name: row["snapshots"] for name, row in by_task.items()} == {
+        "write-greeting": 0,
+        "count-records": 1,
+        "publish-release": 1,
+    }
+
+
+def test_a_sweep_with_and_without(cli: Any, tmp_path: Path) -> None:
+    done = cli("-m", *answering(tmp_path, [GREET, SUBMIT]), ONE, "snapshot=none,every_step", "hydra.sweep.dir=s")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "s" / "0" / "snapshots").exists()
+    assert len(SnapshotStore(tmp_path / "s" / "1" / "snapshots").ids()) == 2
+    without, with_them = rows(tmp_path / "s" / "0") + rows(tmp_path / "s" / "1")
+    assert "snapshot" not in without["phase_sec"]
+    assert (without["reward"], with_them["reward"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["snapshot=every_n", "snapshot.every=0"], "snapshot.every"),
+        (["snapshot=every_step", "snapshot.kep=2"], "Did you mean `snapshot.keep`"),
+        (["snapshot=on_failure", "container=docker", "container.keep_image=false"], "keep_image=true"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_starts(
+    cli: Any, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = cli("tracker=none", *arguments, "hydra.run.dir=run")
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_snapshot_is_asked_for_by_a_signal_while_the_policy_thinks(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WAITS_FOR_A_SNAPSHOT)
+    policy = option(tmp_path, {"_target_": "mine.Policy"})
+    process = start(tmp_path, *policy, ONE, "snapshot=manual", "hydra.run.dir=run")
+    wait_until((tmp_path / "asked").exists, process)
+    assert not list((tmp_path / "run").glob("snapshots/*@*"))
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "1 snapshot in run/snapshots" in out
+    [row] = rows(tmp_path / "run")
+    assert SnapshotStore(tmp_path / "run" / "snapshots").ids() == [f"{row['episode_id']}@0"]
+
+
+def test_after_ctrl_c_the_snapshots_are_whole(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *answering(tmp_path, [LOOK], repeat_last=True),
+        *("step_limit=null", "snapshot=every_step", "hydra.run.dir=run"),
+    )
+    wait_until(lambda: len(list((tmp_path / "run").glob("snapshots/*@*"))) > 8, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    store = SnapshotStore(tmp_path / "run" / "snapshots")
+    written = rows(tmp_path / "run")
+    assert [row["outcome"] for row in written] == ["cancelled"] * 4
+    assert sum(row["snapshots"] for row in written) == len(store.ids())
+    assert all(store.verify(name).ok for name in store.ids())
+    assert not list(store.path.glob(".tmp-*"))
+    assert f"{len(store.ids())} snapshots in run/snapshots" in out
+    assert "Traceback" not in err

@@ -1,0 +1,256 @@
+"""Snapshots whose environment is closed, or whose caller is cancelled, in the middle; and what they may not ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.message_edit import MessageEdit
+from ares_exp.environments.restoring import Continuation
+from ares_exp.errors import (
+    ConfigError,
+    ContainerError,
+    EpisodeStateError,
+    SnapshotError,
+    SnapshotMetadataError,
+    SnapshotUnsupportedError,
+    UnsafeSnapshotError,
+)
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.snapshots import store_lock
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import EpisodeCollector
+
+pytestmark = pytest.mark.local
+
+ANSWER = LLMResponse.from_text("Go on.")
+
+
+class AskingAgent:
+    """Asks for ever, each time with the one message."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    async def run(self, task: str) -> None:
+        while True:
+            await self._llm(LLMRequest(messages=[{"role": "user", "content": task}]))
+
+
+def asking(*, container: Any, llm_client: Any) -> AskingAgent:
+    return AskingAgent(llm_client)
+
+
+class SlowToEnd(AskingAgent):
+    async def run(self, task: str) -> None:
+        try:
+            await super().run(task)
+        finally:
+            await asyncio.sleep(1)
+
+
+def slow_to_end(*, container: Any, llm_client: Any) -> SlowToEnd:
+    return SlowToEnd(llm_client)
+
+
+class Working(AskingAgent):
+    def __init__(self, llm: Any, container: Any) -> None:
+        super().__init__(llm)
+        self._container = container
+
+    async def run(self, task: str) -> None:
+        await self._llm(LLMRequest(messages=[{"role": "user", "content": task}]))
+        await self._container.exec("sleep 1000")
+
+
+def working(*, container: Any, llm_client: Any) -> Working:
+    return Working(llm_client, container)
+
+
+class OddState(AskingAgent):
+    state_version = 1
+    state: Any = None
+
+    def get_state(self) -> Mapping[str, Any]:
+        if isinstance(self.state, Exception):
+            raise self.state
+        return {"state": self.state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None: ...
+
+    async def resume(self, task: str) -> None:
+        await self.run(task)
+
+
+def odd_state(*, container: Any, llm_client: Any) -> OddState:
+    return OddState(llm_client)
+
+
+async def exported(env: CodeEnvironment, store: Path, *, steps: int = 0) -> EnvironmentSnapshot:
+    await env.reset()
+    for _ in range(steps):
+        await env.step(ANSWER)
+    snapshot = await env.export_state(store, snapshot_id="one")
+    await env.close()
+    return snapshot
+
+
+def going_on(snapshot: EnvironmentSnapshot, **more: Any) -> CodeEnvironment:
+    continuation = Continuation(snapshot, **more)
+    return CodeEnvironment(
+        [continuation.task],
+        container_factory=LocalContainerFactory(),
+        code_agent_factory=asking,
+        start_from=continuation,
+    )
+
+
+async def test_closing_while_a_snapshot_is_taken_leaves_none(make_environment: Any, tmp_path: Path) -> None:
+    env, store = make_environment(agent=slow_to_end), tmp_path / "store"
+    await env.reset()
+    store.mkdir()
+    with store_lock.exclusive(store) as held:
+        assert held
+        exporting = asyncio.create_task(env.export_state(store, snapshot_id="one"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(env.close())
+        await asyncio.sleep(0)
+    with pytest.raises((SnapshotError, ContainerError)):
+        await exporting
+    await closing
+    assert not (store / "one").exists()
+
+
+async def test_closing_while_an_episode_is_restored_starts_nothing(make_environment: Any, tmp_path: Path) -> None:
+    env = going_on(await exported(make_environment(agent=asking), tmp_path / "store"))
+    resetting = asyncio.create_task(env.reset())
+    await asyncio.sleep(0)
+    await env.close()
+    with pytest.raises(EpisodeStateError, match="closed while"):
+        await resetting
+    await env.close()
+
+
+async def test_closing_during_a_step_is_told_as_that(make_environment: Any) -> None:
+    env = make_environment(agent=working)
+    await env.reset()
+    stepping = asyncio.create_task(env.step(ANSWER))
+    await asyncio.sleep(0)
+    await env.close()
+    with pytest.raises(EpisodeStateError, match="closed while"):
+        await stepping
+
+
+async def test_a_cancelled_fork_leaves_no_directory(
+    make_environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make_environment(agent=asking)
+    await env.reset()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    forking = asyncio.create_task(env.fork(1))
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert not list(temporary.iterdir())
+    assert (await env.step(ANSWER)).step_type == "MID"
+
+
+async def test_each_fork_has_its_own_place_for_the_verifiers_files(make_environment: Any, tmp_path: Path) -> None:
+    env = make_environment(agent=asking, output_dir=tmp_path / "files")
+    await env.reset()
+    forks = [*await env.fork(2), *await env.fork(1)]
+    assert len({fork._setup.output_dir for fork in forks}) == 3
+    for fork in forks:
+        await fork.close()
+    with pytest.raises(ConfigError, match="at least 1"):
+        await env.fork(0)
+
+
+@pytest.mark.parametrize("state", [KeyError("missing"), object(), float("nan"), b"bytes"])
+async def test_a_state_that_could_not_be_read_again_is_refused(
+    state: Any, make_environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OddState, "state", state)
+    env = make_environment(agent=odd_state)
+    await env.reset()
+    with pytest.raises(SnapshotUnsupportedError, match="The state of OddState"):
+        await env.export_state(tmp_path / "store")
+    assert (await env.step(ANSWER)).step_type == "MID"
+
+
+async def test_an_edit_changes_nothing_of_what_was_shown_before(make_environment: Any, tmp_path: Path) -> None:
+    snapshot = await exported(make_environment(agent=asking), tmp_path / "store", steps=2)
+    async with going_on(snapshot, edits=[MessageEdit("replace", 0, "Otherwise.", 2)]) as env:
+        await env.reset()
+        again = await env.export_state(tmp_path / "store")
+        await env.step(ANSWER)
+        assert _shown(env) == ["Write 42 to /answer.\n", "Write 42 to /answer.\n", "Otherwise.", "Otherwise."]
+        async with going_on(again) as later:
+            await later.reset()
+            assert _shown(later) == _shown(env)[:3]
+
+
+async def test_how_long_the_policy_had_thought_before_is_not_known(make_environment: Any, tmp_path: Path) -> None:
+    snapshot = await exported(make_environment(agent=asking), tmp_path / "store", steps=1)
+    async with going_on(snapshot) as env:
+        await env.reset()
+        collecting = TrajectoryCollectingEnvironment(env, EpisodeCollector())
+        await collecting.step(ANSWER)
+        await collecting.step(ANSWER)
+        await collecting.close()
+    assert collecting.trajectory is not None
+    seconds = [step.policy_sec for step in collecting.trajectory.steps]
+    assert [one is None for one in seconds] == [True, False, True, False]
+    assert all(one >= 0 for one in seconds if one is not None)
+
+
+async def test_time_that_is_granted_is_not_the_policys(make_environment: Any) -> None:
+    env = make_environment(agent=asking)
+    await env.reset()
+    env.grant_time(1000.0)
+    await env.step(ANSWER)
+    assert env.past_steps[-1].policy_sec < 0  # by the 1000 s that were not spent
+
+
+@pytest.mark.parametrize("place", ["store/task", "relative"])
+async def test_a_snapshot_brings_no_task_of_its_own(
+    place: str, make_environment: Any, make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = await exported(make_environment(make_task(), agent=asking), tmp_path / "store")
+    path = tmp_path / "store" / "task"
+    Path(snapshot.task_data["path"]).rename(path)
+    monkeypatch.chdir(path.parent)
+    _rewrite(snapshot, "task_data", path=str(path) if place == "store/task" else "task")
+    with pytest.raises(UnsafeSnapshotError, match="outside of the store"):
+        await CodeEnvironment.load_from_state(snapshot.snapshot_dir, code_agent_factory=asking)
+
+
+async def test_limits_of_another_type_are_refused(make_environment: Any, tmp_path: Path) -> None:
+    snapshot = await exported(make_environment(agent=asking), tmp_path / "store")
+    _rewrite(snapshot, "episode", limits={"steps": "many"})
+    with pytest.raises(SnapshotMetadataError, match="limits"):
+        await CodeEnvironment.load_from_state(snapshot.snapshot_dir, code_agent_factory=asking)
+
+
+def _shown(env: CodeEnvironment) -> list[str]:
+    return [past.time_step.observation.messages[0]["content"] for past in env.past_steps]
+
+
+def _rewrite(snapshot: EnvironmentSnapshot, table: str, **values: Any) -> None:
+    file = snapshot.snapshot_dir / "snapshot.json"
+    data = json.loads(file.read_text())
+    data[table] |= values
+    file.write_text(json.dumps(data))

@@ -1,0 +1,354 @@
+"""Exporting an episode in its middle and going on with it, in the local sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.environments import exporting
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import (
+    EpisodeStateError,
+    SnapshotBusyError,
+    SnapshotError,
+    SnapshotTimingError,
+    SnapshotUnsupportedError,
+)
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import EpisodeCollector
+from tests.agents.thorough_agent import ThoroughAgentFactory
+from tests.unit.environments.snapshots import (
+    SUBMIT,
+    Restore,
+    agent_of,
+    ask,
+    last_message,
+    play_on,
+    run,
+    running_boxes,
+    say,
+    without_clocks,
+)
+
+pytestmark = pytest.mark.local
+
+REPLIES = [run("echo 4 > /half; echo made"), run("echo $(cat /half)2 > /answer; rm /half"), run("ls /half"), SUBMIT]
+
+
+async def test_it_goes_on_where_it_was(make_environment: Any, restore: Restore, store: Path) -> None:
+    env = make_environment()
+    await env.reset()
+    await env.step(run("echo 42 > /answer; echo written", cost=0.5))
+    snapshot = await env.export_state(store)
+    again = await restore(snapshot)
+    assert again.time_step == env.time_step
+    assert (again.step_count, again.current_task.name) == (1, "task")  # type: ignore[union-attr]
+    assert [past.time_step for past in again.past_steps] == [past.time_step for past in env.past_steps]
+    assert [past.action for past in again.past_steps] == [past.action for past in env.past_steps]
+    assert again.container_image == env.container_image
+    await again.step(run("cat /answer"))
+    assert "42" in last_message(again)
+    assert (await again.step(SUBMIT)).reward == 1.0
+    assert set(again.phase_sec) == {"start", "agent", "verify"}
+
+
+async def test_a_path_will_do(make_environment: Any, restore: Restore, store: Path) -> None:
+    env = make_environment()
+    await env.reset()
+    await env.export_state(store, snapshot_id="first")
+    for path in (store / "first", store / "first" / "snapshot.json"):
+        assert (await restore(path)).time_step == env.time_step
+
+
+async def test_the_same_from_every_step(make_environment: Any, restore: Restore, store: Path) -> None:
+    env = TrajectoryCollectingEnvironment(make_environment(), EpisodeCollector())
+    await env.reset()
+    for step, reply in enumerate(REPLIES):
+        await env.export_state(store, snapshot_id=f"{step}")
+        await env.step(reply)
+    assert env.trajectory is not None
+    assert env.trajectory.total_reward == 1.0
+    for step in range(len(REPLIES)):
+        again = TrajectoryCollectingEnvironment(await restore(store / f"{step}"), EpisodeCollector())
+        await play_on(again, REPLIES)
+        assert again.trajectory is not None
+        assert without_clocks(again.trajectory) == without_clocks(env.trajectory), step
+
+
+async def test_exporting_changes_nothing(make_environment: Any, make_task: Any, store: Path) -> None:
+    replies = [say(text) for text in ("good", "echo 42 > /answer", "better", "cat /answer", "best", "done")]
+    trajectories, snapshots = [], []
+    for exports in (False, True):
+        env = TrajectoryCollectingEnvironment(
+            make_environment(make_task(f"task-{exports}"), agent=ThoroughAgentFactory(settled=True), seed=5),
+            EpisodeCollector(),
+        )
+        await env.reset()
+        for reply in replies:
+            if exports:
+                snapshots.append(await env.export_state(store))
+            await env.step(reply)
+        assert env.trajectory is not None
+        trajectories.append([step[:2] for step in without_clocks(env.trajectory)])
+    assert trajectories[0] == trajectories[1]
+    assert [snapshot.step_count for snapshot in snapshots] == list(range(6))
+
+
+async def test_a_snapshot_of_a_snapshot(make_environment: Any, restore: Restore, store: Path) -> None:
+    env = make_environment()
+    await env.reset()
+    for reply in REPLIES[:-1]:
+        await env.step(reply)
+        env = await restore(await env.export_state(store))
+    assert env.step_count == 3
+    assert len(env.past_steps) == 4
+    assert (await env.step(SUBMIT)).reward == 1.0
+
+
+async def test_the_thorough_agent_goes_on(make_environment: Any, restore: Restore, store: Path) -> None:
+    """With all its clocks, races and draws: the conversation so far is the same, to the last digit."""
+    agents = ThoroughAgentFactory()
+    env = make_environment(agent=agents)
+    await env.reset()
+    for reply in ("good", "echo 42 > /answer", "better"):
+        await env.step(say(reply))
+        again = await restore(await env.export_state(store), code_agent_factory=agents)
+        assert again.time_step == env.time_step
+    assert (await play_on(again, [say("done")] * 4)).reward == 1.0
+
+
+async def test_the_rest_of_its_time_is_what_it_had(make_environment: Any, restore: Restore, store: Path) -> None:
+    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=30.0)))
+    await env.reset()
+    await env.step(run("sleep 0.5"))
+    snapshot = await env.export_state(store)
+    again = await restore(snapshot)
+    assert again.time_left_sec is not None
+    assert again.time_left_sec <= 29.5
+    spent = await restore(snapshot, limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)))
+    assert spent.time_left_sec == 0.0
+    last = await spent.step(SUBMIT)
+    assert (last.last(), spent.truncated_by) == (True, "time")
+
+
+async def test_budgets_go_on(make_environment: Any, restore: Restore, store: Path) -> None:
+    env = make_environment(limits=EpisodeLimits(steps=3, cost=1.0))
+    await env.reset()
+    await env.step(run("true", cost=0.6))
+    snapshot = await env.export_state(store)
+    dear = await restore(snapshot)
+    assert (await dear.step(run("true", cost=0.6))).last()
+    assert dear.truncated_by == "cost"
+    cheap = await restore(snapshot)
+    assert (await cheap.step(run("true"))).mid()
+    assert (await cheap.step(run("true"))).last()
+    assert cheap.truncated_by == "steps"
+
+
+async def test_what_the_agent_had_given_up_is_still_shown(make_environment: Any, restore: Restore, store: Path) -> None:
+    async def impatient(container: Any, llm: Any) -> None:
+        try:
+            async with asyncio.timeout(0.05):
+                await llm(ask("quick"))
+        except TimeoutError:
+            await llm(ask("again"))
+
+    factory = agent_of(impatient)
+    env = make_environment(agent=factory)
+    await env.reset()
+    await asyncio.sleep(0.2)
+    again = await restore(await env.export_state(store), code_agent_factory=factory)
+    assert last_message(again) == last_message(env) == "quick"
+    for one in (env, again):
+        assert (await one.step(say("too late"))).mid()
+        assert last_message(one) == "again"
+        late = await restore(await one.export_state(store), code_agent_factory=factory)
+        assert [past.action and past.action.text for past in late.past_steps] == [None, "too late"]
+        assert (await late.step(say("yes"))).last()
+
+
+async def test_an_agent_that_ended_after_what_it_had_given_up(
+    make_environment: Any, restore: Restore, store: Path
+) -> None:
+    async def hasty(container: Any, llm: Any) -> None:
+        asking = asyncio.create_task(llm(ask("never mind")))
+        await asyncio.sleep(0.05)
+        asking.cancel()
+
+    factory = agent_of(hasty)
+    env = make_environment(agent=factory)
+    await env.reset()
+    await asyncio.sleep(0.2)
+    again = await restore(await env.export_state(store), code_agent_factory=factory)
+    assert last_message(again) == "never mind"
+    for one in (env, again):
+        assert (await one.step(say("?"))).discount == 0.0
+
+
+async def test_timers_of_the_agent_run_on(make_environment: Any, restore: Restore, store: Path) -> None:
+    async def sleeps(container: Any, llm: Any) -> None:
+        async def later() -> str:
+            await asyncio.sleep(0.4)
+            return f"slept until {time.monotonic() >= 0.4}"
+
+        sleeping = asyncio.create_task(later())
+        await llm(ask("first"))
+        await llm(ask(await sleeping))
+
+    factory = agent_of(sleeps)
+    env = make_environment(agent=factory)
+    await env.reset()
+    again = await restore(await env.export_state(store), code_agent_factory=factory)
+    for one in (env, again):
+        await one.step(say("go on"))
+        assert last_message(one) == "slept until True"
+
+
+async def test_what_is_being_carried_out_is_waited_for(make_environment: Any, restore: Restore, store: Path) -> None:
+    async def works_meanwhile(container: Any, llm: Any) -> None:
+        async def work() -> str:
+            first = await container.exec("sleep 0.3; echo 42 > /answer; echo first")
+            return str(first.output + (await container.exec("echo second")).output)
+
+        working = asyncio.create_task(work())
+        await llm(ask("meanwhile"))
+        await llm(ask(await working))
+
+    factory = agent_of(works_meanwhile)
+    env = make_environment(agent=factory)
+    await env.reset()
+    again = await restore(await env.export_state(store), code_agent_factory=factory)
+    for one in (again, env):
+        await one.step(say("go on"))
+        assert last_message(one) == "first\nsecond\n"
+    assert (await again.step(say("done"))).reward == 1.0
+
+
+async def test_what_does_not_end_in_time_is_told(
+    make_environment: Any, restore: Restore, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(container: Any, llm: Any) -> None:
+        working = asyncio.create_task(container.exec("sleep 60"))
+        await llm(ask("busy"))
+        working.cancel()
+        await llm(ask("free"))
+
+    monkeypatch.setattr(exporting, "QUIESCE_SEC", 0.2)
+    factory = agent_of(busy)
+    env = make_environment(agent=factory)
+    await env.reset()
+    with pytest.raises(SnapshotBusyError, match=r"within 0\.2 s .* 1 go on \(exec\)"):
+        await env.export_state(store)
+    assert not list(store.glob("*"))
+    await env.step(say("go on"))
+    assert last_message(await restore(await env.export_state(store), code_agent_factory=factory)) == "free"
+    assert (await env.step(say("done"))).last()
+
+
+async def test_only_while_it_waits_for_an_action(make_environment: Any, store: Path) -> None:
+    env = make_environment()
+
+    async def refused(because: str) -> None:
+        for call in (env.export_state(store), env.fork(2)):
+            with pytest.raises(SnapshotTimingError, match=because):
+                await call
+
+    await refused("has not been reset")
+    resetting = asyncio.create_task(env.reset())
+    await asyncio.sleep(0)
+    await refused("is under way")
+    await resetting
+    stepping = asyncio.create_task(env.step(run("sleep 0.3")))
+    await asyncio.sleep(0.05)
+    await refused("step.. is under way")
+    await stepping
+    exporting_it = asyncio.create_task(env.export_state(store.with_name("other")))
+    await asyncio.sleep(0)
+    await refused("export_state.. is under way")
+    with pytest.raises(EpisodeStateError, match="under way"):
+        await env.step(SUBMIT)
+    await exporting_it
+    await env.step(SUBMIT)
+    await refused("has ended")
+    await env.reset()
+    await env.close()
+    await refused("ended|closed")
+    assert not store.exists()
+
+
+async def test_a_name_is_given_once(make_environment: Any, store: Path) -> None:
+    env = make_environment()
+    await env.reset()
+    await env.export_state(store, snapshot_id="mine")
+    with pytest.raises(SnapshotError, match="mine"):
+        await env.export_state(store, snapshot_id="mine")
+    for name in ("../out", "objects", ".hidden", ""):
+        with pytest.raises((SnapshotError, ValueError)):
+            await env.export_state(store, snapshot_id=name)
+    assert (await env.step(run("true"))).mid()
+
+
+async def test_the_oracle_goes_on(
+    make_environment: Any, make_task: Any, restore: Restore, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_ANSWER", "42")
+    solution = '#!/bin/sh\nsleep 0.5\necho "$ANSWER" > /answer\n'
+    task = make_task(toml='[solution.env]\nANSWER = "${THE_ANSWER}"\n', solution=solution)
+    env = make_environment(task, agent=ShellAgentFactory(command_timeout_sec=0.2), provide_solution=True)
+    await env.reset()
+    snapshot = await env.export_state(store)
+    with pytest.raises(
+        SnapshotUnsupportedError, match="give `task`"
+    ):  # a file alone does not open the host's variables
+        await restore(snapshot)
+    again, policy = await restore(snapshot, task=task), OraclePolicy()
+    while not again.time_step.last():  # type: ignore[union-attr]
+        await again.step(await policy(again.time_step.observation))  # type: ignore[arg-type, union-attr]
+    assert again.time_step.reward == 1.0  # type: ignore[union-attr]
+
+
+async def test_after_it_a_restored_environment_plays_other_episodes(
+    make_environment: Any, restore: Restore, store: Path
+) -> None:
+    env = make_environment()
+    await env.reset()
+    await env.step(run("echo 42 > /answer"))
+    again = await restore(await env.export_state(store))
+    assert (await again.reset()).first()
+    assert (again.step_count, again.lineage) == (0, {})
+    assert (await again.step(SUBMIT)).reward == 0.0
+
+
+async def test_what_is_closed_leaves_nothing(make_environment: Any, store: Path) -> None:
+    before = running_boxes()
+    env = make_environment()
+    await env.reset()
+    async with await CodeEnvironment.load_from_state(await env.export_state(store)):
+        await env.close()
+        assert len(running_boxes() - before) == 1
+    assert running_boxes() == before
+
+
+async def test_the_agent_draws_on_as_it_would_have(make_environment: Any, restore: Restore, store: Path) -> None:
+    async def draws(container: Any, llm: Any) -> None:
+        while True:
+            await llm(ask(f"{random.random()}"))
+
+    factory = agent_of(draws)
+    env = make_environment(agent=factory)
+    await env.reset()
+    await env.step(say("1"))
+    again = await restore(await env.export_state(store), code_agent_factory=factory)
+    for _ in range(3):
+        for one in (env, again):
+            await one.step(say("more"))
+        assert last_message(again) == last_message(env)

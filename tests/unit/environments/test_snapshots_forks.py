@@ -1,0 +1,143 @@
+"""Several environments that go on from one: by themselves, and without a trace on each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.errors import ConfigError, ContainerStartError, DivergenceError
+from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
+
+pytestmark = pytest.mark.local
+
+
+async def close_all(*environments: CodeEnvironment) -> None:
+    await asyncio.gather(*(env.close() for env in environments))
+
+
+async def test_each_goes_on_by_itself_and_so_does_the_first(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    await env.step(run("echo shared > /shared"))
+    forks = await env.fork(3)
+    assert [fork.time_step for fork in forks] == [env.time_step] * 3
+    await asyncio.gather(*(one.step(run(f"echo {place} >> /shared")) for place, one in enumerate([*forks, env])))
+    for place, one in enumerate([*forks, env]):
+        await one.step(run("cat /shared"))
+        assert f"shared\n{place}\n" in last_message(one)
+    await forks[0].step(run("echo 42 > /answer"))
+    assert [(await one.step(SUBMIT)).reward for one in [*forks, env]] == [1.0, 0.0, 0.0, 0.0]
+    await close_all(*forks)
+
+
+async def test_they_outlive_the_first(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    [fork] = await env.fork(1)
+    await env.close()
+    assert (await fork.step(run("echo 42 > /answer"))).mid()
+    assert (await fork.step(SUBMIT)).reward == 1.0
+
+
+async def test_a_fork_of_a_fork_knows_where_it_comes_from(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    [first] = await env.fork(1)
+    await first.step(run("true"))
+    _, second = await first.fork(2)
+    assert first.lineage["branch"] == 0
+    assert (first.lineage["step"], second.lineage["step"], second.lineage["branch"]) == (0, 1, 1)
+    assert second.lineage["root"] == first.lineage["root"]
+    await close_all(first, _, second)
+
+
+async def draws(container: Any, llm: Any) -> None:
+    while True:
+        await llm(ask(f"{random.random()}"))
+
+
+async def next_draw(env: CodeEnvironment) -> str:
+    await env.step(say("more"))
+    return last_message(env)
+
+
+@pytest.mark.parametrize("diversify", [False, True])
+async def test_what_their_agents_draw(make_environment: Any, restore: Restore, store: Path, diversify: bool) -> None:
+    factory = agent_of(draws)
+    env = make_environment(agent=factory)
+    await env.reset()
+    forks = await env.fork(2, diversify=diversify)
+    drawn = [await next_draw(one) for one in (env, *forks)]
+    assert len(set(drawn)) == (3 if diversify else 1)
+    for place, fork in enumerate(forks):
+        again = await restore(await fork.export_state(store, snapshot_id=f"{place}"), code_agent_factory=factory)
+        assert last_message(again) == drawn[1 + place]
+        assert await next_draw(again) == await next_draw(fork)
+    await close_all(*forks)
+
+
+class FailsOnce(LocalContainerFactory):
+    """Its n-th container does not start."""
+
+    fails_at = 0
+    made = 0
+
+    def __call__(self, spec: Any) -> Any:
+        self.made += 1
+        container = super().__call__(spec)
+        if self.made == self.fails_at:
+
+            async def start() -> None:
+                raise ContainerStartError("no more room")
+
+            container.start = start  # type: ignore[method-assign]
+        return container
+
+
+async def test_when_one_fails_there_is_none(make_task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ares_exp.agents.shell_agent import ShellAgentFactory
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    factory, before = FailsOnce(), running_boxes()
+    factory.fails_at = 3
+    env = CodeEnvironment([make_task()], container_factory=factory, code_agent_factory=ShellAgentFactory())
+    async with env:
+        await env.reset()
+        tasks = asyncio.all_tasks()
+        with pytest.raises(ContainerStartError, match="no more room"):
+            await env.fork(3)
+        assert len(running_boxes() - before) == 1
+        assert not list(tmp_path.glob("*fork*"))
+        assert asyncio.all_tasks() <= tasks
+        assert (await env.step(run("echo 42 > /answer"))).mid()
+        assert (await env.step(SUBMIT)).reward == 1.0
+
+
+async def test_an_agent_that_cannot_be_run_again_gives_none(make_environment: Any) -> None:
+    made: list[int] = []
+
+    async def counts(container: Any, llm: Any) -> None:
+        made.append(1)
+        await llm(ask(f"agent {len(made)}"))
+
+    env, before = make_environment(agent=agent_of(counts)), running_boxes()
+    await env.reset()
+    with pytest.raises(DivergenceError, match=r"agent [23]"):
+        await env.fork(2)
+    assert len(running_boxes() - before) == 1
+    assert (await env.step(say("done"))).last()
+
+
+@pytest.mark.parametrize("count", [0, -1])
+async def test_there_is_no_fork_into_none(make_environment: Any, count: int) -> None:
+    env = make_environment()
+    await env.reset()
+    with pytest.raises(ConfigError, match=rf"at least 1 \w+, got {count}"):
+        await env.fork(count)

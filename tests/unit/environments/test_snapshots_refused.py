@@ -1,0 +1,283 @@
+"""Snapshots that do not fit, are broken, or were written by an enemy: a clear error, and nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.errors import (
+    DivergenceError,
+    SnapshotCorruptError,
+    SnapshotError,
+    SnapshotMetadataError,
+    SnapshotMismatchError,
+    SnapshotNotFoundError,
+    SnapshotUnsupportedError,
+)
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.tasks.harbor import load_task
+from tests.unit.environments.snapshots import Restore, agent_of, ask, run, running_boxes
+
+pytestmark = pytest.mark.local
+
+Metadata = dict[str, Any]
+
+
+@pytest.fixture
+async def snapshot(make_environment: Any, store: Path) -> Path:
+    """The directory of a snapshot of the shell agent, after two steps."""
+    env = make_environment()
+    await env.reset()
+    await env.step(run("echo 4 > /half; echo made"))
+    await env.step(run("echo $(cat /half)2 > /answer"))
+    found = await env.export_state(store, snapshot_id="mine")
+    await env.close()
+    return Path(found.snapshot_dir)
+
+
+def edit(snapshot: Path, change: Callable[[Metadata], object]) -> None:
+    """Writes the metadata anew."""
+    path = snapshot / "snapshot.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+async def refused(snapshot: Path, kind: type[SnapshotError], told: str, **options: Any) -> None:
+    """Whether it is not restored, with that error, and nothing is left of the try."""
+    before = running_boxes()
+    with pytest.raises(kind, match=told) as caught:
+        await CodeEnvironment.load_from_state(snapshot, **options)
+    assert type(caught.value) is kind
+    assert running_boxes() == before
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_changed_task(snapshot: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks" / "task" / "instruction.md").write_text("Write 43.\n")
+    await refused(snapshot, SnapshotMismatchError, "the task has changed since the snapshot was taken: its digest")
+
+
+async def test_a_task_that_is_gone_can_be_given(snapshot: Path, tmp_path: Path, restore: Restore) -> None:
+    elsewhere = tmp_path / "elsewhere" / "task"
+    shutil.move(tmp_path / "tasks" / "task", elsewhere)
+    await refused(snapshot, SnapshotMismatchError, r"not at .*tasks/task any more: .* Give `task`")
+    env = await restore(snapshot, task=load_task(elsewhere))
+    assert env.step_count == 2
+
+
+async def test_another_task(snapshot: Path, make_task: Any) -> None:
+    told = "its name was 'task', is 'other'"
+    await refused(snapshot, SnapshotMismatchError, told, task=make_task("other"))
+
+
+async def test_another_option_of_the_agent(snapshot: Path) -> None:
+    agent = ShellAgentFactory(command_timeout_sec=20, max_output_chars=500)
+    told = "option `max_output_chars` was 10000, is 500"
+    await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent)
+
+
+async def test_another_agent(snapshot: Path) -> None:
+    async def other(container: Any, llm: Any) -> None:
+        await llm(ask())
+
+    told = r"taken of an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', and cannot go on with"
+    await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent_of(other))
+
+
+async def test_an_agent_that_has_changed_its_ways(make_environment: Any, store: Path) -> None:
+    prompt = ["Hello."]
+
+    async def talks(container: Any, llm: Any) -> None:
+        await llm(ask(prompt[0]))
+
+    factory = agent_of(talks)
+    env = make_environment(agent=factory)
+    await env.reset()
+    found = await env.export_state(store)
+    await env.close()
+    prompt[0] = "Good day."
+    told = "message 1 of 1 of an LLM request is not the recorded one: now it is .*Good day.*written under Python 3"
+    await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
+
+
+async def test_an_agent_that_now_fails(make_environment: Any, store: Path) -> None:
+    broken: list[bool] = []
+
+    async def talks(container: Any, llm: Any) -> None:
+        if broken:
+            raise RuntimeError("broken")
+        await llm(ask())
+
+    factory = agent_of(talks)
+    env = make_environment(agent=factory)
+    await env.reset()
+    found = await env.export_state(store)
+    await env.close()
+    broken.append(True)
+    told = "recorded was an LLM request with 1 messages; now it ended"
+    await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
+
+
+async def test_no_snapshot_and_no_store(snapshot: Path) -> None:
+    await refused(snapshot.with_name("other"), SnapshotNotFoundError, "other")
+    shutil.rmtree(snapshot.parent / "objects")
+    await refused(snapshot, SnapshotCorruptError, "objects")
+
+
+async def test_each_object_that_is_missing_or_broken(snapshot: Path) -> None:
+    paths = [path for path in (snapshot.parent / "objects").glob("*/*") if path.is_file()]
+    needed = 0
+    for path in paths:
+        content = path.read_bytes()
+        for broken in (None, b"", content[:-1] + bytes([content[-1] ^ 1])):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            try:
+                env = await CodeEnvironment.load_from_state(snapshot)
+            except SnapshotCorruptError as error:
+                needed += 1
+                told = str(error)
+                assert path.name in told or path.name[:8] in told
+            else:  # messages alone: a journal brings them again
+                await env.close()
+            path.write_bytes(content)
+    assert needed >= 6
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_container_of_an_unknown_kind(snapshot: Path, restore: Restore) -> None:
+    edit(snapshot, lambda data: data.update(container_type="moon"))
+    await refused(snapshot, SnapshotUnsupportedError, "made with 'moon', which is not known here: give `container_fac")
+    assert (await restore(snapshot, container_factory=LocalContainerFactory())).step_count == 2
+
+
+async def test_nothing_is_imported_by_a_name_in_a_file(snapshot: Path) -> None:
+    edit(snapshot, lambda data: data["agent"].update(factory="os.system"))
+    await refused(snapshot, SnapshotUnsupportedError, "made with 'os.system', which is not known here: give `code_age")
+
+
+async def test_options_that_make_no_container(snapshot: Path) -> None:
+    edit(snapshot, lambda data: data["container"].update(options={"no_such": 1}))
+    await refused(snapshot, SnapshotMetadataError, r"(?s)recorded options make no LocalContainerFactory.*no_such")
+
+
+HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
+    "no seed": (lambda data: data["episode"].pop("seed"), "`seed` to be an integer, got None"),
+    "a seed of text": (lambda data: data["episode"].update(seed="1"), "`seed` to be an integer, got '1'"),
+    "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be an integer"),
+    "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a number"),
+    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` to be a number"),
+    "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a number"),
+    "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec` to be a table of num"),
+    "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "`limits`"),
+    "time limits": (lambda data: data["episode"].update(limits={"time": {"agent_timeout_sec": "x"}}), "`limits`"),
+    "edits": (lambda data: data["episode"].update(edits=[{"kind": "delete"}]), "`edits`"),
+    "entries": (lambda data: data.update(journal_entries=3), "expected 3 journal entries"),
+    "no journal": (lambda data: data.update(journal=[]), "journal or a state"),
+    "files": (lambda data: data.update(filesystem_entries=99), "list of files"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), HOSTILE.values(), ids=HOSTILE)
+async def test_metadata_that_makes_no_sense(snapshot: Path, change: Callable[[Metadata], object], told: str) -> None:
+    edit(snapshot, change)
+    await refused(snapshot, SnapshotMetadataError, told)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+# One restored episode costs a container: few examples, and no shrinking.
+fuzz = settings(
+    max_examples=25,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def change_somewhere(data: st.DataObject, target: Any) -> None:
+    """Puts another value somewhere into nested dicts and lists."""
+    while isinstance(target, dict | list) and target:
+        key = data.draw(st.sampled_from(sorted(target) if isinstance(target, dict) else range(len(target))))
+        if not isinstance(target[key], dict | list) or data.draw(st.integers(0, 3)) == 0:
+            target[key] = data.draw(JSON)
+            return
+        target = target[key]
+
+
+def play_one_step(snapshot: Path) -> None:
+    """Restores it, if it is fit to be, and takes a step; nothing else than an error of snapshots may be raised."""
+
+    async def play() -> None:
+        try:
+            env = await CodeEnvironment.load_from_state(snapshot)
+        except SnapshotError:
+            pass
+        else:
+            async with env:
+                await env.step(run("true"))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def stored(snapshot: Path) -> tuple[Path, bytes]:
+    """The snapshot, and its metadata."""
+    return snapshot, (snapshot / "snapshot.json").read_bytes()
+
+
+@fuzz
+@given(st.data())
+def test_any_episode_table(stored: tuple[Path, bytes], data: st.DataObject) -> None:
+    snapshot, content = stored
+    (snapshot / "snapshot.json").write_bytes(content)
+    before = running_boxes()
+    edit(snapshot, lambda metadata: change_somewhere(data, metadata["episode"]))
+    play_one_step(snapshot)
+    assert running_boxes() == before
+
+
+@fuzz
+@given(st.data())
+def test_any_metadata(stored: tuple[Path, bytes], data: st.DataObject) -> None:
+    snapshot, content = stored
+    (snapshot / "snapshot.json").write_bytes(content)
+    before = running_boxes()
+    edit(snapshot, lambda metadata: change_somewhere(data, metadata))
+    play_one_step(snapshot)
+    assert running_boxes() == before
+
+
+@fuzz
+@given(st.data())
+def test_any_journal(stored: tuple[Path, bytes], data: st.DataObject) -> None:
+    snapshot, content = stored
+    metadata = json.loads(content)
+    objects = ObjectStore(snapshot.parent)
+    lines = [json.loads(line) for line in objects.get_lines(metadata["journal"])]
+    for _ in range(data.draw(st.integers(1, 2))):
+        change_somewhere(data, lines)
+    metadata["journal"] = objects.put_lines([json.dumps(line).encode() for line in lines])
+    (snapshot / "snapshot.json").write_text(json.dumps(metadata))
+    before = running_boxes()
+    play_one_step(snapshot)
+    assert running_boxes() == before

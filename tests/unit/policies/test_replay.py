@@ -1,0 +1,183 @@
+"""The replay policy on recordings made here; with real episodes in tests/e2e/test_replay.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ares_exp.environments.message_edit import MessageEdit
+from ares_exp.errors import PreflightError, ReplayDivergenceError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.replay import ReplayPolicy
+from ares_exp.policies.replay_report import Score
+from ares_exp.policies.request_comparison import Match
+from ares_exp.results import EpisodeResult, Outcome
+from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, serialize_llm_request
+from tests.unit.trajectories.chats import chat, write
+
+
+def recording(folder: Path, *episodes: EpisodeTrajectory) -> Path:
+    for episode in episodes:
+        write(folder / f"{episode.episode_id}.json", episode)
+    return folder
+
+
+def requests(episode: EpisodeTrajectory) -> list[LLMRequest]:
+    return [deserialize_llm_request(step.observation) for step in episode.steps if step.observation is not None]
+
+
+def result(
+    task: str = "fix-bug", attempt: int = 0, outcome: Outcome = Outcome.COMPLETED, reward: float | None = 1.0
+) -> EpisodeResult:
+    return EpisodeResult(f"now-{attempt}", task, attempt, 0, outcome, reward)
+
+
+async def ready(path: Path, **options: object) -> ReplayPolicy:
+    policy = ReplayPolicy(trajectory=path, **options)
+    await policy.preflight()
+    return policy
+
+
+async def play(client: LLMClient, asked: list[LLMRequest]) -> list[str]:
+    return [(await client(request)).text for request in asked]
+
+
+def changed(request: LLMRequest, text: str) -> LLMRequest:
+    return replace(request, messages=[*request.messages[:-1], {**request.messages[-1], "content": text}])
+
+
+async def test_what_a_branch_was_shown_otherwise_is_no_difference(tmp_path: Path) -> None:
+    plain, edit = chat(length=4), MessageEdit("insert", 1, "Try pytest first.", step=1)
+    steps = tuple(
+        step if at == 0 or step.observation is None else replace(step, observation=shown)
+        for at, step in enumerate(plain.steps)
+        for shown in [step.observation and serialize_llm_request(edit.apply(deserialize_llm_request(step.observation)))]
+    )
+    assert steps != plain.steps
+    metadata = {**plain.metadata, "edits": [edit.to_dict(), {"kind": "no such"}, 5]}
+    policy = await ready(recording(tmp_path, replace(plain, steps=steps, metadata=metadata)))
+    await play(policy.for_episode(EpisodeSpec("fix-bug")), requests(plain))
+    assert [step.match for step in policy.report([result()]).episodes[0].steps] == [Match.EXACT] * 3
+
+
+async def test_recorded_answers_in_order(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat(length=4)))
+    client = policy.for_episode(EpisodeSpec("fix-bug"))
+    assert await play(client, requests(chat(length=4))) == ["I do 1.", "I do 2.", "I do 3."]
+    report = policy.report([result()])
+    assert report.score == Score(3, 3)
+    assert [step.match for step in report.episodes[0].steps] == [Match.EXACT] * 3
+
+
+async def test_strict_ends_at_the_first_request_that_differs(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat(length=4)), normalise=["durations"])
+    first, second, _ = requests(chat(length=4))
+    client = policy.for_episode(EpisodeSpec("fix-bug"))
+    await play(client, [first])
+    with pytest.raises(ReplayDivergenceError, match=r"Request 2 .*message 2 \(user\): recorded 'done 1', now 'done 7'"):
+        await client(changed(second, "done 7"))
+    [episode] = policy.report([result(outcome=Outcome.POLICY_ERROR, reward=None)]).episodes
+    assert [step.match for step in episode.steps] == [Match.EXACT, Match.DIFFERENT, Match.NOT_REACHED]
+    assert episode.score == Score(1, 2), "what this policy did not let it reach does not count"
+
+
+@pytest.mark.parametrize(("strict", "ends"), [(True, True), ("normalised", False), (False, False)])
+async def test_what_strict_means_after_normalising(tmp_path: Path, strict: object, ends: bool) -> None:
+    policy = await ready(
+        recording(tmp_path, chat(length=4)), strict=strict, normalise=[{"pattern": "done .", "replacement": "done"}]
+    )
+    first, second, third = requests(chat(length=4))
+    client = policy.for_episode(EpisodeSpec("fix-bug"))
+    await client(first)
+    if ends:
+        with pytest.raises(ReplayDivergenceError):
+            await client(changed(second, "done 7"))
+        return
+    await client(changed(second, "done 7"))
+    if strict == "normalised":
+        with pytest.raises(ReplayDivergenceError, match=r"Request 3 .*message 4 \(user\): -done; \+quite different"):
+            await client(changed(third, "quite different"))
+
+
+async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat(length=3)), strict=False)
+    asked = requests(chat(length=5))
+    more, less = (policy.for_episode(EpisodeSpec("fix-bug", attempt)) for attempt in range(2))
+    await play(more, asked[:2])
+    with pytest.raises(ReplayDivergenceError, match=r"has 2 actions, and the agent asks for one more \(request 3\)"):
+        await more(asked[2])
+    await play(less, asked[:1])
+    results = [result(outcome=Outcome.POLICY_ERROR, reward=None), result(attempt=1)]
+    report = policy.report(results)
+    assert [step.match for step in report.episodes[0].steps] == [Match.EXACT, Match.EXACT, Match.EXTRA]
+    assert [step.match for step in report.episodes[1].steps] == [Match.EXACT, Match.NOT_REACHED]
+    assert [episode.score for episode in report.episodes] == [Score(2, 3), Score(1, 2)]
+    assert report.score == Score(3, 5)
+
+
+async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: Path) -> None:
+    whole = chat("cut", length=5)
+    (tmp_path / "cut.json.partial").write_text("".join(list(dump_episode(whole))[:3]))
+    policy = await ready(tmp_path, episode="cut")
+    client = policy.for_episode(EpisodeSpec("fix-bug"))
+    assert await play(client, requests(whole)[:1]) == ["I do 1."]
+    with pytest.raises(ReplayDivergenceError, match="has 1 actions"):
+        await client(requests(whole)[1])
+    [episode] = policy.report([result(outcome=Outcome.POLICY_ERROR, reward=None)]).episodes
+    assert (episode.score, episode.recorded_outcome, episode.recorded_reward) == (Score(2, 2), Outcome.LOST, None)
+
+
+async def test_an_episode_that_never_asked(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat(length=3)))
+    failed = result(outcome=Outcome.CONTAINER_ERROR, reward=None)
+    [episode] = policy.report([failed]).episodes
+    assert [step.match for step in episode.steps] == [Match.NOT_REACHED] * 2
+    assert (episode.score.value, episode.score) == (None, Score(0, 0))
+    [episode] = policy.report([result(outcome=Outcome.AGENT_ERROR, reward=None)]).episodes
+    assert episode.score == Score(0, 2)
+
+
+async def test_one_episode_of_several(tmp_path: Path) -> None:
+    first, second = chat("a", length=3), replace(chat("b", length=3, start=2000.0), metadata={"seed": 11})
+    path = recording(tmp_path, first, second)
+    policy = await ready(path, episode="b")
+    policy.for_episode(EpisodeSpec("fix-bug", 3))
+    assert policy.seed_of("fix-bug", 3) == 11
+    assert policy.report([result(attempt=3)]).episodes[0].recorded_id == "b"
+    both = await ready(path)
+    assert [both.seed_of("fix-bug", attempt) for attempt in range(3)] == [7, 11, 7]
+    with pytest.raises(PreflightError, match="trajectory of episode c"):
+        await ready(path, episode="c")
+
+
+@pytest.mark.parametrize("seed", ["7", -1, 2**31, None, 1.5])
+async def test_a_seed_that_is_none(tmp_path: Path, seed: object) -> None:
+    policy = await ready(recording(tmp_path, replace(chat(), metadata={"seed": seed})))
+    assert policy.seed_of("fix-bug", 0) is None
+
+
+async def test_a_task_that_was_not_recorded(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat()))
+    with pytest.raises(ReplayDivergenceError, match="'other'; it has: fix-bug"):
+        policy.for_episode(EpisodeSpec("other"))
+    assert policy.seed_of("other", 0) is None
+    assert policy.report([result("other")]).episodes == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strict": "sometimes"},
+        {"normalise": ["timestmps"]},
+        {"normalise": [{"pattern": "("}]},
+        {"normalise": ["dates"] * 51},
+    ],
+)
+def test_wrong_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ReplayPolicy(trajectory=Path("x"), **options)

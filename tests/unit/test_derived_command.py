@@ -1,0 +1,248 @@
+"""`replay=` and `branch_from=`: which overrides are taken over, and which of two of a key counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from ares_exp.conf_dir import conf_dir
+from ares_exp.config import ExperimentConfig
+from ares_exp.derived_command import derive
+from ares_exp.errors import ConfigError
+from ares_exp.trajectories.files.episode_file import dump_episode
+from tests.unit.trajectories.chats import chat, write
+
+Recorded = Callable[..., Path]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Makes a run directory `first` with these overrides, one episode of each task, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*overrides: str, tasks: Sequence[str] = ("fix",), cwd: Path = tmp_path, config_dir: str = "") -> Path:
+        run = tmp_path / "first"
+        (run / ".hydra").mkdir(parents=True)
+        (run / "episodes.jsonl").touch()
+        (run / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+        sources = [{"path": config_dir, "schema": "file", "provider": "command-line"}] if config_dir else []
+        runtime = {"cwd": str(cwd), "config_sources": sources}
+        (run / ".hydra" / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": runtime}}))
+        for number, task in enumerate(tasks):
+            write(run / "trajectories" / f"e{number}.json", chat(f"e{number}", task))
+        return run
+
+    return make
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """The config that these overrides are derived and composed to."""
+    ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", overrides=derive([], overrides).argv)
+    OmegaConf.register_new_resolver("hydra", lambda _: "out", replace=True)
+    try:
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    finally:
+        OmegaConf.clear_resolver("hydra")
+
+
+def test_other_command_lines_stay_as_they_are() -> None:
+    assert derive(["-m"], ["seed=1,2", "name=replay=x"]) == (["-m", "seed=1,2", "name=replay=x"], None)
+    assert derive([], ["replay=null", "branches=1"][:1]).argv == ["replay=null"]
+
+
+def test_a_replay_of_one_episode(recorded: Recorded) -> None:
+    run = recorded("seed=5", "attempts=4", "env.limit=1", "policy=scripted", "policy.replies=[a]", tasks=["fix", "sum"])
+    config = composed("replay=first/e1")
+    assert derive([], ["replay=first/e1"]).source == Path(run.name)
+    assert config["policy"]["trajectory"] == "first"
+    assert (config["policy"]["episode"], config["policy"]["strict"]) == ("e1", False)
+    assert (config["env"]["tasks"], config["env"]["limit"]) == (["sum"], None)
+    assert (config["seed"], config["attempts"], config["replay"]) == (5, 1, "first/e1")
+    assert "replies" not in config["policy"]
+
+
+def test_a_replay_of_a_run_plays_every_attempt(recorded: Recorded) -> None:
+    recorded("env.exclude=[x]", tasks=["fix", "sum", "fix"])
+    config = composed("replay=first")
+    assert (config["env"]["tasks"], config["env"]["exclude"], config["attempts"]) == (["fix", "sum"], [], 2)
+    assert config["policy"]["episode"] is None
+    assert composed("replay=first", "attempts=5", "policy.strict=true")["attempts"] == 5
+    assert composed("replay=first", "policy.strict=true")["policy"]["strict"] is True
+
+
+def test_a_replay_of_a_replay_and_a_branch_of_a_branch(recorded: Recorded) -> None:
+    recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "policy.episode=e", "attempts=3", "seed=2")
+    config = composed("replay=first/fix")
+    assert (config["replay"], config["policy"]["trajectory"], config["attempts"]) == ("first/e0", "first", 1)
+    Path("first/.hydra/overrides.yaml").write_text(
+        json.dumps(["branch_from=old/e@1", "branches=4", "branch_inject=hi", "attempts=${branches}", "seed=2"])
+    )
+    config = composed("branch_from=first/fix@1")
+    assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@1", 1, 1)
+    assert (config["branch_inject"], config["seed"]) == (None, 2)
+
+
+def test_a_branch(recorded: Recorded) -> None:
+    recorded("policy=chat_completions", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
+    config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch_answer='a b'")
+    assert (config["branch_from"], config["branches"], config["attempts"]) == ("first/e0@2", 8, 8)
+    assert (config["policy"]["model"], config["policy"]["temperature"]) == ("m", 1.0)
+    assert (config["env"]["tasks"], config["branch_answer"]) == (["fix"], "a b")
+
+
+@pytest.mark.parametrize(
+    ("before", "typed", "expected"),
+    [
+        (
+            "policy=chat_completions policy.model=m",
+            "policy=oracle",
+            {"_target_": "ares_exp.policies.oracle.OraclePolicy"},
+        ),
+        ("policy=scripted policy.replies=[a] +policy.repeat_last=true", "policy.repeat_last=false", False),
+        ("policy=scripted policy.replies=[a]", "policy.replies=[b,c]", ["b", "c"]),
+    ],
+)
+def test_what_is_typed_now_wins(recorded: Recorded, before: str, typed: str, expected: object) -> None:
+    recorded(*before.split())
+    policy = composed("branch_from=first/fix@1", typed)["policy"]
+    assert policy == expected if isinstance(expected, dict) else expected in policy.values()
+
+
+def test_a_key_that_was_added_can_be_changed_and_left_out(recorded: Recorded) -> None:
+    recorded("policy=chat_completions", "policy.model=m", "+policy.extra_body.top_k=5", "++policy.extra_body.x=1")
+    again = ("branch_from=first/fix@1",)
+    assert composed(*again)["policy"]["extra_body"] == {"top_k": 5, "x": 1}
+    assert composed(*again, "policy.extra_body.top_k=6")["policy"]["extra_body"] == {"top_k": 6, "x": 1}
+    assert composed(*again, "+policy.extra_body.top_k=6")["policy"]["extra_body"] == {"top_k": 6, "x": 1}
+    assert composed(*again, "~policy.extra_body.top_k")["policy"]["extra_body"] == {"x": 1}
+    assert composed(*again, "policy.extra_body={y:2}")["policy"]["extra_body"] == {"y": 2}
+    assert composed(*again, "policy.extra_body=null")["policy"]["extra_body"] is None
+
+
+def test_a_sweep_over_what_is_typed(recorded: Recorded) -> None:
+    recorded("seed=1")
+    derived = derive(["-m"], ["branch_from=first/fix@1", "seed=2,3", "branches=1,2"])
+    assert derived.argv[0] == "-m"
+    assert derived.argv[-2:] == ["seed=2,3", "branches=1,2"]
+    assert "seed=1" not in derived.argv
+
+
+def test_names_from_a_run_directory_are_only_names(recorded: Recorded) -> None:
+    task = 'a "b", ${oc.env:HOME}] \\'
+    recorded(tasks=[task, "*"])
+    assert composed("replay=first")["env"]["tasks"] == [task, "*"]
+
+
+def test_paths_mean_what_they_meant(recorded: Recorded, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    recorded(
+        "env.path='my tasks'",
+        "agent.templates_dir=/abs",
+        "name=there",
+        "policy=scripted",
+        "policy.replies=[a]",
+        cwd=there,
+    )
+    config = composed("branch_from=first/fix@1")
+    assert config["env"]["path"] == str(there / "my tasks")
+    assert (config["agent"]["templates_dir"], config["name"]) == ("/abs", "there")
+    assert composed("branch_from=first/fix@1", "env.path=here")["env"]["path"] == "here"
+
+
+def test_folders_of_options_are_taken_over(recorded: Recorded, tmp_path: Path) -> None:
+    options = tmp_path / "my options"
+    (options / "policy").mkdir(parents=True)
+    (options / "policy" / "mine.yaml").write_text("# mine\n_target_: ares_exp.policies.oracle.OraclePolicy\n")
+    recorded("policy=mine", config_dir=str(options))
+    assert f'hydra.searchpath=["file://{options}"]' in derive([], ["branch_from=first/fix@1"]).argv
+    (options / "policy" / "mine.yaml").rename(tmp_path / "mine.yaml")
+    (options / "policy").rmdir()
+    options.rmdir()
+    with pytest.raises(ConfigError, match="no folder any more"):
+        derive([], ["branch_from=first/fix@1"])
+
+
+def test_a_run_cannot_bring_its_own_options(recorded: Recorded, tmp_path: Path) -> None:
+    run = recorded(config_dir=str(tmp_path / "x" / ".." / "first" / ".hydra"))
+    (tmp_path / "x").mkdir()
+    with pytest.raises(ConfigError, match="outside of it"):
+        derive([], ["replay=first"])
+    (run / ".hydra" / "hydra.yaml").write_text(
+        (run / ".hydra" / "hydra.yaml").read_text().replace(str(tmp_path), ".", 2)
+    )
+    with pytest.raises(ConfigError, match="outside of it"):
+        derive([], ["replay=first"])
+
+
+def test_secrets_are_asked_for_again(recorded: Recorded) -> None:
+    recorded("policy=chat_completions", "policy.model=m", "+policy.extra_body.api_token=***", "+tracker.key=***")
+    with pytest.raises(ConfigError) as caught:
+        derive([], ["branch_from=first/fix@1"])
+    assert "policy.extra_body.api_token=… tracker.key=…" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"tracker\.key=…"):
+        derive([], ["replay=first"])
+    again = ["branch_from=first/fix@1", "~tracker.key", "policy.extra_body.api_token=mine"]
+    config = composed(*again)
+    assert config["policy"]["extra_body"] == {"api_token": "mine"}
+    assert "key" not in config["tracker"]
+
+
+@pytest.mark.parametrize(
+    "line", ["+tracker._target_=os.system", "tracker={_target_:os.system}", "+env={a:{_target_:os.system}}"]
+)
+def test_a_class_is_not_taken_from_a_file(recorded: Recorded, line: str) -> None:
+    recorded(line)
+    with pytest.raises(ConfigError, match="names a class"):
+        derive([], ["replay=first"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["replay=first", "branch_from=first/fix@1"], "got both"),
+        (["replay=first/fix@1"], "leave `@1` out"),
+        (["replay=first", "policy=oracle"], "`policy` cannot be set"),
+        (["branch_from=first/fix@1", "attempts=2"], "`branches` is their number"),
+        (["branch_from=first/fix"], "steps 0 to 2"),
+        (["branch_from=first"], "<run>/<episode>@<step>"),
+        (["replay=first", "branches=2"], "`branches` cannot be set with `replay`"),
+        (["branches=2"], "`branches` belongs to a branch"),
+        (["branch_inject=x", "branch_from=null"], "`branch_inject` belongs to a branch"),
+        (["replay=first,second"], "got a sweep"),
+        (["replay=5"], "no run 5"),
+    ],
+)
+def test_what_does_not_go_together(recorded: Recorded, typed: list[str], expected: str) -> None:
+    recorded()
+    with pytest.raises(ConfigError) as caught:
+        derive([], typed)
+    assert expected in str(caught.value)
+
+
+def test_a_recorded_override_that_is_none(recorded: Recorded) -> None:
+    recorded("seed=[")
+    with pytest.raises(ConfigError, match=r"cannot be read: `seed=\[`"):
+        derive([], ["replay=first"])
+
+
+def test_a_replay_of_a_run_leaves_out_what_did_not_end(recorded: Recorded) -> None:
+    run = recorded(tasks=[])
+    with pytest.raises(ConfigError, match=r"found none\.$"):
+        derive([], ["replay=first"])
+    (run / "trajectories").mkdir()
+    lines = list(dump_episode(chat("cut", "fix")))
+    (run / "trajectories" / "cut.json.partial").write_text("".join(lines[:2]))
+    with pytest.raises(ConfigError, match="`replay=first/cut`"):
+        derive([], ["replay=first"])
+    assert composed("replay=first/cut")["env"]["tasks"] == ["fix"]
+    write(run / "trajectories" / "e0.json", chat("e0", "sum"))
+    assert composed("replay=first")["env"]["tasks"] == ["sum"]
