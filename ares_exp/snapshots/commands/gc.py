@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     code = EXIT_OK
-    for store in [_store(path) for path in arguments.paths]:
+    for store in _stores(arguments.paths):
         doomed = _beyond(store, arguments.keep)
         if not arguments.dry_run:
             for name in doomed:
@@ -61,15 +61,23 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         sys.stdout.write(
             f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {words.size(freed.bytes)} and "
-            f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}.\n"
+            f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}"
+            f"{f' (what is younger than {arguments.grace:g} s stays: --grace)' if arguments.grace else ''}.\n"
         )
     return code
 
 
-def _store(path: Path) -> SnapshotStore:
-    if (store := find_store(path)) is None:
-        raise UserError(f"Expected {path} to be a snapshot store, or a run directory with `snapshots/` in it.")
-    return store
+def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
+    """The stores; of several paths, those without one are passed over (`outputs/*` names every run)."""
+    found = {path: find_store(path) for path in paths}
+    wrong = [path for path, store in found.items() if store is None and (len(found) == 1 or not path.is_dir())]
+    if wrong:
+        raise UserError(
+            f"Expected {printable(str(wrong[0]))} to be a snapshot store, or a run directory with `snapshots/` in it."
+        )
+    for path in (path for path, store in found.items() if store is None):
+        sys.stderr.write(f"{printable(str(path))} has no snapshots.\n")
+    return [store for store in found.values() if store is not None]
 
 
 def _beyond(store: SnapshotStore, keep: int | None) -> Sequence[str]:

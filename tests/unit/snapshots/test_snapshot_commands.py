@@ -183,7 +183,10 @@ def test_collecting(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert done == planned.replace("would remove", "removed").replace("would be removed", "removed")
     assert [*store.ids()] == [f"{EPISODE}@2"]
     assert store.verify(f"{EPISODE}@2").ok
-    assert told(capsys, "gc", store.path) == f"{store.path}: 0 snapshots, 0 objects of 0 B and 0 leftovers removed.\n"
+    assert told(capsys, "gc", store.path) == (
+        f"{store.path}: 0 snapshots, 0 objects of 0 B and 0 leftovers removed "
+        "(what is younger than 3600 s stays: --grace).\n"
+    )
 
 
 def test_a_store_that_is_being_written_is_left_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
