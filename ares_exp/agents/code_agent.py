@@ -62,7 +62,8 @@ class CodeAgentFactory(Protocol):
 
     `async preflight()` is called before the first episode. `deterministic = False` says that its agents reach for the
     world past their container and their LLM (sockets, processes, threads): they get the whole event loop, and their
-    episodes cannot be run again from a journal. `options`, JSON-ready, are what it was made with, for the records.
+    episodes cannot be run again from a journal. What all others have to keep to is told, and checked, by
+    `ares_exp.agents.conformance`. `options`, JSON-ready, are what it was made with, for the records.
     """
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:

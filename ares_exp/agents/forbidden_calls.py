@@ -7,6 +7,7 @@ import datetime
 import os
 import sys
 import sysconfig
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -15,7 +16,6 @@ from ares_exp.journal.agent_loop import AgentLoop
 _CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")}
 _BY_OWNER = {
     "time": _CLOCKS,
-    os.name: {"urandom", "getrandom"},
     "posix": {"urandom", "getrandom"},
     "_thread": {"start_new_thread", "start_joinable_thread"},
     "_posixsubprocess": {"fork_exec"},
@@ -63,7 +63,7 @@ class ForbiddenCalls:
             while caller is not None and _is_standard(caller) and not name.startswith("time."):
                 caller = caller.f_back
             if caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] == self._package:
-                self.found[f"{name}() in {os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"] = None  # noqa: PTH119
+                self.found[f"{name}() in {Path(caller.f_code.co_filename).name}:{caller.f_lineno}"] = None
 
 
 def _forbidden(function: Any) -> str | None:

@@ -11,6 +11,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,36 +48,60 @@ RUN_STEPS, THINK_SEC, RUNS = 50, 0.2, 2
 HEADER = "| what | measured | beside it | ratio | asked |\n|---|---|---|---|---|"
 
 
-async def first_snapshot(place: Place, client: docker.DockerClient | None) -> float:
-    """The first snapshot of an episode, beside a download of all its files. Returns the median in a new store."""
-    name, containers, image = place
-    ours: dict[bool, list[float]] = {True: [], False: []}
-    theirs: list[float] = []
-    our_bytes = their_bytes = 0
+class FirstSnapshots:
+    """First snapshots of episodes in one place, beside downloads of all their files."""
+
+    def __init__(self, place: Place, client: docker.DockerClient | None) -> None:
+        """`client`: `None` where there is nothing to download."""
+        self._place, self._client = place, client
+        self._ours: dict[bool, list[float]] = {True: [], False: []}
+        self._theirs: list[float] = []
+        self._our_bytes = self._their_bytes = 0
+
+    async def turn(self, number: int, others: Path) -> None:
+        """One episode. `others` is a store that has the episodes of other turns."""
+        async with environment(*self._place[1:]) as env:
+            await env.reset()
+            await env.step(reply(BOTH))
+            for is_new in (True, False) if number % 2 else (False, True):
+                with tempfile.TemporaryDirectory() as new:
+                    took, _ = await timed(partial(env.export_state, new if is_new else others))
+                    self._our_bytes = bytes_in(Path(new)) if is_new else self._our_bytes
+                self._ours[is_new] += [took] if number else []  # the first warms up
+            if self._client is not None:
+                get = partial(asyncio.to_thread, download, self._client, container_of(env).container_name)
+                took, self._their_bytes = await timed(get)
+                self._theirs += [took] if number else []
+
+    @property
+    def median(self) -> float:
+        """Milliseconds, in a new store."""
+        return statistics.median(self._ours[True])
+
+    def show(self) -> None:
+        """Prints its rows."""
+        for is_new, took in self._ours.items():
+            store = "a new store" if is_new else "a store with other episodes"
+            what = f"{self._place[0]}: first snapshot, 20 files and one of 10 MB, in {store}"
+            measured = f"{ms(took)}, {mb(self._our_bytes)}"
+            if not self._theirs:
+                row(what, measured)
+                continue
+            times = statistics.median(self._theirs) / statistics.median(took)
+            beside = f"`get_archive('/')`: {ms(self._theirs)}, {mb(self._their_bytes)}"
+            row(what, measured, beside, f"{times:.1f}x, {self._their_bytes / self._our_bytes:.0f}x", ">= 20x, >= 20x")
+
+
+async def first_snapshots(places: Sequence[Place], client: docker.DockerClient) -> list[FirstSnapshots]:
+    """Rows of all places, which take turns."""
+    found = [FirstSnapshots(place, client if place[2] else None) for place in places]
     with tempfile.TemporaryDirectory() as others:
-        for turn in range(ROUNDS + 1):
-            async with environment(containers, image) as env:
-                await env.reset()
-                await env.step(reply(BOTH))
-                for is_new in (True, False) if turn % 2 else (False, True):
-                    with tempfile.TemporaryDirectory() as new:
-                        took, _ = await timed(partial(env.export_state, new if is_new else others))
-                        our_bytes = bytes_in(Path(new)) if is_new else our_bytes
-                    ours[is_new] += [took] if turn else []  # the first warms up
-                if client is not None:
-                    box = container_of(env).container_name
-                    took, their_bytes = await timed(partial(asyncio.to_thread, download, client, box))
-                    theirs += [took] if turn else []
-    for is_new in (True, False):
-        store = "a new store" if is_new else "a store with other episodes"
-        what = f"{name}: first snapshot, 20 files and one of 10 MB, in {store}"
-        measured = f"{ms(ours[is_new])}, {mb(our_bytes)}"
-        if not theirs:
-            row(what, measured)
-            continue
-        ratio = f"{statistics.median(theirs) / statistics.median(ours[is_new]):.1f}x, {their_bytes / our_bytes:.0f}x"
-        row(what, measured, f"`get_archive('/')`: {ms(theirs)}, {mb(their_bytes)}", ratio, ">= 20x, >= 20x")
-    return statistics.median(ours[True])
+        for number in range(ROUNDS + 1):
+            for one in found:
+                await one.turn(number, Path(others))
+    for one in found:
+        one.show()
+    return found
 
 
 def download(client: docker.DockerClient, container: str) -> int:
@@ -162,14 +187,12 @@ async def main(image: str, large: str | None, client: docker.DockerClient) -> No
     on_docker: Place = ("docker", DockerContainerFactory(), image)
     archives: Place = ("docker, capture=archive", DockerContainerFactory(capture="archive"), image)
     local: Place = ("local", LocalContainerFactory(), None)
-    small_ms = await first_snapshot(on_docker, client)
+    on_large: Place = ("docker, 1.2 GB more in the image", on_docker[1], large)
+    small, *rest = await first_snapshots([on_docker, *([on_large] if large else []), archives, local], client)
     if large is not None:
-        on_large = ("docker, 1.2 GB more in the image", on_docker[1], large)
-        large_ms = await first_snapshot(on_large, client)
-        row("docker: first snapshot, the larger image / the other", "", "", f"{large_ms / small_ms:.2f}x", "no slower")
+        ratio = f"{rest[0].median / small.median:.2f}x"
+        row("docker: first snapshot, the larger image / the other", "", "", ratio, "no slower")
         await restore(on_large)
-    for place in (archives, local):
-        await first_snapshot(place, client if place[2] else None)
     for place in (on_docker, archives, local):
         await later_snapshots(place)
     for measure in (restore, fork, run_with_snapshots):

@@ -49,10 +49,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("agent", ["shell", "thorough"])
-@pytest.mark.parametrize("backend", [pytest.param("local", marks=pytest.mark.local)])
-def test_a_new_process_goes_on_from_every_step(tmp_path: Path, backend: str, agent: str) -> None:
-    check_every_step(tmp_path, backend, agent)
+@pytest.mark.local
+@pytest.mark.parametrize("agent", [pytest.param("shell", marks=pytest.mark.once), "thorough"])
+def test_a_new_process_goes_on_from_every_step(tmp_path: Path, agent: str) -> None:
+    check_every_step(tmp_path, "local", agent)
 
 
 @pytest.mark.docker
