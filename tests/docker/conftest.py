@@ -12,6 +12,17 @@ from tests.docker.private_engine import private_engine, the_private_engine
 __all__ = ["private_engine", "the_private_engine"]
 
 
+ON_EVERY_PYTHON = ("test_docker_container.py", "test_docker_warm.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An engine is the same under every Python: most of what is asked of it is asked once."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name not in ON_EVERY_PYTHON:
+            item.add_marker(pytest.mark.once)
+
+
 @pytest.fixture
 def engine() -> Iterator[docker.DockerClient]:
     client = docker.from_env()

@@ -268,6 +268,7 @@ def test_describe(make_task: MakeTask) -> None:
         "name": "a-task",
         "path": str(task.path),
         "digest": task.digest,
+        "reward_key": None,
         "package": "org/name",
         "package_version": "2",
     }
