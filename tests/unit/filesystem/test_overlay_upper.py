@@ -404,7 +404,7 @@ def test_a_deep_tree_takes_few_file_descriptors(upper: Path, objects: ObjectStor
     nested(upper, "d", 400)
     upper.joinpath(*["d"] * 400, "f").write_text("deep")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    in_use = max(map(int, os.listdir("/proc/self/fd")))  # by other tests
+    in_use = max(int(path.name) for path in Path("/proc/self/fd").iterdir())  # by other tests
     resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 150, limits[1]))
     try:
         entries = scanned(upper, objects)
