@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ON_EVERY_PYTHON = ("test_local.py", "test_local_dockerfile.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A sandbox is the same under every Python: most of what is asked of it is asked once."""
+    for item in items:
+        here = item.path.parent == Path(__file__).parent
+        if here and item.path.name not in ON_EVERY_PYTHON and item.get_closest_marker("local"):
+            item.add_marker(pytest.mark.once)
