@@ -9,26 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, StatefulAgent
-from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
-from ares_exp.environments.activity import Activity, CommandRecord
+from ares_exp.containers.container import Container, User
+from ares_exp.environments.activity import Activity
+from ares_exp.environments.hosted_container import HostedContainer
 from ares_exp.errors import (
     AgentError,
-    ContainerDiedError,
-    DivergenceError,
     EpisodeError,
     NoRequestError,
     SnapshotBusyError,
     SnapshotMismatchError,
 )
 from ares_exp.journal.call import Call
-from ares_exp.journal.host_files import HostFiles, digest_of
-from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry, frozen_options
+from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry
 from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -60,7 +57,6 @@ class AgentHost:
     Attributes:
         agent: The agent; `None` until it is made.
         runtime: What runs it.
-        activity: What it did in the container.
         observed: The LLM call that is the pending observation.
     """
 
@@ -86,19 +82,21 @@ class AgentHost:
             activity: Is told of every call of the container.
         """
         self.agent: CodeAgent | None = None
-        self.activity = activity or Activity()
         self.runtime = AgentRuntime(journal, on_llm=self._asked, on_change=self._notify)
         self.observed: Call | None = None
-        self._container = container
-        self._user = user
-        self._env = dict(env or {})
-        self._limit_commands = limit_commands
+        self._hosted = HostedContainer(
+            container,
+            self.runtime,
+            user=user,
+            env=env or {},
+            limit_commands=limit_commands,
+            activity=activity or Activity(),
+        )
         self._pending: deque[Call] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._time_is_up = False
-        self._container_died: ContainerDiedError | None = None
         self._requests = 0
 
     def start(self, factory: CodeAgentFactory, instruction: str, *, timeout_sec: float | None) -> None:
@@ -149,7 +147,7 @@ class AgentHost:
     async def _run(self, factory: CodeAgentFactory, instruction: str, state: AgentState | None = None) -> None:
         """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
         try:
-            self.agent = factory(container=_HostedContainer(self), llm_client=_HostedLLM(self))
+            self.agent = factory(container=self._hosted, llm_client=_HostedLLM(self.runtime))
             if state is None:
                 await self.agent.run(instruction)
             else:
@@ -238,50 +236,6 @@ class AgentHost:
             self._timer.cancel()
         await self.runtime.cancel(CANCEL_GRACE_SEC)
 
-    async def exec(self, command: str, options: ExecOptions) -> ExecResult:
-        """Runs a command of the agent in the container."""
-        options = {**options, "env": {**(options.get("env") or {}), **self._env}}
-        if options.get("user") is None:
-            options["user"] = self._user
-        if not self._limit_commands:
-            options["timeout_sec"] = None
-        result: ExecResult | None = None
-        began = time.perf_counter()
-        try:
-            result = await self._container.exec(command, **options)
-        except ContainerDiedError as error:
-            self._container_died = error
-            raise
-        finally:
-            seconds = time.perf_counter() - began
-            self.activity.add_command(
-                CommandRecord(
-                    command,
-                    exit_code=result.exit_code if result is not None else None,
-                    duration_sec=seconds,
-                    timed_out=result is not None and result.timed_out,
-                )
-            )
-        return result
-
-    async def upload(self, source: str | Path, target: str | Path) -> str | None:
-        """Copies into the container for the agent; returns a digest of what was copied."""
-        await self._transfer(self._container.upload(source, target))
-        return await asyncio.to_thread(digest_of, Path(source)) if self.runtime.journal is not None else None
-
-    async def download(self, source: str | Path, target: str | Path) -> HostFiles | None:
-        """Copies out of the container for the agent; returns what was copied, if there is a journal to keep it."""
-        await self._transfer(self._container.download(source, target))
-        return await asyncio.to_thread(HostFiles.read, Path(target)) if self.runtime.journal is not None else None
-
-    async def _transfer(self, copying: Coroutine[Any, Any, None]) -> None:
-        try:
-            with self.activity.timed():
-                await copying
-        except ContainerDiedError as error:
-            self._container_died = error
-            raise
-
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             raise AgentError("The code agent was cancelled, and not by its environment.")
@@ -290,8 +244,8 @@ class AgentHost:
             raise NoRequestError("The code agent ended without a single LLM request: there is nothing to observe.")
         if error is None:
             return
-        if self._container_died is not None:
-            raise self._container_died
+        if self._hosted.died is not None:
+            raise self._hosted.died
         if isinstance(error, EpisodeError | SnapshotMismatchError):
             raise error
         raise AgentError(f"The code agent raised {type(error).__name__}: {error}") from error
@@ -313,43 +267,12 @@ class AgentHost:
 class _HostedLLM:
     """The LLM client that the agent holds."""
 
-    def __init__(self, host: AgentHost) -> None:
-        self._runtime = host.runtime
+    def __init__(self, runtime: AgentRuntime) -> None:
+        self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         response: LLMResponse = await self._runtime.call("llm", request)
         return response
-
-
-class _HostedContainer:
-    """The container that the agent holds."""
-
-    def __init__(self, host: AgentHost) -> None:
-        self._host = host
-        self._call = host.runtime.call
-
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        given = frozen_options(options)
-        arguments = {"command": command, **given}
-        result: ExecResult = await self._call(
-            "exec", arguments, lambda: self._host.exec(command, cast("ExecOptions", given))
-        )
-        return result
-
-    async def upload(self, source: str | Path, target: str | Path) -> None:
-        def compare(recorded: str | None) -> None:
-            if digest_of(Path(source)) != recorded:
-                raise DivergenceError(
-                    f"The agent, run again, uploads to {target} something else than it did: {source}."
-                )
-
-        await self._call("upload", {"target": str(target)}, lambda: self._host.upload(source, target), compare)
-
-    async def download(self, source: str | Path, target: str | Path) -> None:
-        def write_again(recorded: HostFiles) -> None:
-            recorded.write(Path(target))
-
-        await self._call("download", {"source": str(source)}, lambda: self._host.download(source, target), write_again)
 
 
 def _with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:

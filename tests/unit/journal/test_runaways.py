@@ -90,6 +90,6 @@ async def test_a_command_that_was_cancelled_by_somebody_else() -> None:
         raise asyncio.CancelledError
 
     host = host_of(works)
-    host._container.exec = cancelled  # type: ignore[method-assign, assignment]
+    host._hosted._container.exec = cancelled  # type: ignore[method-assign, assignment]
     assert await asyncio.wait_for(host.next_request(), 3) == ASK
     await host.cancel()

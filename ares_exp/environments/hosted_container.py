@@ -1,0 +1,112 @@
+"""The container as a code agent holds it: every call passes the journal, and is carried out, timed and counted here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
+from ares_exp.environments.activity import Activity, CommandRecord
+from ares_exp.errors import ContainerDiedError, DivergenceError
+from ares_exp.journal.host_files import HostFiles, digest_of
+from ares_exp.journal.journal import frozen_options
+from ares_exp.journal.runtime import AgentRuntime
+
+
+class HostedContainer:
+    """An `AgentContainer`.
+
+    Attributes:
+        died: What the container died of, if a call of the agent met that.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        runtime: AgentRuntime,
+        *,
+        user: User | None,
+        env: Mapping[str, str],
+        limit_commands: bool,
+        activity: Activity,
+    ) -> None:
+        """Calls nothing yet; see `AgentHost` for the arguments."""
+        self.died: ContainerDiedError | None = None
+        self._container = container
+        self._runtime = runtime
+        self._user = user
+        self._env = dict(env)
+        self._limit_commands = limit_commands
+        self._activity = activity
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """As `AgentContainer.exec`."""
+        given = frozen_options(options)
+        result: ExecResult = await self._runtime.call(
+            "exec", {"command": command, **given}, lambda: self._exec(command, cast("ExecOptions", given))
+        )
+        return result
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """As `AgentContainer.upload`. An agent that is run again has to have the same at `source`."""
+
+        def compare(recorded: str | None) -> None:
+            if digest_of(Path(source)) != recorded:
+                raise DivergenceError(
+                    f"The agent, run again, uploads to {target} something else than it did: {source}."
+                )
+
+        await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """As `AgentContainer.download`. For an agent that is run again the files are written again."""
+
+        def write_again(recorded: HostFiles) -> None:
+            recorded.write(Path(target))
+
+        await self._runtime.call(
+            "download", {"source": str(source)}, lambda: self._download(source, target), write_again
+        )
+
+    async def _exec(self, command: str, options: ExecOptions) -> ExecResult:
+        options = {**options, "env": {**(options.get("env") or {}), **self._env}}
+        if options.get("user") is None:
+            options["user"] = self._user
+        if not self._limit_commands:
+            options["timeout_sec"] = None
+        result: ExecResult | None = None
+        began = time.perf_counter()
+        try:
+            result = await self._container.exec(command, **options)
+        except ContainerDiedError as error:
+            self.died = error
+            raise
+        finally:
+            self._activity.add_command(
+                CommandRecord(
+                    command,
+                    exit_code=result.exit_code if result is not None else None,
+                    duration_sec=time.perf_counter() - began,
+                    timed_out=result is not None and result.timed_out,
+                )
+            )
+        return result
+
+    async def _upload(self, source: str | Path, target: str | Path) -> str | None:
+        await self._transfer(self._container.upload(source, target))
+        return await asyncio.to_thread(digest_of, Path(source)) if self._runtime.journal is not None else None
+
+    async def _download(self, source: str | Path, target: str | Path) -> HostFiles | None:
+        await self._transfer(self._container.download(source, target))
+        return await asyncio.to_thread(HostFiles.read, Path(target)) if self._runtime.journal is not None else None
+
+    async def _transfer(self, copying: Coroutine[Any, Any, None]) -> None:
+        try:
+            with self._activity.timed():
+                await copying
+        except ContainerDiedError as error:
+            self.died = error
+            raise
