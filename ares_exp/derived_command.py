@@ -164,9 +164,7 @@ def _merged(recorded: Sequence[Override], needed: Sequence[Override], typed: Seq
     for one in typed:
         if one.key_or_group not in added:
             lines.append(str(one.input_line))
-        elif (
-            one.type is not OverrideType.DEL
-        ):  # the key is the recorded override's own: it is added anew, or is not there
+        elif one.type is not OverrideType.DEL:  # the recorded override had made the key: it is made anew, or not at all
             lines.append(f"++{str(one.input_line).lstrip('+')}")
     return lines
 

@@ -155,14 +155,16 @@ class AgentRuntime:
             self._surroundings.reseed(seed)
 
     def hold(self) -> None:
-        """Keeps completions back until `release`, so that the agent does nothing."""
+        """Keeps completions and new calls back until `release`, so that nothing changes."""
         self._held = []
 
     def release(self) -> None:
-        """Delivers what was kept back."""
+        """Delivers, and has carried out, what was kept back."""
         held, self._held = self._held or [], None
         for deliver in held:
             self._outer.call_soon(deliver)
+        if self._new:
+            self._outer.call_soon(self._dispatch)
 
     async def cancel(self, grace_sec: float) -> None:
         """Closes the door, cancels all that is left of the agent and waits, so long, for what it ran to be dead."""
@@ -288,7 +290,7 @@ class AgentRuntime:
 
     def _dispatch(self) -> None:
         """Has carried out what was asked for, and tells the environment."""
-        if self._new and self._replay is None:
+        if self._new and self._replay is None and self._held is None:
             new, self._new = self._new, []
             for call in new:
                 if call.call_id in self._open:

@@ -13,6 +13,7 @@ import pytest
 
 from ares_exp.errors import ContainerError, EpisodeStateError, NondeterministicCallError
 from ares_exp.journal.journal import DoneEntry, SeedEntry
+from ares_exp.journal.runtime import AgentRuntime
 from tests.unit.journal.programs import Program, World, again, new_journal
 
 GRACE_SEC = 20.0
@@ -316,3 +317,24 @@ async def test_many_agents_at_the_same_time_have_each_their_own() -> None:
     together = await asyncio.gather(*(one(seed % 20) for seed in range(40)))
     assert [world.log for world in together[:20]] == [world.log for world in together[20:]]
     assert len({str(world.log) for world in together}) == 20
+
+
+async def test_while_it_is_held_an_agent_with_the_whole_event_loop_does_nothing_either() -> None:
+    touched = asyncio.Event()
+
+    async def perform() -> None:
+        touched.set()
+
+    async def agent() -> None:
+        await asyncio.sleep(0.01)
+        await runtime.call("exec", {"command": "ls"}, perform)
+
+    runtime = AgentRuntime(None, on_llm=lambda call: None, on_change=lambda: None)
+    runtime.start(agent)
+    runtime.hold()
+    await asyncio.sleep(0.1)
+    assert runtime.in_flight
+    assert not touched.is_set()
+    runtime.release()
+    await asyncio.wait_for(touched.wait(), 5)
+    await runtime.cancel(5)
