@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,18 @@ class ChangesContract:
             assert await listing(third, roots) == want
             assert await run(third, "ls /w; ls /usr/share/doc") == "a\nb\nc\nd\ndir\ne\nfile\nfilled\nonly\n"
             assert differences(await capture(third, objects), delta) == []
+
+    async def test_a_capture_is_whole_in_whatever_store_it_goes_to(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore, tmp_path: Path
+    ) -> None:
+        await run(box, "mkdir /w; head -c 300000 /dev/urandom > /w/large")
+        want, other = await listing(box, ["/w"]), ObjectStore(tmp_path / "other")
+        changes = StoredChanges(await capture(box, objects), objects)
+        async with factory(replace(spec, changes=changes)) as second:
+            delta = await capture(second, other)
+        shutil.rmtree(objects.path)
+        async with factory(replace(spec, changes=StoredChanges(delta, other))) as third:
+            assert await listing(third, ["/w"]) == want
 
     async def test_eight_from_one(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
