@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ares_exp.errors import AgentError, ContainerError, PolicyError, VerifierError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class Outcome(StrEnum):
@@ -55,8 +58,32 @@ class ErrorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """What an episode did not have to ask the policy for: it went on with the recorded answers of an earlier one.
+
+    Attributes:
+        episode_id: The earlier one, of the same attempt.
+        steps: How many of its answers were given again; those before a snapshot that was restored included.
+        prompt_tokens, generated_tokens, cost: Of those answers: they are in the totals of the earlier episode, too.
+        from_snapshot: The step at which a snapshot was restored; `None`: it was played again from the beginning.
+        diverged_at: The first step whose request differs from the recorded one; `None`: none does.
+    """
+
+    episode_id: str
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float = 0.0
+    from_snapshot: int | None = None
+    diverged_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """One line of `episodes.jsonl`: one finished playing of one task.
+    """One line of `episodes.jsonl`: one try of one attempt at one task.
+
+    An attempt is tried again after an error (`retry=…`), or when the run is resumed; every try keeps its line, and the
+    last one is the attempt's result.
 
     Attributes:
         episode_id: Unique; also names the trajectory file.
@@ -76,6 +103,8 @@ class EpisodeResult:
         container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
         snapshots: How many of its snapshots are kept.
         snapshot_failures: How many could not be taken or deleted.
+        retry: How many tries of this attempt came before.
+        replayed: What it took over from an earlier try, if it did.
     """
 
     episode_id: str
@@ -96,6 +125,8 @@ class EpisodeResult:
     container_image: str | None = None
     snapshots: int = 0
     snapshot_failures: int = 0
+    retry: int = 0
+    replayed: Replayed | None = None
 
     @property
     def duration_sec(self) -> float:
@@ -106,14 +137,45 @@ class EpisodeResult:
         """JSON-ready form."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The result that `to_dict` gave; fields that this version does not know are left out.
+
+        Raises:
+            ValueError: It is none; with what is wrong.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        global _validator
+        if _validator is None:
+            _validator = TypeAdapter(cls)
+        try:
+            return cast("Self", _validator.validate_python(data))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+_validator: TypeAdapter[EpisodeResult] | None = None
+
+
+def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:
+    """The last try of every attempt, in the order in which the attempts first appear."""
+    last: dict[tuple[str, int], EpisodeResult] = {}
+    for result in results:
+        slot = result.task_name, result.attempt
+        if slot not in last or result.retry >= last[slot].retry:
+            last[slot] = result
+    return tuple(last.values())
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """What a run adds up to.
 
     Attributes:
-        planned: Episodes that were asked for.
-        results: Finished episodes, in the order in which they finished.
+        planned: Attempts that were asked for.
+        results: Finished episodes, in the order in which they finished: every try of every attempt.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
         wall_sec: Wall seconds of the run.
         recording_failures: How many times a row, a trajectory or a metric could not be recorded.
@@ -130,36 +192,52 @@ class RunSummary:
     snapshot_dir: Path | None = None
 
     @property
+    def final(self) -> tuple[EpisodeResult, ...]:
+        """The last try of every attempt."""
+        return final_results(self.results)
+
+    @property
     def scored(self) -> tuple[EpisodeResult, ...]:
-        """Episodes that have a reward."""
-        return tuple(result for result in self.results if result.reward is not None)
+        """Attempts that have a reward."""
+        return tuple(result for result in self.final if result.reward is not None)
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the episodes that have a reward; `None` when there are none."""
+        """Mean over the attempts that have a reward; `None` when there are none."""
         rewards = [result.reward for result in self.scored if result.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
     def complete(self) -> bool:
-        """Whether every episode that was asked for has a reward, and a row."""
+        """Whether every attempt that was asked for has a reward, and a row."""
         return len(self.scored) == self.planned and not self.unwritten_rows
 
     def count(self) -> dict[str, int]:
-        """Number of episodes by outcome."""
-        return count_outcomes(self.results)
+        """Number of attempts by the outcome of their last try."""
+        return count_outcomes(self.final)
+
+    def paid(self) -> dict[str, float]:
+        """Tokens and US dollars over all tries; what one took over from another counts once."""
+        names = ("prompt_tokens", "generated_tokens", "cost")
+        known = {result.episode_id for result in self.results}
+        taken_over = [
+            one.replayed for one in self.results if one.replayed is not None and one.replayed.episode_id in known
+        ]
+        return {
+            name: sum(getattr(result, name) for result in self.results) - sum(getattr(one, name) for one in taken_over)
+            for name in names
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form of the totals (the episodes are in `episodes.jsonl`)."""
         return {
             "planned": self.planned,
-            "finished": len(self.results),
+            "finished": len(self.final),
+            "tries": len(self.results),
             "scored": len(self.scored),
             "mean_reward": self.mean_reward,
             "outcomes": self.count(),
-            "prompt_tokens": sum(result.prompt_tokens for result in self.results),
-            "generated_tokens": sum(result.generated_tokens for result in self.results),
-            "cost": sum(result.cost for result in self.results),
+            **self.paid(),
             "interrupted": self.interrupted,
             "wall_sec": self.wall_sec,
             "recording_failures": self.recording_failures,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
@@ -14,17 +14,36 @@ from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 
+WaitsFor = Literal["start", "policy", "environment", "end"]
+"""`start`: container and agent; `policy`: an answer; `environment`: commands and, at the end, the verifier; `end`: that
+everything is released."""
+
 
 @dataclass(slots=True)
 class Tally:
-    """What an episode used so far, and its LAST step; kept by the caller, so that it survives an exception."""
+    """What an episode used so far, and where it is; kept by the caller, so that it survives an exception.
+
+    Attributes:
+        num_steps: Answers that were given.
+        prompt_tokens, generated_tokens, cost: Of those answers; US dollars.
+        policy_sec: Seconds that the policy took for them.
+        waits_for: What the episode waits for now.
+        since: Since when, on the monotonic clock.
+        last: The LAST step, once it was reached.
+    """
 
     num_steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cost: float = 0.0
     policy_sec: float = 0.0
+    waits_for: WaitsFor = "start"
+    since: float = field(default_factory=time.monotonic)
     last: TimeStep[Any] | None = None
+
+    def wait_for(self, what: WaitsFor) -> None:
+        """Notes that the episode made progress, and what it waits for next."""
+        self.waits_for, self.since = what, time.monotonic()
 
     def add(self, response: LLMResponse) -> None:
         """Counts one answer of the policy."""
@@ -59,9 +78,12 @@ async def run_episode(
     async with environment:
         time_step = await environment.reset()
         while time_step.step_type != "LAST":
+            tally.wait_for("policy")
             response = await _ask(policy, time_step.observation, tally, policy_timeout_sec, time_left())
+            tally.wait_for("environment")
             time_step = await environment.step(response)
         tally.last = time_step
+        tally.wait_for("end")
     return time_step
 
 

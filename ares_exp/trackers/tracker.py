@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ares_exp.results import EpisodeResult, RunSummary
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.records import EpisodeTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,10 @@ class RunInfo:
         group: The sweep or series that the run belongs to, if any.
         job_type: Kind of run within its group, if any.
         tags: Labels.
+        resumed: Whether the run goes on after it was ended: what came before is recorded already.
+        task_set: Where the task set lies; `None` when it has no place.
+        tasks: Names of the selected tasks.
+        parents: Run directories of the runs that this one was branched from or replays.
     """
 
     run_dir: Path
@@ -33,10 +40,14 @@ class RunInfo:
     group: str | None = None
     job_type: str | None = None
     tags: tuple[str, ...] = ()
+    resumed: bool = False
+    task_set: Path | None = None
+    tasks: tuple[str, ...] = ()
+    parents: tuple[Path, ...] = ()
 
 
 class Tracker(Protocol):
-    """Receives what happens in a run: `start`, any number of `log_episode`, `finish`.
+    """Receives what happens in a run: `start`, any number of `log_episode` and `log_system`, `finish`.
 
     No method raises: what goes wrong is logged once and counted in `failures`.
     """
@@ -50,8 +61,12 @@ class Tracker(Protocol):
         """Begins. Returns at once: slow work goes on behind."""
         ...
 
-    def log_episode(self, result: EpisodeResult) -> None:
-        """Records a finished episode. Returns at once."""
+    def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
+        """Records a finished try of an attempt, with its trajectory if one was kept. Returns at once."""
+        ...
+
+    def log_system(self, sample: Mapping[str, float]) -> None:
+        """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once."""
         ...
 
     def finish(self, summary: RunSummary) -> None:

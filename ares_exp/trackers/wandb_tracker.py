@@ -9,7 +9,7 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +23,8 @@ from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     import wandb
+
+    from ares_exp.trajectories.records import EpisodeTrajectory
 
 Mode = Literal["auto", "offline", "online", "disabled"]
 _Inbox = queue.SimpleQueue[EpisodeResult | RunSummary]
@@ -103,10 +105,13 @@ class WandbTracker:
         self._thread = threading.Thread(target=self._record, args=(run, mode, self._inbox), name="tracker", daemon=True)
         self._thread.start()
 
-    def log_episode(self, result: EpisodeResult) -> None:
+    def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Records a finished episode. Returns at once."""
         if self._thread is not None:
             self._inbox.put(result)
+
+    def log_system(self, sample: Mapping[str, float]) -> None:
+        """Nothing yet."""
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""
