@@ -20,8 +20,8 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.recorded_run import EpisodeRef
 from ares_exp.run_dir import RunDir
+from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ class Branching:
         self._earlier_edits: tuple[MessageEdit, ...] = ()
 
     @property
+    def step(self) -> int:
+        """The step at which the branches begin."""
+        return self._step
+
+    @property
     def task_name(self) -> str:
         """The task of the recorded episode."""
         return self._episode.task_name
@@ -91,14 +96,14 @@ class Branching:
 
         Args:
             make: An environment that begins, or goes on, with that seed, for playing the episode again.
-            store: Where a snapshot that has to be made goes.
+            store: Where a snapshot that has to be made goes, or went when the run was begun.
             report: Is told what the user should know of it.
 
         Raises:
             UserError: It can be had in no way; with the reason.
         """
         try:
-            self._snapshot = await asyncio.to_thread(self._nearest)
+            self._snapshot = await asyncio.to_thread(self._nearest, store)
             if self._snapshot is None or self._snapshot.step_count != self._step:
                 self._snapshot = await self._play_again(make, store, report)
             await asyncio.to_thread(make(Continuation(self._snapshot), 0).check_start)
@@ -136,13 +141,12 @@ class Branching:
         assert self._snapshot is not None, "prepare() comes first"
         return self._snapshot
 
-    def _nearest(self) -> EnvironmentSnapshot | None:
-        """The recorded snapshot of the step, or the last one before it. Blocking."""
-        folder = self._run_dir.snapshots
-        found = [step_of(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-        episode = self._episode.episode_id
-        steps = [one[1] for one in found if one is not None and one[0] == episode and one[1] <= self._step]
-        return EnvironmentSnapshot.load_from_file(folder / f"{episode}@{max(steps)}") if steps else None
+    def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
+        """The recorded snapshot of the step, one that was made of it, or the last one before it. Blocking."""
+        found = nearest_snapshot(self._run_dir.snapshots, self._episode.episode_id, self._step)
+        if found is not None and found.step_count == self._step:
+            return found
+        return nearest_snapshot(made, self._episode.episode_id, self._step) or found
 
     async def _play_again(
         self, make: Callable[[Continuation | None, int], CodeEnvironment], store: Path, report: Report
@@ -198,6 +202,12 @@ class _FirstAnswer:
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         text, self._text = self._text, None
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
+
+    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
+        """Goes past an answer that was given in its stead."""
+        text, self._text = self._text, None
+        if text is None and (advance := getattr(self._client, "advance", None)) is not None:
+            advance(request, answer)
 
 
 def _answer(recorded: EpisodeTrajectory, step: int) -> LLMResponse:

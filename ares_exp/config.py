@@ -20,7 +20,7 @@ from ares_exp.trajectories.collectors.grouped_sync import Durability
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot")
+GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget")
 
 
 def _key(
@@ -47,6 +47,8 @@ class ExperimentConfig:
     collector: Any = field(default="???")
     tracker: Any = field(default="???")
     snapshot: Any = field(default="???")
+    retry: Any = field(default="???")
+    budget: Any = field(default="???")
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
     attempts: int = _key(1, "episodes per task", least=1)
     concurrency: int = _key(4, "episodes at the same time", least=1)
@@ -77,6 +79,21 @@ class ExperimentConfig:
     environment_build_timeout_multiplier: float | None = _key(
         None, "in place of timeout_multiplier for container starts", above=0
     )
+    monitor_interval_sec: float = _key(10.0, "seconds between two looks at the runner: loop lag, stalls", above=0)
+    stall_warn_sec: float = _key(600.0, "seconds without progress after which an episode is reported", above=0)
+    resume: bool = _key(
+        False, "<run> or <sweep>: go on with it; true: with what is in the run's directory, if anything"
+    )
+    resume_redo: list[str] | None = _key(None, "outcomes of attempts that are to be tried again, e.g. [policy_error]")
+    resume_diverged: str = _key(
+        "continue",
+        "where an episode under way, played again, asks something else: continue from there, or restart the attempt",
+        choices=("continue", "restart"),
+    )
+    resume_force: bool = _key(False, "resume although tasks, agent or policy are not the same any more")
+    objective: str = _key(
+        "mean_reward", "what a sweeper looks for the most of, and how jobs are ranked: a metric (`stat/…`)"
+    )
     replay: str | None = _key(None, "<run> or <run>/<episode>: play what it recorded again, and compare")
     branch_from: str | None = _key(None, "<run>/<episode>@<step>: go on from there, composed as that run was")
     branches: int = _key(1, "how many times to go on from there", least=1)
@@ -105,7 +122,7 @@ def validate(config: Mapping[str, Any]) -> None:
         if choices and config[item.name] not in choices:
             raise ConfigError(f"Expected `{item.name}` to be {' or '.join(choices)}, got {config[item.name]!r}.")
         value, least, above = config[item.name], item.metadata.get("least"), item.metadata.get("above")
-        if value is None or isinstance(value, str | bool):
+        if value is None or isinstance(value, str | bool | list):
             continue
         too_low = (least is not None and not value >= least) or (above is not None and not value > above)
         if too_low or not math.isfinite(value):

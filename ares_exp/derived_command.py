@@ -1,4 +1,4 @@
-"""`replay=<run>[/<episode>]` and `branch_from=<run>/<episode>@<step>`: a command line made from that of an earlier run.
+"""`resume=<run>`, `replay=<run>[/<episode>]`, `branch_from=<run>/<episode>@<step>`: from an earlier command line.
 
 The earlier run's overrides come first, what the verb itself needs comes next, what is typed now comes last. There is
 one rule: an override takes the place of earlier ones of its key and of every key below it. So `policy.temperature=1`
@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import EpisodeRef, RecordedRun
+from ares_exp.recorded_run import SWEEP_RECORD, EpisodeRef, RecordedRun, RecordedSweep
+from ares_exp.run_dir import RunDir
 from ares_exp.secrets import MASK
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-VERBS = ("replay", "branch_from")
+VERBS = ("resume", "replay", "branch_from")
 BRANCH_KEYS = ("branches", "branch_inject", "branch_edit", "branch_answer")
-NOT_INHERITED = (*VERBS, *BRANCH_KEYS, "attempts", "env.tasks", "env.exclude", "env.limit", "hydra")
+RESUME_KEYS = ("resume", "resume_redo", "resume_diverged", "resume_force")
+ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts", "env.tasks", "env.exclude", "env.limit", "hydra")
 """What a run was asked for, and not how it was composed."""
+OF_ONE_SESSION = (*RESUME_KEYS, "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
+"""What was said of a session, and not of the run or the sweep."""
 
 _PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory)$")
 
@@ -52,21 +56,52 @@ def derive(flags: Sequence[str], overrides: Sequence[str]) -> DerivedCommand:
     if not any(_key(one) in (*VERBS, *BRANCH_KEYS) for one in overrides):
         return as_typed
     typed = _parsed(overrides)
-    verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}
+    verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and _is_verb(one)}
     if not verbs:
         if alone := [one.key_or_group for one in typed if one.key_or_group in BRANCH_KEYS]:
             raise ConfigError(f"`{alone[0]}` belongs to a branch: name one with `branch_from=<run>/<episode>@<step>`.")
         return as_typed
     if len(verbs) > 1:
-        raise ConfigError("Expected `replay=` or `branch_from=`, got both: a command does one thing.")
+        raise ConfigError(f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}: a command does one thing.")
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
         raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
+    if verb == "resume":
+        return _resume(Path(str(named.value())).expanduser(), flags, [one for one in typed if one is not named])
     ref = EpisodeRef.parse(str(named.value()))
     needed = (_replay if verb == "replay" else _branch)(ref, typed)
     own = [one for one in typed if one.key_or_group != verb]
-    lines = _merged(_inherited(ref.run), _parsed([*needed, *_search_path(ref.run)]), own)
+    lines = _merged(_inherited(ref.run, ASKED_FOR), _parsed([*needed, *_search_path(ref.run)]), own)
     return DerivedCommand([*flags, *lines], source=ref.run.path)
+
+
+def _is_verb(override: Override) -> bool:
+    """`resume=true` names no run: it is a key like others."""
+    value = override.value()
+    return value is not None and not (override.key_or_group == "resume" and isinstance(value, bool))
+
+
+def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override]) -> DerivedCommand:
+    """The command of the run, or of the sweep, once more, in its own directory."""
+    for key in ("hydra.run.dir", "hydra.sweep.dir"):
+        _refuse(typed, "resume", key, "the run goes on where it is")
+    place = path.absolute()
+    if (place / SWEEP_RECORD).is_file():
+        run: RecordedRun = RecordedSweep(place)
+        flags = flags if {"-m", "--multirun"} & {*flags} else [*flags, "-m"]
+        needed = ["resume=true", f"hydra.sweep.dir={_quoted(str(place))}"]
+    else:
+        if {"-m", "--multirun"} & {*flags}:
+            raise ConfigError(f"{path} is one run and no sweep: leave `-m` out.")
+        if place.is_dir() and not RunDir(place).has_run:
+            raise ConfigError(
+                f"There is nothing to resume in {path}: its run was killed before it began, or there was none. Start "
+                "it again."
+            )
+        run = RecordedRun(place)
+        needed = ["resume=true", f"hydra.run.dir={_quoted(str(place))}"]
+    recorded = _inherited(run, OF_ONE_SESSION)
+    return DerivedCommand([*flags, *_merged(recorded, _parsed([*needed, *_search_path(run)]), typed)], source=place)
 
 
 def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
@@ -117,15 +152,15 @@ def _refuse(typed: Sequence[Override], verb: str, key: str, reason: str) -> None
         raise ConfigError(f"`{key}` cannot be set with `{verb}`: {reason}. Leave `{key}=…` out.")
 
 
-def _inherited(run: RecordedRun) -> list[Override]:
-    """The recorded overrides that say how the run was composed, its relative paths made absolute if need be."""
+def _inherited(run: RecordedRun, dropped: Sequence[str]) -> list[Override]:
+    """The recorded overrides but for the dropped keys, its relative paths made absolute if need be."""
     from hydra.errors import OverrideParseException
 
     try:
         recorded = _parsed(run.overrides())
     except OverrideParseException as error:
         raise ConfigError(f"{run.path} recorded an override that cannot be read: `{error.override}`.") from error
-    kept = [one for one in recorded if not any(_covers(key, one.key_or_group) for key in NOT_INHERITED)]
+    kept = [one for one in recorded if not any(_covers(key, one.key_or_group) for key in dropped)]
     place = run.working_directory() if kept else Path.cwd()
     return kept if place == Path.cwd() else _parsed([_from(place, one) for one in kept])
 

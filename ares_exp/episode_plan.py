@@ -6,38 +6,64 @@ import hashlib
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from ares_exp.answer_log import LoggedEpisode
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpisode:
-    """One episode that is owed.
+    """One try of an attempt that is owed.
 
     Attributes:
         episode_id: Unique; usable as a file name.
         task_name: The task.
         attempt: Number of this playing of the task, from 0.
-        seed: Derived from the run's seed, the task's name and the attempt, so that it depends on nothing else.
+        seed: Derived from the run's seed, the task's name, the attempt and the try, so that it depends on nothing else.
+        retry: How many tries of the attempt came before.
+        earlier: The try whose answers are given again; `None` for one that begins anew.
+        use_snapshots: Whether it may go on with a snapshot of the earlier try.
     """
 
     episode_id: str
     task_name: str
     attempt: int
     seed: int
+    retry: int = 0
+    earlier: LoggedEpisode | None = field(default=None, repr=False)
+    use_snapshots: bool = True
+
+    @property
+    def slot(self) -> tuple[str, int]:
+        """The attempt: task and number."""
+        return self.task_name, self.attempt
+
+    def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
+        """The try that goes on with the answers of an earlier one, which it shares the seed with."""
+        again = self.anew(retry=retry, seed=earlier.seed)
+        return replace(again, earlier=earlier, use_snapshots=use_snapshots)
+
+    def anew(self, *, retry: int, seed: int) -> Self:
+        """The try that begins anew after one that failed or was lost."""
+        return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 
 def plan_episodes(task_names: Sequence[str], *, attempts: int, seed: int) -> list[PlannedEpisode]:
     """Every task `attempts` times, attempts outermost: a run cut short has played as many tasks as it could."""
-    return [_planned(name, attempt, seed) for attempt in range(attempts) for name in task_names]
+    return [
+        PlannedEpisode(_new_id(name, attempt), name, attempt, episode_seed(seed, name, attempt))
+        for attempt in range(attempts)
+        for name in task_names
+    ]
 
 
-def _planned(task_name: str, attempt: int, seed: int) -> PlannedEpisode:
+def _new_id(task_name: str, attempt: int) -> str:
     slug = re.sub(r"[^A-Za-z0-9._-]", "-", task_name)[:80]
-    episode_id = f"{slug}__{attempt}__{uuid.uuid4().hex[:8]}"
-    return PlannedEpisode(episode_id, task_name, attempt, episode_seed(seed, task_name, attempt))
+    return f"{slug}__{attempt}__{uuid.uuid4().hex[:8]}"
 
 
-def episode_seed(seed: int, task_name: str, attempt: int) -> int:
+def episode_seed(seed: int, task_name: str, attempt: int, retry: int = 0) -> int:
     """A seed in [0, 2**31) that is the same on every machine."""
-    digest = hashlib.sha256(f"{seed}/{task_name}/{attempt}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    name = f"{seed}/{task_name}/{attempt}" + (f"/{retry}" if retry else "")
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1

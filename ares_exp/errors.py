@@ -12,9 +12,21 @@ AresExpError
 │   │   ├── NoRequestError            it ended without one LLM request
 │   │   └── AgentSetupTimeoutError
 │   ├── PolicyError                 the policy could not answer a request
+│   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one
-│   │   ├── EndpointError               the endpoint refused or failed (ares_exp.policies.retry)
-│   │   └── WireFormatError             its answer, or our request, has no place in the wire format (ares_exp.llms.wire)
+│   │   ├── ResumeDivergedError       likewise, of a resumed attempt that is to be started anew
+│   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
+│   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
+│   │   │   ├── QuotaError              no credit left, or a spending limit is reached: waiting never helps
+│   │   │   ├── AuthenticationError     the key is wrong, or not allowed to do this (401, 403)
+│   │   │   ├── ContextOverflowError    the conversation is longer than the model can read
+│   │   │   ├── RefusalError            the model, or a content filter, refuses
+│   │   │   ├── ServerError             5xx
+│   │   │   ├── EndpointTimeoutError (TimeoutError)
+│   │   │   └── EndpointUnreachableError
+│   │   └── WireFormatError (ValueError)  something does not fit the wire format
+│   │       ├── UnsendableRequestError  our request
+│   │       └── MalformedAnswerError    their answer
 │   ├── ContainerError              the box, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
@@ -42,15 +54,22 @@ AresExpError
 │   │   ├── NondeterministicCallError  the agent reached for the world past its container and its LLM
 │   │   └── DivergenceError            the agent, run again, did something else than recorded
 │   └── RestoreError              the container could not be given its files back
+├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
 └── TrajectoryFormatError (ValueError) a trajectory file cannot be read
 ```
 
 Names that Harbor has too (`RewardFileNotFoundError`, …) are spelt as there, so that reports stay portable.
-Messages say what was expected, what was found and what to do about it.
+Messages say what was expected, what was found and what to do about it. One module, however long, so that the classes
+that `retry=…` and the statistics go by can be read in one place.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ares_exp.llms.response import LLMResponse
 
 
 class AresExpError(Exception):
@@ -97,8 +116,92 @@ class PolicyError(EpisodeError):
     """The policy could not answer a request."""
 
 
+class PolicyTimeoutError(PolicyError, TimeoutError):
+    """The policy gave no answer within the run's limit on one."""
+
+
 class ReplayDivergenceError(PolicyError):
     """A replayed episode received a request that differs from the recorded one."""
+
+
+class ResumeDivergedError(PolicyError):
+    """A resumed attempt asks something else than it did before it was cut short, and is to be started anew."""
+
+
+class EndpointError(PolicyError):
+    """An endpoint gave no usable answer.
+
+    Attributes:
+        status: HTTP status; `None` when there was none: no connection, or no answer in time.
+        code: The server's own name for the error (`"context_length_exceeded"`, …), when it gave one.
+        retryable: Whether the same request may succeed later.
+        retry_after_sec: Seconds that the server asked to wait, when it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        retryable: bool = False,
+        retry_after_sec: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retryable = retryable
+        self.retry_after_sec = retry_after_sec
+
+
+class RateLimitError(EndpointError):
+    """Too many requests (429)."""
+
+
+class QuotaError(EndpointError):
+    """The account has no credit left, or has reached a spending limit: no waiting cures it."""
+
+
+class AuthenticationError(EndpointError):
+    """The key is wrong, or not allowed to do this (401, 403)."""
+
+
+class ContextOverflowError(EndpointError):
+    """The conversation is longer than the model can read."""
+
+
+class RefusalError(EndpointError):
+    """The model, or a filter before or behind it, refuses.
+
+    Attributes:
+        answer: The refusal, where it came as an answer: it is paid for. `None` when the request was refused.
+    """
+
+    answer: LLMResponse | None = None
+
+
+class ServerError(EndpointError):
+    """The endpoint failed (5xx)."""
+
+
+class EndpointTimeoutError(EndpointError, TimeoutError):
+    """The endpoint gave no whole answer in time."""
+
+
+class EndpointUnreachableError(EndpointError):
+    """There was no connection to the endpoint, or it broke."""
+
+
+class WireFormatError(PolicyError, ValueError):
+    """A request or an answer does not fit the wire format: malformed, or with a field that the other side lacks."""
+
+
+class UnsendableRequestError(WireFormatError):
+    """A request of the agent's has no place in the wire format."""
+
+
+class MalformedAnswerError(WireFormatError):
+    """What an endpoint answered is no chat completion."""
 
 
 class ContainerError(EpisodeError):
@@ -147,6 +250,10 @@ class VerifierOutputParseError(VerifierError):
 
 class VerifierTimeoutError(VerifierError, TimeoutError):
     """The verifier did not finish within its time limit."""
+
+
+class BudgetExhaustedError(AresExpError):
+    """The run, or its sweep, may spend no more: running episodes are cancelled, and resuming can go on later."""
 
 
 class EpisodeStateError(AresExpError, RuntimeError):

@@ -5,69 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
-from ares_exp import __version__
-from ares_exp.agents.code_agent import CodeAgentFactory
-from ares_exp.branching import Branching
+from ares_exp.budget import BudgetMeter
+from ares_exp.components import Components, Settings
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import ContainerFactory
-from ares_exp.environments.environment import Environment
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EnvironmentSource, EpisodeParts
-from ares_exp.episode_plan import PlannedEpisode, plan_episodes
-from ares_exp.errors import ConfigError, UserError
-from ares_exp.llms.request import LLMClient
+from ares_exp.earlier_sessions import EarlierSessions
+from ares_exp.episode_plan import PlannedEpisode, episode_seed, plan_episodes
+from ares_exp.episode_player import EpisodePlayer
+from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError, UserError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.playing import Playing
-from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.progress import Progress
-from ares_exp.results import EpisodeResult, RunSummary
-from ares_exp.rollout import run_episode
+from ares_exp.results import ANSWERS_USED_UP, EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir
-from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
-from ares_exp.trackers.tracker import RunInfo, Tracker
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.scheduler import Again, Scheduler
+from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.sink import knows_handles
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.environments.restoring import Continuation
 
+BUDGET_INTERVAL_SEC = 2.0
+"""How often budgets are looked at while nothing is paid for."""
+
 logger = logging.getLogger(__name__)
-
-INTERRUPT_GRACE_SEC = 4.5
-"""How long interrupted episodes may take to clean up before the run ends without them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Components:
-    """One made component for each group."""
-
-    source: EnvironmentSource
-    agent_factory: CodeAgentFactory
-    container_factory: ContainerFactory
-    policy: Policy
-    wrapper: Callable[[Environment], Environment]
-    collectors: Mapping[str, TrajectoryCollector]
-    tracker: Tracker
-    snapshots: SnapshotSchedule | NoSnapshots = field(default_factory=NoSnapshots)
-    branching: Branching | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What of the root config the experiment itself needs."""
-
-    attempts: int
-    concurrency: int
-    seed: int
-    limits: EpisodeLimits
-    policy_timeout_sec: float | None
 
 
 class Experiment:
@@ -85,8 +51,13 @@ class Experiment:
         self._run_dir = run_dir
         self._results: list[EpisodeResult] = []
         self._playing: dict[str, Playing] = {}
-        self._workers: list[asyncio.Task[None]] = []
-        self._interrupt = asyncio.Event()
+        self._tries: dict[tuple[str, int], int] = {}
+        self._player = EpisodePlayer(components, settings, run_dir, self._pay)
+        self._meter = BudgetMeter(components.budget)
+        self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._interrupted = False
+        self._exhausted: BudgetExhaustedError | None = None
+        self._max_loop_lag_sec = 0.0
         self._failures = 0
         self._unwritten_rows = 0
 
@@ -120,30 +91,71 @@ class Experiment:
         )
         return names
 
-    async def run(self, task_names: Sequence[str], info: RunInfo) -> RunSummary:
-        """Plays everything. A bad episode is a result like any other; `interrupt` ends the run early."""
+    async def run(
+        self,
+        task_names: Sequence[str],
+        info: RunInfo,
+        *,
+        earlier: EarlierSessions | None = None,
+        redo: Sequence[str] = (),
+    ) -> RunSummary:
+        """Plays everything that is owed. A bad episode is a result like any other; `interrupt` ends the run early.
+
+        Args:
+            task_names: The selected tasks.
+            info: What the tracker is told of the run.
+            earlier: What earlier sessions of the run have left.
+            redo: Outcomes of theirs that are no results.
+        """
         began = time.monotonic()
+        earlier = earlier or EarlierSessions()
         planned = self._plan(task_names)
-        self._progress = Progress(len(planned))
+        asked = {one.slot for one in planned}
+        self._results = [result for result in earlier.results if (result.task_name, result.attempt) in asked]
+        owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
+        self._meter = BudgetMeter(
+            self._parts.budget,
+            earlier=earlier.results,
+            earlier_wall_sec=earlier.wall_sec,
+            run_dir=self._run_dir.path,
+            sweep_dir=self._settings.sweep_dir,
+        )
+        self._progress = Progress(len(owed))
+        self._check_budget()
+        info = replace(info, earlier=tuple(self._results))
         self._guard("The tracker's start", lambda: self._parts.tracker.start(info))
         self._progress.start()
         try:
-            await self._prepare_branching()
-            await self._play_all(deque(planned))
+            if owed:
+                await self._prepare_branching()
+                await self._play_all(owed)
         finally:
             self._progress.stop()
-        summary = RunSummary(
-            planned=len(planned),
+        summary = self._summarise(len(planned), earlier.wall_sec + time.monotonic() - began)
+        await asyncio.to_thread(self._write_totals, summary)
+        return summary
+
+    def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
+        return RunSummary(
+            planned=planned,
             results=tuple(self._results),
-            interrupted=self._interrupt.is_set(),
-            wall_sec=time.monotonic() - began,
+            interrupted=self._interrupted,
+            ended_by=str(self._exhausted) if self._exhausted is not None else None,
+            wall_sec=wall_sec,
             recording_failures=self._failures + self._parts.tracker.failures,
             unwritten_rows=self._unwritten_rows,
             snapshot_dir=self._parts.snapshots.output_dir,
+            max_loop_lag_sec=self._max_loop_lag_sec,
         )
+
+    def _write_totals(self, summary: RunSummary) -> None:
+        """`summary.json` and `results.json`. Blocking."""
+        from ares_exp.statistics.results_document import results_document
+
         totals = {**summary.to_dict(), "warnings": self.warnings}
         self._guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
-        return summary
+        results = self._run_dir.results
+        self._guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
 
     def _plan(self, task_names: Sequence[str]) -> list[PlannedEpisode]:
         """What is owed. A policy that plays recorded episodes gives those the seeds that they had."""
@@ -172,9 +184,8 @@ class Experiment:
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more."""
-        self._interrupt.set()
-        for worker in self._workers:
-            worker.cancel()
+        self._interrupted = True
+        self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
         """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
@@ -184,93 +195,113 @@ class Experiment:
             if (request := getattr(playing.environment, "request_snapshot", None)) is not None:
                 request()
 
-    async def _play_all(self, owed: deque[PlannedEpisode]) -> None:
-        """Keeps `concurrency` workers busy until nothing is owed, or until the interrupt and its grace are over."""
-        if self._interrupt.is_set():
-            return
-        count = min(self._settings.concurrency, len(owed))
-        self._workers = [asyncio.create_task(self._work(owed)) for _ in range(count)]
-        interrupt = asyncio.create_task(self._interrupt.wait())
-        pending: set[asyncio.Task[Any]] = {*self._workers}
+    async def _play_all(self, owed: Sequence[PlannedEpisode]) -> None:
+        """Plays what is owed, watched. What does not end in time when it is interrupted gets its row all the same."""
         try:
-            while pending and not self._interrupt.is_set():
-                done, _ = await asyncio.wait({*pending, interrupt}, return_when=asyncio.FIRST_COMPLETED)
-                pending -= done
-                for worker in done - {interrupt}:
-                    if not (worker.cancelled() and self._interrupt.is_set()):  # that is how the interrupt ends them
-                        worker.result()
-            if pending:
-                await asyncio.wait(pending, timeout=INTERRUPT_GRACE_SEC)
-            for playing in list(self._playing.values()):  # what did not end in time: its row says so
-                await self._record(playing, asyncio.CancelledError("it did not end in time"))
+            async with RunnerMonitor(
+                self._playing.values,
+                self._log_system,
+                self._warn,
+                queued=lambda: self._scheduler.queued,
+                interval_sec=self._settings.monitor_interval_sec,
+                stall_warn_sec=self._settings.stall_warn_sec,
+            ) as monitor:
+                watching = asyncio.create_task(self._watch_budget())
+                try:
+                    await self._scheduler.run(owed)
+                finally:
+                    watching.cancel()
         finally:
-            interrupt.cancel()
-            for worker in self._workers:
-                worker.cancel()
+            self._max_loop_lag_sec = monitor.max_loop_lag_sec
+        for playing in list(self._playing.values()):
+            await self._record(playing, self._exhausted or asyncio.CancelledError("it did not end in time"))
 
-    async def _work(self, owed: deque[PlannedEpisode]) -> None:
-        while owed and not self._interrupt.is_set():
-            planned = owed.popleft()
-            self._progress.episode_started(planned.task_name)
-            playing = self._playing[planned.episode_id] = Playing(planned, time.time())
-            failure = await self._play(playing)
-            if planned.episode_id in self._playing:
-                await finish(self._record(playing, failure))
-
-    async def _play(self, playing: Playing) -> BaseException | None:
-        """Plays one episode; returns what ended it, if that was an exception."""
-        planned = playing.planned
+    async def _play(self, planned: PlannedEpisode) -> Again | None:
+        """Plays one try of an attempt, and says what follows on it."""
+        self._progress.episode_started(planned.task_name)
+        playing = self._playing[planned.episode_id] = Playing(planned)
+        failure: BaseException | None = None
         try:
-            playing.environment = environment = self._make_environment(planned)
-            spec = EpisodeSpec(planned.task_name, planned.attempt, planned.seed)
-            await run_episode(
-                self._parts.wrapper(environment),
-                self._policy_for(spec),
-                playing.tally,
-                policy_timeout_sec=self._settings.policy_timeout_sec,
-                time_left=lambda: getattr(environment, "time_left_sec", None),
-            )
+            await self._player.play(playing, lambda: finish(self._record(playing, None)))
         except asyncio.CancelledError as cancelled:
             worker = asyncio.current_task()
-            if worker is not None and worker.cancelling() and not self._interrupt.is_set():
+            if worker is not None and worker.cancelling() and not self._scheduler.interrupted:
                 raise  # somebody cancels the run itself
-            return cancelled
-        except Exception as failure:
-            logger.info("Episode %s", planned.episode_id, exc_info=failure)
-            return failure
-        return None
+            failure = self._exhausted or cancelled
+        except Exception as error:
+            logger.info("Episode %s", planned.episode_id, exc_info=error)
+            failure = error
+        await finish(self._record(playing, failure))
+        again = self._next(playing, failure)
+        if again is not None:
+            self._progress.expect_another()
+        return again
+
+    def _next(self, playing: Playing, failure: BaseException | None) -> Again | None:
+        """The try that follows on this one, if one does."""
+        planned = playing.planned
+        result = playing.ended
+        if result is None or result.reward is not None or failure is None or self._scheduler.interrupted:
+            return None
+        retry = planned.retry + 1
+        if isinstance(failure, ResumeDivergedError):
+            return Again(planned.anew(retry=retry, seed=planned.seed), 0.0)
+        if isinstance(failure, SnapshotError) and playing.from_snapshot is not None and planned.earlier is not None:
+            self._warn(
+                f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
+            )
+            return Again(planned.going_on(planned.earlier, retry=retry, use_snapshots=False), 0.0)
+        tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
+        wait_sec = self._parts.retry.wait_sec(failure, result.outcome, tries)
+        if wait_sec is None:
+            return None
+        seed = episode_seed(self._settings.seed, *planned.slot, retry)
+        return Again(planned.anew(retry=retry, seed=seed), wait_sec)
 
     async def _record(self, playing: Playing, failure: BaseException | None) -> None:
-        """Writes the row first; whoever fails to record does not end the run."""
-        result = playing.result(failure)
+        """Writes the row first, once; whoever fails to record does not end the run."""
+        if playing.ended is not None:
+            return
+        playing.ended = result = playing.result(failure)
         self._failures += playing.environment.collector_failures if playing.environment is not None else 0
         del self._playing[result.episode_id]
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
-        row = result.to_dict()
-        if not await asyncio.to_thread(
-            self._guard, "Writing the result's row", lambda: self._run_dir.append_episode(row)
-        ):
-            self._unwritten_rows += 1
+        await asyncio.to_thread(self._write, playing, result)
         self._progress.episode_finished(result)
-        self._guard("The tracker", lambda: self._parts.tracker.log_episode(result))
+        trajectory = playing.environment.trajectory if playing.environment is not None else None
+        self._guard("The tracker", lambda: self._parts.tracker.log_episode(result, trajectory))
+        self._meter.add(result)
+        self._check_budget()
 
-    def _policy_for(self, spec: EpisodeSpec) -> LLMClient:
-        client = self._parts.policy.for_episode(spec)
-        return client if self._parts.branching is None else self._parts.branching.policy(client)
+    def _write(self, playing: Playing, result: EpisodeResult) -> None:
+        """The row, after which the log of an attempt with a result is of no more use."""
+        row = result.to_dict()
+        if not self._guard("Writing the result's row", lambda: self._run_dir.append_episode(row)):
+            self._unwritten_rows += 1
+        elif playing.log is not None and result.outcome in ANSWERS_USED_UP:
+            playing.log.discard()
 
-    def _episode_parts(
-        self, seed: int, *, output_dir: Path | None = None, start_from: Continuation | None = None
-    ) -> EpisodeParts:
-        return EpisodeParts(
-            container_factory=self._parts.container_factory,
-            code_agent_factory=self._parts.agent_factory,
-            limits=self._settings.limits,
-            seed=seed,
-            provide_solution=self._parts.policy.needs_solution,
-            output_dir=output_dir,
-            start_from=start_from,
-        )
+    def _pay(self, episode_id: str, answer: LLMResponse) -> None:
+        self._meter.add_answer(episode_id, answer)
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        """Ends the run when a budget is exhausted: what is under way can be resumed."""
+        if self._exhausted is None and (why := self._meter.exhausted()) is not None:
+            self._exhausted = BudgetExhaustedError(why)
+            self._warn(why)
+            self._scheduler.interrupt()
+
+    async def _watch_budget(self) -> None:
+        """For what is spent without an answer of this run's: time, and what the other jobs of a sweep spend."""
+        while True:
+            await asyncio.sleep(BUDGET_INTERVAL_SEC)
+            await asyncio.to_thread(self._guard, "Reading what the sweep has spent", self._meter.refresh)
+            self._check_budget()
+
+    def _log_system(self, sample: Mapping[str, float]) -> None:
+        self._guard("The tracker", lambda: self._parts.tracker.log_system(sample))
 
     async def _prepare_branching(self) -> None:
         """Has the snapshot at hand that the episodes of this run go on from, if they do."""
@@ -279,31 +310,10 @@ class Experiment:
             return
 
         def make(start_from: Continuation | None, seed: int) -> CodeEnvironment:
-            parts = self._episode_parts(seed, start_from=start_from)
+            parts = self._player.episode_parts(seed, start_from=start_from)
             return cast("CodeEnvironment", self._parts.source.make(branching.task_name, parts))
 
         await branching.prepare(make, self._run_dir.branch_point, self._warn)
-
-    def _make_environment(self, planned: PlannedEpisode) -> TrajectoryCollectingEnvironment:
-        parts = self._episode_parts(
-            planned.seed,
-            output_dir=self._run_dir.verifier / planned.episode_id,
-            start_from=self._parts.branching.start(planned.attempt) if self._parts.branching is not None else None,
-        )
-        environment = self._parts.source.make(planned.task_name, parts)
-        metadata = {
-            "attempt": planned.attempt,
-            "seed": planned.seed,
-            "agent": type(self._parts.agent_factory).__name__.removesuffix("Factory"),
-            "policy": type(self._parts.policy).__name__,
-            "ares_exp_version": __version__,
-        }
-        return TrajectoryCollectingEnvironment(
-            self._parts.snapshots.around(environment, episode_id=planned.episode_id),
-            self._parts.collectors,
-            episode_id=planned.episode_id,
-            metadata=metadata,
-        )
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
         """Does `act` and says whether it could; a failure is reported and counted, and the run goes on."""

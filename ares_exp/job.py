@@ -9,22 +9,27 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.branching import Branching, BranchOptions
+from ares_exp.components import Components, Settings
 from ares_exp.config import instantiate_group, instantiate_several, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, UserError
-from ares_exp.experiment import Components, Experiment, Settings
+from ares_exp.experiment import Experiment
 from ares_exp.hydra_records import scrub_hydra_records
 from ares_exp.policies.policy import RunReport, as_policy
 from ares_exp.provenance import collect_provenance
+from ares_exp.recorded_run import EpisodeRef
 from ares_exp.results import EpisodeResult, RunSummary
-from ares_exp.run_dir import RunDir, write_atomically
+from ares_exp.run_dir import RunDir
 from ares_exp.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
+from ares_exp.session import close_session, open_session, task_digests
 from ares_exp.summary import render_summary
 from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -55,7 +60,8 @@ def run_job(config: DictConfig) -> RunSummary:
     try:
         values = _resolved(config)
         validate(values)
-        job = _Job(build(config), settings(values), run_dir, scrub(values))
+        chosen = replace(settings(values), sweep_dir=Path(hydra.sweep.dir) if sweeps else None)
+        job = _Job(build(config), chosen, run_dir, scrub(values))
         job.group = f"{values['name']}/{Path(hydra.sweep.dir).name}" if sweeps else None
         return asyncio.run(job.run())
     except UserError:
@@ -84,9 +90,11 @@ def build(config: DictConfig) -> Components:
         policy=as_policy(instantiate_group(config, "policy")),
         wrapper=instantiate_group(config, "wrapper"),
         collectors=instantiate_several(config, "collector"),
-        tracker=instantiate_group(config, "tracker"),
+        tracker=SeveralTrackers(instantiate_several(config, "tracker")),
         snapshots=instantiate_group(config, "snapshot"),
         branching=_branching(config),
+        retry=instantiate_group(config, "retry"),
+        budget=instantiate_group(config, "budget"),
     )
 
 
@@ -122,6 +130,9 @@ def settings(values: Mapping[str, Any]) -> Settings:
         seed=values["seed"],
         limits=limits,
         policy_timeout_sec=values["policy_timeout_sec"],
+        resume_diverged=values["resume_diverged"],
+        monitor_interval_sec=values["monitor_interval_sec"],
+        stall_warn_sec=values["stall_warn_sec"],
     )
 
 
@@ -159,26 +170,29 @@ class _Job:
         return summary
 
     async def _play(self, task_names: Sequence[str]) -> RunSummary:
-        provenance = await asyncio.to_thread(collect_provenance, task_set_path=self._components.source.path)
-        info = RunInfo(
-            run_dir=self._run_dir.path,
-            name=f"{self._config['name']}/{self._run_dir.path.name}",
-            run_id=os.urandom(4).hex(),
-            config=self._config,
-            provenance=provenance,
-            group=self.group,
-        )
-        found = {
-            "run_id": info.run_id,
-            "seed": self._config["seed"],
-            **provenance,
-            "warnings": self._experiment.warnings,
-            "tasks": list(task_names),
-        }
-        self._run_dir.claim()
-        write_atomically(self._run_dir.config, _as_yaml(self._config))
-        self._run_dir.write_json(self._run_dir.provenance, found)
-        summary = await self._experiment.run(task_names, info)
+        source = self._components.source
+        provenance = await asyncio.to_thread(collect_provenance, task_set_path=source.path)
+        provenance["task_digests"] = await asyncio.to_thread(task_digests, source, task_names)
+        with self._run_dir.owned(resume=self._config["resume"]):
+            warnings = self._experiment.warnings
+            session = await asyncio.to_thread(
+                open_session, self._run_dir, self._config, provenance, task_names, warnings
+            )
+            info = RunInfo(
+                run_dir=self._run_dir.path,
+                name=f"{self._config['name']}/{self._run_dir.path.name}",
+                run_id=session.run_id,
+                config=self._config,
+                provenance=provenance,
+                group=self.group,
+                resumed=session.earlier is not None,
+                task_set=source.path,
+                tasks=tuple(task_names),
+                parents=_parents(self._config),
+            )
+            redo = self._config["resume_redo"] or ()
+            summary = await self._experiment.run(task_names, info, earlier=session.earlier, redo=redo)
+            close_session(self._run_dir, summary)
         report = self._report(summary)
         with suppress(BrokenPipeError):  # `| head` has seen enough
             render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
@@ -210,7 +224,7 @@ class _Job:
             sys.stderr.flush()
 
 
-def _as_yaml(config: Mapping[str, Any]) -> str:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The runs that this one was made from."""
+    named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
+    return tuple(EpisodeRef.parse(name).run.path for name in named)

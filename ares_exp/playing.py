@@ -1,15 +1,17 @@
-"""An episode under way, and the row that becomes of it."""
+"""One episode under way, and the row that it becomes."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ares_exp.answer_log import AnswerLog
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.episode_plan import PlannedEpisode
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.policies.resumed import ResumablePolicy
+from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.rollout import Tally
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 
@@ -21,14 +23,22 @@ class Playing:
     Attributes:
         planned: Which episode it is.
         started_at: Epoch seconds.
-        tally: What it used.
+        tally: What it used, and what it waits for.
         environment: Its environment; `None` until it is made.
+        policy: What answers it; `None` until it is made.
+        log: What it was answered, on disk; `None` until it is made.
+        from_snapshot: How many answers of an earlier try the snapshot has that it goes on with.
+        ended: The row that it became; `None` until then.
     """
 
     planned: PlannedEpisode
-    started_at: float
+    started_at: float = field(default_factory=time.time)
     tally: Tally = field(default_factory=Tally)
     environment: TrajectoryCollectingEnvironment | None = None
+    policy: ResumablePolicy | None = None
+    log: AnswerLog | None = None
+    from_snapshot: int | None = None
+    ended: EpisodeResult | None = None
 
     def result(self, failure: BaseException | None) -> EpisodeResult:
         """The episode as a row. A LAST step that was reached counts, whatever came after it.
@@ -40,6 +50,7 @@ class Playing:
         last = tally.last or _last_step(environment)
         outcome, error = _ending(last, failure, environment)
         verdict = getattr(environment, "verdict", None)
+        waited = {"rate_limit": tally.waited_sec} if tally.waited_sec else {}
         return EpisodeResult(
             episode_id=planned.episode_id,
             task_name=planned.task_name,
@@ -55,11 +66,27 @@ class Playing:
             cost=tally.cost,
             started_at=self.started_at,
             finished_at=time.time(),
-            phase_sec={**getattr(environment, "phase_sec", {}), "policy": tally.policy_sec},
+            phase_sec={**getattr(environment, "phase_sec", {}), "policy": tally.policy_sec, **waited},
             container_image=getattr(environment, "container_image", None),
             snapshots=len(getattr(environment, "snapshots", ())),
             snapshot_failures=getattr(environment, "snapshot_failures", 0),
+            retry=planned.retry,
+            replayed=self._replayed(),
         )
+
+    def grant(self, seconds: float) -> None:
+        """Moves the episode's own time limit by what its policy had to wait for the endpoint's rate limit."""
+        self.tally.grant(seconds)
+        if (grant_time := getattr(self.environment, "grant_time", None)) is not None:
+            grant_time(seconds)
+
+    def _replayed(self) -> Replayed | None:
+        earlier, policy = self.planned.earlier, self.policy
+        if earlier is None or policy is None:
+            return None
+        given = [exchange.answer for exchange in earlier.exchanges[: policy.given_again]]
+        taken_over = Replayed.of(earlier.episode_id, given)
+        return replace(taken_over, from_snapshot=self.from_snapshot, diverged_at=policy.diverged_at)
 
 
 def _ending(

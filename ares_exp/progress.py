@@ -87,6 +87,10 @@ class Progress:
             self._scored += 1
             self._reward_sum += result.reward
 
+    def expect_another(self) -> None:
+        """Counts one more that is to be played: a further try of one that is done."""
+        self._total += 1
+
     def stop(self) -> None:
         """Shows the last state and ends the thread. Idempotent; safe without `start`."""
         self._stopped.set()

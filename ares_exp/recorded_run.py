@@ -15,6 +15,7 @@ from ares_exp.run_dir import EPISODES, RunDir
 from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
+SWEEP_RECORD = "multirun.yaml"
 MAX_RECORD_BYTES = 4 * 2**20
 """Hydra's records of a run take some kilobytes."""
 
@@ -162,25 +163,45 @@ class RecordedRun:
         return runtime
 
     def _hydra_record(self, name: str) -> Any:
-        import yaml
-
         path = self.path / ".hydra" / name
         try:
-            with path.open("rb") as file:
-                text = file.read(MAX_RECORD_BYTES + 1)
-            if len(text) > MAX_RECORD_BYTES:
-                raise self._broken(name, f"at most {MAX_RECORD_BYTES:,} bytes", "more")
-            return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            return read_yaml(path)
         except OSError as error:
             raise ConfigError(
                 f"{path}: {error.strerror}. Without Hydra's records of a run it cannot be composed again; its "
                 f"trajectories alone can be played with `policy=replay policy.trajectory={self.path}`."
             ) from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise self._broken(name, "YAML", str(error).splitlines()[0]) from error
 
     def _broken(self, name: str, expected: str, got: str) -> ConfigError:
-        return ConfigError(f"{self.path / '.hydra' / name} is broken: expected {expected}, got {got}.")
+        return _broken(self.path / ".hydra" / name, expected, got)
+
+
+class RecordedSweep(RecordedRun):
+    """The folder of a sweep: how all of its jobs were composed."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads nothing yet."""
+        self.path = path
+
+    def overrides(self) -> Sequence[str]:
+        """The overrides it was started with, those of Hydra itself included. Raises `ConfigError` as for a run."""
+        found = self._overrides()
+        if not all(isinstance(line, str) for line in found):
+            raise _broken(self.path / SWEEP_RECORD, "lists of overrides", "something else")
+        return found
+
+    def _overrides(self) -> list[Any]:
+        try:
+            recorded = self._hydra_record("hydra.yaml")["hydra"]["overrides"]
+            return [*recorded["hydra"], *recorded["task"]]
+        except (KeyError, TypeError):
+            raise _broken(self.path / SWEEP_RECORD, "`hydra.overrides`", "none") from None
+
+    def _hydra_record(self, name: str) -> Any:
+        try:
+            return read_yaml(self.path / SWEEP_RECORD)
+        except OSError as error:
+            raise ConfigError(f"{self.path / SWEEP_RECORD}: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +253,29 @@ class EpisodeRef:
         if self.episode is None:
             return str(self.run.path)
         return f"{self.run.path / self.episode.episode_id}{'' if self.step is None else f'@{self.step}'}"
+
+
+def read_yaml(path: Path) -> Any:
+    """What a record of a run holds.
+
+    Raises:
+        OSError: It cannot be read.
+        ConfigError: It is too long, or no YAML.
+    """
+    import yaml
+
+    with path.open("rb") as file:
+        text = file.read(MAX_RECORD_BYTES + 1)
+    if len(text) > MAX_RECORD_BYTES:
+        raise _broken(path, f"at most {MAX_RECORD_BYTES:,} bytes", "more")
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _broken(path, "YAML", str(error).splitlines()[0]) from error
+
+
+def _broken(path: Path, expected: str, got: str) -> ConfigError:
+    return ConfigError(f"{path} is broken: expected {expected}, got {got}.")
 
 
 def is_recorded_run(path: Path) -> bool:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from ares_exp.errors import AgentError, ContainerError, PolicyError, VerifierError
+from ares_exp.errors import (
+    AgentError,
+    BudgetExhaustedError,
+    ContainerError,
+    PolicyError,
+    ResumeDivergedError,
+    VerifierError,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+    from ares_exp.llms.response import LLMResponse
 
 
 class Outcome(StrEnum):
@@ -36,12 +45,18 @@ class Outcome(StrEnum):
         classes: tuple[tuple[type[BaseException], Outcome], ...] = (
             (asyncio.CancelledError, cls.CANCELLED),
             (KeyboardInterrupt, cls.CANCELLED),
+            (BudgetExhaustedError, cls.CANCELLED),
+            (ResumeDivergedError, cls.ABANDONED),
             (AgentError, cls.AGENT_ERROR),
             (ContainerError, cls.CONTAINER_ERROR),
             (VerifierError, cls.VERIFIER_ERROR),
             (PolicyError, cls.POLICY_ERROR),
         )
         return next((outcome for kind, outcome in classes if isinstance(error, kind)), cls.ERRORED)
+
+
+ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
+"""How a try ends whose answers are of no more use: its attempt has a result, or is started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,17 @@ class Replayed:
     cost: float = 0.0
     from_snapshot: int | None = None
     diverged_at: int | None = None
+
+    @classmethod
+    def of(cls, episode_id: str, answers: Sequence[LLMResponse]) -> Self:
+        """What is taken over with these answers of an earlier episode."""
+        return cls(
+            episode_id,
+            len(answers),
+            prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
+            generated_tokens=sum(answer.usage.generated_tokens for answer in answers),
+            cost=sum(answer.cost for answer in answers),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +203,23 @@ class RunSummary:
         planned: Attempts that were asked for.
         results: Finished episodes, in the order in which they finished: every try of every attempt.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
-        wall_sec: Wall seconds of the run.
+        ended_by: The budget that ended the run, in words; `None` if none did.
+        wall_sec: Wall seconds of the run, all its sessions taken together.
         recording_failures: How many times a row, a trajectory or a metric could not be recorded.
         unwritten_rows: Results of these that are not in `episodes.jsonl`.
         snapshot_dir: The store that snapshots went to; `None` when none were to be taken.
+        max_loop_lag_sec: The longest time for which the event loop was held up.
     """
 
     planned: int
     results: tuple[EpisodeResult, ...]
     interrupted: bool = False
+    ended_by: str | None = None
     wall_sec: float = 0.0
     recording_failures: int = 0
     unwritten_rows: int = 0
     snapshot_dir: Path | None = None
+    max_loop_lag_sec: float = 0.0
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
@@ -239,7 +269,9 @@ class RunSummary:
             "outcomes": self.count(),
             **self.paid(),
             "interrupted": self.interrupted,
+            "ended_by": self.ended_by,
             "wall_sec": self.wall_sec,
+            "max_loop_lag_sec": self.max_loop_lag_sec,
             "recording_failures": self.recording_failures,
             "unwritten_rows": self.unwritten_rows,
             "snapshots": sum(result.snapshots for result in self.results),

@@ -125,6 +125,20 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
     return None
 
 
+def _lock(descriptor: int, path: Path) -> None:
+    """Holds a file until it is closed, or until this process is no more."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"The run in {path} is under way: another process plays it. Wait until it has ended."
+        ) from None
+    except OSError:  # a file system without such locks
+        return
+
+
 class RunDir:
     """Where one run writes."""
 
@@ -135,26 +149,45 @@ class RunDir:
         self.provenance = path / "provenance.json"
         self.episodes = path / EPISODES
         self.summary = path / "summary.json"
+        self.results = path / "results.json"
         self.trajectories = path / "trajectories"
         self.verifier = path / "verifier"
+        self.answers = path / "answers"
+        self.sessions = path / "sessions.jsonl"
         self.snapshots = path / "snapshots"
         self.branch_point = path / "branch_point"
         self.replay = path / "replay.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
         self.log = path / "run.log"
 
-    def claim(self) -> None:
-        """Makes the directory and the (empty) episodes file.
+    @property
+    def has_run(self) -> bool:
+        """Whether a run was begun here: one that was killed before its config was written was not."""
+        return self.config.exists()
+
+    @contextmanager
+    def owned(self, *, resume: bool = False) -> Iterator[None]:
+        """Makes the directory and the (empty) episodes file; while the body runs no other process may do the same.
+
+        Args:
+            resume: Whether what a run has written here already is gone on with.
 
         Raises:
-            ConfigError: Another run has written here already, or nothing can be written here.
+            ConfigError: Another run has written here, or writes here now, or nothing can be written here.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.episodes.touch(exist_ok=False)
+            descriptor = os.open(self.episodes, os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL), 0o644)
         except FileExistsError:
             raise ConfigError(USED.format(self.path)) from None
         except OSError as error:
             raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
+        try:
+            _lock(descriptor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
 
     def discard(self) -> None:
         """Removes what Hydra wrote for a run that was refused before it began; anything else stays."""

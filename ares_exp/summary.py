@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from ares_exp.progress import encodable, format_duration, format_number
 from ares_exp.results import EpisodeResult, RunSummary, count_outcomes
+from ares_exp.statistics.estimate import Estimate
+from ares_exp.statistics.pass_rates import PassRate
+from ares_exp.statistics.run_statistics import RunStatistics
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _MAX_TASKS = 200
 _MAX_UNSCORED = 10
+_MAX_FLAKY = 8
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
@@ -30,8 +34,17 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     if summary.results:
-        write(stream, draw(_table(summary.results), stream))
-    lines = [separator.join(_totals(summary)), *_snapshots(summary), "", *_places(run_dir), *_unscored(summary)]
+        write(stream, draw(_table(summary.final), stream))
+    statistics = RunStatistics.of(summary.results, planned=summary.planned)
+    lines = [
+        separator.join(_totals(summary, statistics)),
+        *_pass_rates(statistics),
+        *_variation(statistics),
+        *_snapshots(summary),
+        "",
+        *_places(run_dir),
+        *_unscored(summary),
+    ]
     if summary.recording_failures:
         lines += [
             "",
@@ -81,13 +94,17 @@ def _outcomes(attempts: Sequence[EpisodeResult]) -> str:
     return ", ".join(counts) if len(attempts) == 1 else ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
 
 
-def _totals(summary: RunSummary) -> Iterator[str]:
+def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
     totals = summary.to_dict()
-    if summary.mean_reward is None:
+    scored, every = statistics.scored_only, statistics.errors_as_zero
+    if scored.mean_reward is None:
         yield "no reward"
     else:
-        yield f"mean reward {format_number(summary.mean_reward)} over {len(summary.scored)} scored"
-    yield f"{len(summary.results)} of {summary.planned} episodes finished"
+        alone = " attempts at one task" if scored.mean_reward.unit == "attempts" and scored.attempts > 1 else ""
+        yield f"mean reward {format_estimate(scored.mean_reward)} over {scored.attempts} scored{alone}"
+        if every.mean_reward is not None and every.attempts > scored.attempts:
+            yield f"{format_estimate(every.mean_reward)} over all {every.attempts}, errors as zero"
+    yield f"{statistics.attempts} of {summary.planned} episodes finished"
     tokens = totals["prompt_tokens"] + totals["generated_tokens"]
     if tokens:
         yield f"{tokens:,} tokens ({totals['generated_tokens']:,} generated)"
@@ -96,6 +113,60 @@ def _totals(summary: RunSummary) -> Iterator[str]:
     yield format_duration(summary.wall_sec)
     if summary.interrupted:
         yield "interrupted"
+    if summary.ended_by is not None:
+        yield summary.ended_by
+
+
+def _pass_rates(statistics: RunStatistics) -> Iterator[str]:
+    """A line for each k, where tasks were attempted more than once: scored attempts, then errors as zero beside."""
+    views = [statistics.scored_only]
+    if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
+        views.append(statistics.errors_as_zero)
+    if len(views[-1].pass_rates) < 2:
+        return
+    rows = [["k", "pass@k", "pass^k", "pass@k, errors as zero", "pass^k, likewise"][: 1 + 2 * len(views)]]
+    for rates in zip(*(view.pass_rates for view in views), strict=True):
+        cells = [cell for rate, view in zip(rates, views, strict=True) for cell in _cells(rate, view.tasks)]
+        rows.append([str(rates[0].k), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield ""
+    for row in rows:
+        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if any(reward not in (0.0, 1.0) for task in statistics.tasks for reward in task.scored_rewards):
+        yield f"pass: a reward of {format_number(statistics.threshold)} or more"
+    yield ""
+
+
+def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
+    for estimate in (rate.pass_at_k, rate.pass_hat_k):
+        if estimate is None:
+            yield "-"
+        else:
+            few = f" ({estimate.tasks} tasks)" if estimate.tasks < tasks else ""
+            yield f"{format_estimate(estimate)}{few}"
+
+
+def _variation(statistics: RunStatistics) -> Iterator[str]:
+    """Tasks that pass only sometimes, what was tried again, and what went wrong for good."""
+    flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
+    if flaky:
+        more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
+        yield f"{len(flaky)} of {len(statistics.tasks)} tasks flaky: {', '.join(flaky[:_MAX_FLAKY])}{more}"
+    if statistics.retried:
+        yield f"{statistics.retried} retried ({statistics.tries} tries): {_counts(statistics.retried_errors)}"
+    if sum(statistics.errors.values()) > 1:
+        yield f"errors: {_counts(statistics.errors)}"
+
+
+def _counts(errors: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in errors.items()) or "no errors"
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """A mean with its interval: `0.67 [0.35, 0.88]`; without one where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return format_number(estimate.value)
+    return f"{format_number(estimate.value)} [{format_number(estimate.low)}, {format_number(estimate.high)}]"
 
 
 def _snapshots(summary: RunSummary) -> Iterator[str]:
@@ -123,7 +194,7 @@ def _places(run_dir: Path) -> Iterator[str]:
 
 
 def _unscored(summary: RunSummary) -> Iterator[str]:
-    results = [result for result in summary.results if result.reward is None]
+    results = [result for result in summary.final if result.reward is None]
     if not results:
         return
     yield ""
@@ -145,11 +216,12 @@ def _why(result: EpisodeResult) -> str:
     return f"{result.outcome.value}: {result.error.type}: {shown}"
 
 
-def draw(table: Table, stream: TextIO) -> str:
-    """A table as text, with the colours and frames that `stream` can show; see also NO_COLOR."""
+def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
+    """A table as text, with the colours and frames that `stream` can show, as wide as it is; see also NO_COLOR."""
     from rich.console import Console
 
-    console = Console(file=stream, color_system=None if os.environ.get("NO_COLOR") else "auto", highlight=False)
+    color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(file=stream, color_system=color_system, highlight=False, width=width)
     with console.capture() as capture:
         console.print(table)
     return capture.get()

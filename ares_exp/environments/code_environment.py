@@ -276,6 +276,16 @@ class CodeEnvironment:
         return self._episode.verdict if self._episode is not None else None
 
     @property
+    def phase(self) -> str | None:
+        """What the episode is busy with: `start`, `agent` or `verify`; `None` while it waits for an action."""
+        return self._episode.phase if self._episode is not None else None
+
+    @property
+    def has_container(self) -> bool:
+        """Whether the episode holds a container, started or being started."""
+        return self._episode is not None and self._episode.container is not None
+
+    @property
     def phase_sec(self) -> dict[str, float]:
         """Wall seconds of the episode by phase: `start`, `agent`, `verify`."""
         return self._episode.phase_sec if self._episode is not None else {}

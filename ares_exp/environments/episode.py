@@ -53,6 +53,7 @@ class Episode:
         tokens, cost: What they used.
         truncated_by: The limit that cut it short.
         verdict: What the verifier said.
+        phase: The phase under way: `start`, `agent` or `verify`; `None` between two.
         phase_sec: Wall seconds by phase.
         activity: What the agent did in the container since the last time step.
         lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
@@ -73,6 +74,7 @@ class Episode:
         self.cost = 0.0
         self.truncated_by: LimitName | None = None
         self.verdict: Verdict | None = None
+        self.phase: str | None = None
         self.phase_sec: dict[str, float] = {}
         self.activity = Activity()
         self.lineage: Mapping[str, Any] = {}
@@ -323,9 +325,11 @@ class Episode:
     def _phase(self, name: str) -> Iterator[None]:
         """Adds the wall seconds spent inside to `phase_sec[name]`."""
         began = time.perf_counter()
+        self.phase = name
         try:
             yield
         finally:
+            self.phase = None
             self.phase_sec[name] = self.phase_sec.get(name, 0.0) + time.perf_counter() - began
 
 

@@ -87,6 +87,10 @@ class HarborEnvironments:
             shown.append(f"To play the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
             raise UnsupportedTaskError("\n".join(shown))
 
+    def digest(self, task_name: str) -> str:
+        """What tells whether the files of a task have changed. Blocking."""
+        return self._tasks[task_name].digest
+
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """The environment of one episode."""
         return CodeEnvironment(

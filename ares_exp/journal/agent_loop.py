@@ -62,11 +62,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, owner: LoopOwner) -> None:
-        """Nothing is ready."""
+        """Nothing is ready. The owner keeps the loop, not the loop its owner: an agent that has ended is freed at once."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
-        self._owner = owner
+        self._owner: LoopOwner = weakref.proxy(owner)
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._ready: deque[asyncio.Handle] = deque()
 

@@ -186,6 +186,8 @@ class AgentRuntime:
                 call.work.cancel()
         if self.task is not None and self.task.done() and not self.task.cancelled():
             self.task.exception()  # seen here: asyncio would report it again as never retrieved
+        if self.has_ended and not self._works:  # nothing will be told any more, so whoever listened is let go of
+            self._on_llm = self._on_change = lambda *_: None
 
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None

@@ -23,86 +23,59 @@ _lock = threading.RLock()
 # A forked process has neither a lock whose owner is not there any more, nor somebody else's functions.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
-_shared_generator = random.random.__self__  # type: ignore[attr-defined]
-_DRAWS = tuple(name for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is _shared_generator)
-"""The functions of `random` that draw from the generator that everybody shares, or set it."""
-
 
 class Surroundings:
-    """A context manager: inside, this thread has the clock and the randomness of one agent."""
+    """A context manager: inside, this thread has the clock and the randomness of one agent.
+
+    Attributes:
+        started_at: Epoch seconds at which the agent began.
+        now: Gives the seconds since then, as the agent is to see them.
+    """
+
+    __slots__ = ("_around", "_generators", "_seed", "now", "started_at")
 
     def __init__(self, *, seed: int, started_at: float, now: Callable[[], float]) -> None:
-        """Prepares them.
-
-        Args:
-            seed: Seed of what the agent draws.
-            started_at: Epoch seconds at which the agent began.
-            now: Seconds since then, as the agent is to see them.
-        """
-        self._generator = random.Random(seed)
-        self._ids = random.Random(seed ^ 0x5EED)
-        self._now, self._started_at = now, started_at
-        self._thread = 0
-        with _lock:
-            self._exchanges = (
-                self._exchange(vars(time), self._clock_functions()),
-                self._exchange(vars(random), {name: getattr(self._generator, name) for name in _DRAWS}),
-                self._exchange(vars(uuid), {"uuid1": self._uuid(1), "uuid4": self._uuid(4)}),
-            )
+        """Prepares them; `seed` is that of what the agent draws."""
+        self.started_at, self.now = started_at, now
+        self._around: Surroundings | None = None
+        self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
         """From now on the agent draws other values."""
-        self._generator.seed(seed)
-        self._ids.seed(seed ^ 0x5EED)
+        self._seed = seed
+        self._generators: tuple[random.Random, random.Random] | None = None  # 5 kB, and most agents draw nothing
+
+    @property
+    def generators(self) -> tuple[random.Random, random.Random]:
+        """What the agent's values are drawn from, and its UUIDs."""
+        if self._generators is None:
+            self._generators = random.Random(self._seed), random.Random(self._seed ^ 0x5EED)
+        return self._generators
 
     def __enter__(self) -> None:
         """Exchanges the functions."""
         _lock.acquire()
-        self._thread = threading.get_ident()
-        for exchange in self._exchanges:
-            exchange.begin()
+        self._around, _here.inside = _here.inside, self
+        if self._around is None:
+            for exchange in _exchanges:
+                exchange.begin()
 
     def __exit__(self, *_: object) -> None:
         """Puts back what was there."""
-        for exchange in self._exchanges:
-            exchange.end()
-        self._thread = 0
+        if self._around is None:
+            for exchange in _exchanges:
+                exchange.end()
+        self._around, _here.inside = None, self._around
         _lock.release()
 
-    def _exchange(self, names: dict[str, Any], ours: Mapping[str, Callable[..., Any]]) -> _Exchange:
-        return _Exchange(names, {name: self._here_only(names[name], function) for name, function in ours.items()})
 
-    def _here_only(self, theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-        """What other threads find meanwhile is what was there before."""
+class _Here(threading.local):
+    """Where this thread is."""
 
-        def function(*args: Any, **kwargs: Any) -> Any:
-            return (ours if threading.get_ident() == self._thread else theirs)(*args, **kwargs)
+    inside: Surroundings | None = None
 
-        return function
 
-    def _clock_functions(self) -> Mapping[str, Callable[..., Any]]:
-        now, started_at = self._now, self._started_at
-        local, utc, text, shown, formatted = time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime
-
-        def or_now(seconds: float | None) -> float:
-            return started_at + now() if seconds is None else seconds
-
-        return {
-            "time": lambda: started_at + now(),
-            "time_ns": lambda: int((started_at + now()) * 1e9),
-            "monotonic": now,
-            "monotonic_ns": lambda: int(now() * 1e9),
-            "perf_counter": now,
-            "perf_counter_ns": lambda: int(now() * 1e9),
-            "localtime": lambda seconds=None: local(or_now(seconds)),
-            "gmtime": lambda seconds=None: utc(or_now(seconds)),
-            "ctime": lambda seconds=None: text(or_now(seconds)),
-            "asctime": lambda moment=None: shown(moment or local(or_now(None))),
-            "strftime": lambda form, moment=None: formatted(form, moment or local(or_now(None))),
-        }
-
-    def _uuid(self, version: int) -> Callable[..., uuid.UUID]:
-        return lambda *_, **__: uuid.UUID(int=self._ids.getrandbits(128), version=version)
+_here = _Here()
 
 
 class _Exchange:
@@ -111,10 +84,12 @@ class _Exchange:
     __slots__ = ("_before", "_names", "_ours", "_read", "_theirs")
 
     def __init__(self, names: dict[str, Any], ours: Mapping[str, Callable[..., Any]]) -> None:
-        self._names, self._ours = names, dict(ours)
+        """Exchanges nothing yet; each of `ours` is given the surroundings first."""
+        self._names = names
+        self._ours = {name: self._here_only(name, function) for name, function in ours.items()}
         self._read = itemgetter(*ours)
-        self._theirs: tuple[Any, ...] = ()
-        self._before: dict[str, Any] = {}
+        self._theirs: tuple[Any, ...] = self._read(names)
+        self._before: dict[str, Any] = dict(zip(ours, self._theirs, strict=True))
 
     def begin(self) -> None:
         theirs = self._read(self._names)
@@ -124,3 +99,66 @@ class _Exchange:
 
     def end(self) -> None:
         self._names.update(self._before)
+
+    def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        """What other threads find meanwhile is what was there before."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            inside = _here.inside
+            return self._before[name](*args, **kwargs) if inside is None else ours(inside, *args, **kwargs)
+
+        return function
+
+
+def _clock_functions() -> Mapping[str, Callable[..., Any]]:
+    local, utc, text, shown, formatted = time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime
+
+    def epoch(there: Surroundings) -> float:
+        return there.started_at + there.now()
+
+    def seconds(there: Surroundings) -> float:
+        return there.now()
+
+    def nanoseconds(there: Surroundings) -> int:
+        return int(there.now() * 1e9)
+
+    def of_moment(convert: Callable[[float], Any]) -> Callable[..., Any]:
+        return lambda there, moment=None: convert(epoch(there) if moment is None else moment)
+
+    return {
+        "time": epoch,
+        "time_ns": lambda there: int(epoch(there) * 1e9),
+        "monotonic": seconds,
+        "monotonic_ns": nanoseconds,
+        "perf_counter": seconds,
+        "perf_counter_ns": nanoseconds,
+        "localtime": of_moment(local),
+        "gmtime": of_moment(utc),
+        "ctime": of_moment(text),
+        "asctime": lambda there, moment=None: shown(moment or local(epoch(there))),
+        "strftime": lambda there, form, moment=None: formatted(form, moment or local(epoch(there))),
+    }
+
+
+def _draw_functions() -> Mapping[str, Callable[..., Any]]:
+    """Instead of those functions of `random` that draw from the generator that everybody shares, or set it."""
+
+    def draw(name: str) -> Callable[..., Any]:
+        return lambda there, *args, **kwargs: getattr(there.generators[0], name)(*args, **kwargs)
+
+    shared = random.random.__self__  # type: ignore[attr-defined]
+    return {name: draw(name) for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is shared}
+
+
+def _id_functions() -> Mapping[str, Callable[..., Any]]:
+    def draw(version: int) -> Callable[..., uuid.UUID]:
+        return lambda there, *_, **__: uuid.UUID(int=there.generators[1].getrandbits(128), version=version)
+
+    return {"uuid1": draw(1), "uuid4": draw(4)}
+
+
+_exchanges = (
+    _Exchange(vars(time), _clock_functions()),
+    _Exchange(vars(random), _draw_functions()),
+    _Exchange(vars(uuid), _id_functions()),
+)

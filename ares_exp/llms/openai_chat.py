@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.llms.wire import (
@@ -72,9 +73,9 @@ def request_to_body(
     """The chat-completions request body for `request`, sent to `model`.
 
     Raises:
-        WireFormatError: `request` has a field that the wire format cannot carry, and `strict`.
+        UnsendableRequestError: `request` has a field that the wire format cannot carry, and `strict`.
     """
-    lose = on_loss(strict, report)
+    lose = on_loss(strict, report, UnsendableRequestError)
     system = [] if request.system_prompt is None else [{"role": "system", "content": request.system_prompt}]
     body: dict[str, Any] = {"model": model, "messages": system + plain(request.messages)}
     body |= {key: plain(getattr(request, key)) for key in _SAME_NAME if getattr(request, key) is not None}
@@ -151,9 +152,16 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
     """The answer in a parsed chat-completions body.
 
     Raises:
-        WireFormatError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and `strict`.
+        MalformedAnswerError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and
+            `strict`.
     """
-    lose = on_loss(strict, report)
+    try:
+        return _response(body, on_loss(strict, report))
+    except WireFormatError as error:
+        raise MalformedAnswerError(str(error)) from None
+
+
+def _response(body: Any, lose: Report) -> LLMResponse:
     choices = required(typed(body, "the answer", Mapping), "choices", list)
     if not choices:
         raise WireFormatError(f"Expected at least one choice in the answer, got none: {shorten(body)}")

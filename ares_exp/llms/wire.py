@@ -6,14 +6,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ares_exp.errors import PolicyError
+from ares_exp.errors import WireFormatError as WireFormatError
 
 SHOWN_CHARS = 300
 Report = Callable[[str], None]
-
-
-class WireFormatError(PolicyError, ValueError):
-    """A request or an answer does not fit the wire format: malformed, or with a field that the other side lacks."""
 
 
 def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, lose: Report) -> None:
@@ -23,12 +19,12 @@ def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, los
             lose(f"`{key}` of the {where}, which has no counterpart here")
 
 
-def on_loss(strict: bool, report: Report | None) -> Report:
-    """What is called with the name of something that cannot be carried."""
+def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = WireFormatError) -> Report:
+    """What is called with the name of something that cannot be carried; with `strict` it raises `error`."""
 
     def lose(what: str) -> None:
         if strict:
-            raise WireFormatError(f"Cannot carry {what}. Remove it, or accept the loss with strict=False.")
+            raise error(f"Cannot carry {what}. Remove it, or accept the loss with strict=False.")
         message = f"Left out in conversion: {what}."
         report(message) if report else warnings.warn(message, UserWarning, stacklevel=3)
 

@@ -14,13 +14,15 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
+from ares_exp.errors import EndpointError, MalformedAnswerError, RefusalError
 from ares_exp.llms.openai_chat import MaxTokensField, request_to_body, response_from_body
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.llms.wire import WireFormatError
+from ares_exp.llms.wire import shorten
 from ares_exp.policies.endpoint import Endpoint
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
-from ares_exp.policies.retry import Backoff, EndpointError
+from ares_exp.policies.request_slots import OnWait
+from ares_exp.policies.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ SAMPLING_FIELDS = (
     "frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "logprobs", "top_logprobs", "n",
 )  # fmt: skip
 """Fields of a request's body that are kept with the response: what a result depends on, and no secrets."""
+
+REFUSED = ("refusal", "content_filter")
+"""Finish reasons of an answer that is a refusal: the model's own, and a content filter's."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
@@ -47,6 +52,10 @@ def _check_url(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected no user or password in the URL: keys come from the environment (api_key_env)")
     return url
+
+
+def _ignore(_: float) -> None:
+    """Nobody wants to know."""
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,6 +95,7 @@ class ChatCompletionsPolicy(SharedPolicy):
         prices: Mapping[str, ModelPrice] | None = None,
         extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)] | None = None,
         max_tokens_field: MaxTokensField = "max_completion_tokens",
+        on_refusal: Literal["answer", "error"] = "answer",
         strict: bool = True,
     ) -> None:
         """Keeps the settings; opens nothing, and reads no key before the first request.
@@ -103,12 +113,15 @@ class ChatCompletionsPolicy(SharedPolicy):
             max_retries: Further tries after 408, 409, 429, 5xx, a failed connection or a timeout.
             retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
             max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
-            max_concurrency: Bound on requests under way at once, those that wait for a retry included.
+            max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
+                unless the endpoint said for how long (`Retry-After`): then all wait.
             max_answer_bytes: Bound on the size of an answer.
             preflight_timeout_sec: Bound on the check before the run, in seconds.
             prices: Prices by model name. Without one the cost is what the endpoint reports in `usage.cost`, else 0.0.
             extra_body: Further fields of the request body, as the endpoint calls them.
             max_tokens_field: What the endpoint calls the bound on generated tokens.
+            on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
+                the episode. A request that is refused is an error in any case.
             strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
         """
         self._model = model
@@ -125,6 +138,7 @@ class ChatCompletionsPolicy(SharedPolicy):
         self._prices = dict(prices or {})
         self._extra_body = dict(extra_body or {})
         self._max_tokens_field: MaxTokensField = max_tokens_field
+        self._on_refusal = on_refusal
         self._strict = strict
         self._warned: set[str] = set()
         self._endpoint = Endpoint(
@@ -137,6 +151,10 @@ class ChatCompletionsPolicy(SharedPolicy):
     def __repr__(self) -> str:
         return f"ChatCompletionsPolicy(model={self._model!r}, base_url={self._endpoint.base_url!r})"
 
+    @property
+    def _fixed_seed(self) -> int | None:
+        return self._seed if isinstance(self._seed, int) else None
+
     async def preflight(self) -> None:
         """Checks that the client is installed, the key is set, and the endpoint answers and takes the key.
 
@@ -146,33 +164,41 @@ class ChatCompletionsPolicy(SharedPolicy):
         await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """The policy itself, or with `seed="episode"` one that sends that episode's seed (its low 31 bits)."""
-        return _Seeded(self, episode.seed % 2**31) if self._seed == "episode" else self
+        """The policy, bound to the episode: it sends its seed (the low 31 bits) if asked to, and reports its waits."""
+        seed = episode.seed % 2**31 if self._seed == "episode" else self._fixed_seed
+        return _Bound(self, seed, episode.on_wait if episode.on_wait is not None else _ignore)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request.
 
         Raises:
-            EndpointError: The endpoint gave no answer; `status` says which way.
-            WireFormatError: The request cannot be sent, or the answer is malformed.
+            EndpointError: The endpoint gave no usable answer; the class says why.
+            UnsendableRequestError: The request has no place in the wire format.
+            MalformedAnswerError: What was answered is no chat completion.
         """
-        return await self.answer(request, seed=self._seed if isinstance(self._seed, int) else None)
+        return await self.answer(request, seed=self._fixed_seed)
 
-    async def answer(self, request: LLMRequest, *, seed: int | None) -> LLMResponse:
-        """Answers one request, sampled with `seed`. Raises what calling the policy does."""
+    async def answer(self, request: LLMRequest, *, seed: int | None, on_wait: OnWait = _ignore) -> LLMResponse:
+        """Answers one request, sampled with `seed`. Raises what calling the policy does.
+
+        Args:
+            request: The request.
+            seed: Sampling seed; `None` sends none.
+            on_wait: Is told of the seconds that the request waits before a try: before a retry, before they pass.
+        """
         body = self._body(request, seed)
-        async with self._endpoint.slots:
-            began = time.perf_counter()
-            answer = await self._post(body)
-            latency_sec = time.perf_counter() - began
+        answer, latency_sec = await self._post(body, on_wait)
         try:
             response = response_from_body(answer, strict=False, report=self._warn_once)
-        except WireFormatError as error:
-            message = self._endpoint.scrub(str(error))
+        except MalformedAnswerError as error:
+            malformed = self._endpoint.scrub(str(error))
         else:
             sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
-            return replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
-        raise WireFormatError(message)
+            response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
+            if self._on_refusal == "error" and response.finish_reason in REFUSED:
+                raise self._refusal(response)
+            return response
+        raise MalformedAnswerError(malformed)
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
@@ -192,15 +218,33 @@ class ChatCompletionsPolicy(SharedPolicy):
         )
         return body | ({} if seed is None else {"seed": seed}) | self._extra_body
 
-    async def _post(self, body: Mapping[str, Any]) -> Any:
+    async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
+        """The parsed answer, and the seconds since the first try began."""
+        slots, began = self._endpoint.slots, 0.0
         for tries in itertools.count(1):
             try:
-                return await self._endpoint.post(body, timeout_sec=self._timeout_sec)
+                async with slots.one(on_wait):
+                    began = began or time.perf_counter()
+                    answer = await self._endpoint.post(body, timeout_sec=self._timeout_sec)
+                return answer, time.perf_counter() - began
             except EndpointError as error:
                 wait_sec = self._backoff.wait_sec(tries, error)
+                if error.retry_after_sec is not None:
+                    slots.pause(wait_sec)
                 logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
+            on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
         raise AssertionError("unreachable: the backoff ends the loop")
+
+    def _refusal(self, response: LLMResponse) -> RefusalError:
+        said = self._endpoint.scrub(shorten(response.text))
+        error = RefusalError(
+            f"The model refuses to answer ({response.finish_reason}): {said}. "
+            "policy.on_refusal=answer lets the agent see that and go on.",
+            code=response.finish_reason,
+        )
+        error.answer = response
+        return error
 
     def _cost(self, response: LLMResponse) -> float:
         price = self._prices.get(response.model or "") or self._prices.get(self._model)
@@ -225,11 +269,12 @@ class ChatCompletionsPolicy(SharedPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seeded:
-    """The policy, bound to one episode's seed."""
+class _Bound:
+    """The policy, bound to one episode."""
 
     policy: ChatCompletionsPolicy
-    seed: int
+    seed: int | None
+    on_wait: OnWait
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.answer(request, seed=self.seed)
+        return await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait)

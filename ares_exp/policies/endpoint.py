@@ -14,21 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.errors import PolicyError, PreflightError
-from ares_exp.llms.wire import WireFormatError
-from ares_exp.policies.retry import EndpointError, retry_after_sec
+from ares_exp.errors import (
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    MalformedAnswerError,
+    PolicyError,
+    PreflightError,
+    UnsendableRequestError,
+    WireFormatError,
+)
+from ares_exp.policies.endpoint_errors import refused
+from ares_exp.policies.request_slots import RequestSlots
+from ares_exp.policies.retry import retry_after_sec
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
+    from openai import AsyncOpenAI
 
 SHOWN_CHARS = 500
-_REMEDIES = {
-    401: "Check the key in {key}.",
-    403: "Check what the key in {key} is allowed to do.",
-    404: "Check policy.model and policy.base_url.",
-}
-# 429s that no waiting cures.
-_OUT_OF_CREDIT = {"insufficient_quota", "billing_hard_limit_reached"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class _Connection:
 
     client: AsyncOpenAI = field(repr=False)
     loop: asyncio.AbstractEventLoop
-    slots: asyncio.Semaphore
+    slots: RequestSlots
 
 
 class Endpoint:
@@ -61,8 +64,8 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     @property
-    def slots(self) -> asyncio.Semaphore:
-        """Bounds the requests under way at once: hold it while trying."""
+    def slots(self) -> RequestSlots:
+        """Bounds the requests under way at once: hold one while trying."""
         return self._connect().slots
 
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
@@ -70,13 +73,14 @@ class Endpoint:
 
         Raises:
             EndpointError: There was no answer with a good status within `timeout_sec`.
-            WireFormatError: The answer is not JSON or too large, or `body` cannot be sent.
+            MalformedAnswerError: The answer is not JSON, or too large.
+            UnsendableRequestError: `body` cannot be sent.
             PreflightError: The client is not installed, or there is no key.
         """
         client = self._connect().client
         try:
             async with asyncio.timeout(timeout_sec):
-                return self._parse(await self._read(client, body))
+                return self._parsed(await self._read(client, body))
         except Exception as error:
             failure = self._failure(error, "POST", "chat/completions", timeout_sec)
             if failure is None:
@@ -124,7 +128,7 @@ class Endpoint:
     def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         if self._connection is None:
-            self._connection = _Connection(self._open(), loop, asyncio.Semaphore(self._max_concurrency))
+            self._connection = _Connection(self._open(), loop, RequestSlots(self._max_concurrency))
         if self._connection.loop is not loop:
             raise RuntimeError("This policy has connections on another event loop: await its close() there first.")
         return self._connection
@@ -171,17 +175,28 @@ class Endpoint:
             async for chunk in response.iter_bytes():
                 answer += chunk
                 if len(answer) > self._max_answer_bytes:
-                    raise WireFormatError(
+                    raise MalformedAnswerError(
                         f"Expected an answer of at most {self._max_answer_bytes} bytes from {self.base_url}, got more. "
                         "Raise policy.max_answer_bytes if it is a real one."
                     )
         return bytes(answer)
 
-    def _parse(self, answer: bytes) -> Any:
+    def _parsed(self, answer: bytes) -> Any:
         with suppress(ValueError, RecursionError):
-            return json.loads(answer)
+            body = json.loads(answer)
+            if (failure := self._failure_in(body)) is not None:
+                raise failure
+            return body
         shown = self._shown(answer[: 4 * SHOWN_CHARS].decode(errors="replace"))
-        raise WireFormatError(f"Expected JSON from {self.base_url}/chat/completions, got: {shown!r}")
+        raise MalformedAnswerError(f"Expected JSON from {self.base_url}/chat/completions, got: {shown!r}")
+
+    def _failure_in(self, body: Any) -> EndpointError | None:
+        """The error that OpenRouter sends with status 200 when it happens after the headers; its code is a status."""
+        error = body.get("error") if isinstance(body, Mapping) and "choices" not in body else None
+        status = error.get("code") if isinstance(error, Mapping) else None
+        if not isinstance(status, int) or not 400 <= status < 600:
+            return None
+        return self._refused(f"POST {self.base_url}/chat/completions", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
         """What `error` means; `None` for one that is not the endpoint's."""
@@ -190,29 +205,28 @@ class Endpoint:
         from openai import APIConnectionError, APIStatusError
 
         request = f"{method} {self.base_url}/{path}"
-        if isinstance(error, WireFormatError):
+        if isinstance(error, EndpointError | WireFormatError):
             return error
         if isinstance(error, APIStatusError):
-            return self._refusal(error, request)
+            reason = error.response.reason_phrase
+            return self._refused(request, error.status_code, error.body or reason, error.response.headers)
         if isinstance(error, TimeoutError):
-            return EndpointError(f"{request} gave no answer within {timeout_sec:g} s.", retryable=True)
+            return EndpointTimeoutError(f"{request} gave no answer within {timeout_sec:g} s.", retryable=True)
         if isinstance(error, APIConnectionError | HTTPError | ClientError | OSError):
-            return EndpointError(f"{request} failed: {self._shown(_innermost(error))}.", retryable=True)
+            return EndpointUnreachableError(f"{request} failed: {self._shown(_innermost(error))}.", retryable=True)
         if isinstance(error, UnicodeEncodeError):
-            return WireFormatError(f"The request holds text that is not valid Unicode: {error.reason}.")
+            return UnsendableRequestError(f"The request holds text that is not valid Unicode: {error.reason}.")
         return None
 
-    def _refusal(self, error: APIStatusError, request: str) -> EndpointError:
-        status, body = error.status_code, error.body
-        message = body.get("message") if isinstance(body, Mapping) else None
-        shown = self._shown(str(message or body or error.response.reason_phrase))
-        remedy = _REMEDIES.get(status, "").format(key=self._api_key_env or "policy.api_key_env (null now)")
-        return EndpointError(
-            f"{request} answered {status}: {shown.rstrip('.')}. {remedy}".rstrip(),
+    def _refused(self, request: str, status: int, error: object, headers: Mapping[str, str]) -> EndpointError:
+        message = error.get("message") if isinstance(error, Mapping) else None
+        return refused(
+            request,
             status=status,
-            code=error.code,
-            retryable=status >= 500 or (status in (408, 409, 429) and error.code not in _OUT_OF_CREDIT),
-            retry_after_sec=retry_after_sec(error.response.headers),
+            error=error,
+            shown=self._shown(str(message or error)),
+            key_name=self._api_key_env,
+            retry_after_sec=retry_after_sec(headers),
         )
 
     def _shown(self, text: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO, cast
 
 from ares_exp.errors import ConfigError
@@ -17,12 +18,17 @@ class EpisodeSpec:
     Attributes:
         task_name: Name of the task.
         attempt: Number of this playing of the task, from 0.
-        seed: Seed of this episode, derived from the run's seed, the task's name and the attempt.
+        seed: Seed of this episode, derived from the run's seed, the task's name, the attempt and the try.
+        retry: How many tries of the attempt came before.
+        on_wait: Is to be told of the seconds that a request waits for something else than its answer (before a retry,
+            for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
     """
 
     task_name: str
     attempt: int = 0
     seed: int = 0
+    retry: int = 0
+    on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
 
 
 class RunReport(Protocol):
@@ -42,6 +48,9 @@ class Policy(LLMClient, Protocol):
 
     A policy that plays recorded episodes may also have `seed_of(task_name, attempt) -> int | None`, the seed that an
     episode is to be played with, and `report(results) -> RunReport`, asked for when all `EpisodeResult`s are there.
+    What `for_episode` gives may also have `advance(request, answer)`, if it keeps a place of its own: when an episode
+    is resumed, it is told in order of every request that is answered in its stead, and moves on as if it had answered
+    it. It raises nothing.
 
     Attributes:
         needs_solution: Whether the environment must put the task's solution into the container (the oracle).
@@ -58,7 +67,7 @@ class Policy(LLMClient, Protocol):
         ...
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """What answers the requests of one episode; `self` for a policy that keeps no state.
+        """What answers the requests of one episode; `self` for a policy that has nothing to keep apart.
 
         Raises:
             PolicyError: This policy has nothing for that episode.

@@ -132,6 +132,24 @@ class _Replayed:
         self._comparison = RequestComparison(normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
+        recorded, asked = self._compare(request)
+        steps, position = self._episode.steps, len(self.steps)
+        if position >= len(steps) or (action := steps[position].action) is None:
+            raise ReplayDivergenceError(
+                f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
+                f"and the agent asks for one more (request {position})."
+            )
+        tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
+        if self._strict and self.steps[-1].match not in tolerated:
+            self._refuse(recorded or {}, asked)
+        return deserialize_llm_response(action)
+
+    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
+        """Compares a request that was answered in its stead, and goes past it."""
+        self._compare(request)
+
+    def _compare(self, request: LLMRequest) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+        """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""
         steps, position = self._episode.steps, len(self.steps)
         asked = serialize_llm_request(edited(request, self._edits, position))  # shown as it was then
         recorded = steps[position].observation if position < len(steps) else None
@@ -139,17 +157,7 @@ class _Replayed:
             self.steps.append(StepComparison(position, Match.EXTRA))
         else:
             self.steps.append(self._comparison.compare(position, recorded, asked))
-        if position + 1 >= len(steps) or steps[position + 1].action is None:
-            raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
-                f"and the agent asks for one more (request {position + 1})."
-            )
-        tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
-        if self._strict and self.steps[-1].match not in tolerated:
-            self._refuse(recorded or {}, asked)
-        action = steps[position + 1].action
-        assert action is not None
-        return deserialize_llm_response(action)
+        return recorded, asked
 
     def _refuse(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
         step = self.steps[-1]

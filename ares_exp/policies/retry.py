@@ -9,33 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
-from ares_exp.errors import PolicyError
-
-
-class EndpointError(PolicyError):
-    """An endpoint gave no answer.
-
-    Attributes:
-        status: HTTP status, or `None` when there was none: no connection, or no answer in time.
-        code: The server's own name for the error (`"context_length_exceeded"`, …), when it gave one.
-        retryable: Whether the same request may succeed later.
-        retry_after_sec: Seconds that the server asked to wait, when it did.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        code: str | None = None,
-        retryable: bool = False,
-        retry_after_sec: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.retryable = retryable
-        self.retry_after_sec = retry_after_sec
+from ares_exp.backoff import backoff_sec
+from ares_exp.errors import EndpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +41,7 @@ class Backoff:
             count = "1 try" if tries == 1 else f"{tries} tries"
             raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
         if error.retry_after_sec is None:
-            longest = min(self.max_wait_sec, self.base_sec * 2.0 ** min(tries - 1, 60))
-            return longest * self.rng.uniform(0.5, 1.0)
+            return backoff_sec(tries, base_sec=self.base_sec, max_sec=self.max_wait_sec, rng=self.rng)
         if error.retry_after_sec > self.max_wait_sec:
             raise _final(
                 error,
@@ -97,4 +71,4 @@ def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> 
 
 
 def _final(error: EndpointError, why: str) -> EndpointError:
-    return EndpointError(f"{error} {why}", status=error.status, code=error.code, retry_after_sec=error.retry_after_sec)
+    return type(error)(f"{error} {why}", status=error.status, code=error.code, retry_after_sec=error.retry_after_sec)

@@ -79,3 +79,7 @@ class _Script:
         return LLMResponse.from_text(
             self._replies[min(position, count - 1)], model=SCRIPTED_MODEL, finish_reason="stop"
         )
+
+    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
+        """Goes past a reply that was given in its stead."""
+        self._position += 1

@@ -22,20 +22,25 @@ def content_digest(root: Path) -> str:
         OSError: A file cannot be read.
     """
     total = hashlib.sha256()
-    for relative in sorted(_relevant(root)):
+    for relative in digested_files(root):
         with (root / relative).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(f"{relative}\0{content}\n".encode(errors="surrogateescape"))
     return f"sha256:{total.hexdigest()}"
 
 
-def _relevant(root: Path) -> Iterator[str]:
+def digested_files(root: Path) -> list[str]:
+    """The files that the digest of a task is over, as paths relative to it, sorted.
+
+    Raises:
+        OSError: Its `.gitignore` cannot be read.
+    """
     import pathspec
 
     gitignore = root / ".gitignore"
     lines = gitignore.read_text(encoding="utf-8").splitlines() if gitignore.is_file() else _DEFAULT_IGNORES
     ignored = pathspec.GitIgnoreSpec.from_lines(lines)
-    return (relative for relative in _present(root) if not ignored.match_file(relative))
+    return sorted(relative for relative in _present(root) if not ignored.match_file(relative))
 
 
 def _present(root: Path) -> Iterator[str]:

@@ -2,45 +2,80 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ares_exp.results import EpisodeResult, RunSummary
 
+ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "generated_tokens", "cost")
+"""What of the results of attempts is shown as histograms."""
+
 
 class EpisodeRows:
-    """Turns finished episodes into rows with running totals."""
+    """Turns finished episodes into rows with running totals.
+
+    Of an attempt that is tried several times the last try counts in the totals, as it does at the end of the run.
+    """
 
     def __init__(self) -> None:
         """No episode yet."""
+        self._finished = 0
         self._outcomes: Counter[str] = Counter()
+        self._last: dict[tuple[str, int], tuple[int, str, float | None]] = {}
         self._reward_sum = 0.0
         self._scored = 0
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
         """The row of one more finished episode; what is not known is left out, never 0."""
-        self._outcomes[result.outcome.value] += 1
+        self._finished += 1
+        self._count(result)
         row = {
             "episode/num_steps": result.num_steps,
             "episode/duration_sec": result.duration_sec,
             "episode/prompt_tokens": result.prompt_tokens,
             "episode/generated_tokens": result.generated_tokens,
             "episode/cost": result.cost,
-            "progress/finished": self._outcomes.total(),
+            "progress/finished": self._finished,
             **{f"outcome/{outcome}": count for outcome, count in self._outcomes.items()},
         }
         if result.reward is not None:
-            self._reward_sum += result.reward
-            self._scored += 1
             row["episode/reward"] = result.reward
             row["progress/mean_reward"] = self._reward_sum / self._scored
         return row
 
+    def _count(self, result: EpisodeResult) -> None:
+        """Counts an attempt by its last try."""
+        slot = result.task_name, result.attempt
+        if (before := self._last.get(slot)) is not None:
+            if result.retry < before[0]:
+                return
+            self._add(before[1], before[2], -1)
+        self._last[slot] = result.retry, result.outcome.value, result.reward
+        self._add(result.outcome.value, result.reward, 1)
+
+    def _add(self, outcome: str, reward: float | None, times: int) -> None:
+        self._outcomes[outcome] += times
+        if reward is not None:
+            self._reward_sum += times * reward
+            self._scored += times
+
 
 def total_metrics(summary: RunSummary) -> dict[str, Any]:
-    """The totals of a run as flat `run/…` metrics."""
-    return dict(_flat("run", summary.to_dict()))
+    """The totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
+    from ares_exp.statistics.metrics import metrics
+    from ares_exp.statistics.run_statistics import RunStatistics
+
+    statistics = RunStatistics.of(summary.results, planned=summary.planned)
+    return dict(_flat("run", summary.to_dict())) | metrics(statistics)
+
+
+def attempt_values(summary: RunSummary) -> dict[str, list[float]]:
+    """What the attempts came to, by name: of each the finite values of its last try."""
+    final = summary.final
+    values = {name: [getattr(result, name) for result in final] for name in ATTEMPT_VALUES}
+    return {name: [one for one in all_ if one is not None and math.isfinite(one)] for name, all_ in values.items()}
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,7 @@ class RunInfo:
         job_type: Kind of run within its group, if any.
         tags: Labels.
         resumed: Whether the run goes on after it was ended: what came before is recorded already.
+        earlier: The results that were recorded before this session: they count in running totals.
         task_set: Where the task set lies; `None` when it has no place.
         tasks: Names of the selected tasks.
         parents: Run directories of the runs that this one was branched from or replays.
@@ -41,6 +42,7 @@ class RunInfo:
     job_type: str | None = None
     tags: tuple[str, ...] = ()
     resumed: bool = False
+    earlier: tuple[EpisodeResult, ...] = ()
     task_set: Path | None = None
     tasks: tuple[str, ...] = ()
     parents: tuple[Path, ...] = ()

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import queue
-import re
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
 from ares_exp.results import EpisodeResult, RunSummary
-from ares_exp.run_dir import RunDir
-from ares_exp.secrets import scrub
-from ares_exp.trackers.metrics import EpisodeRows, total_metrics
+from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.wandb_recording.options import Mode, WandbOptions, effective_mode
+from ares_exp.trackers.wandb_recording.recording import WandbRecording
 
 if TYPE_CHECKING:
-    import wandb
-
     from ares_exp.trajectories.records import EpisodeTrajectory
 
-Mode = Literal["auto", "offline", "online", "disabled"]
-_Inbox = queue.SimpleQueue[EpisodeResult | RunSummary]
-_Seconds = Annotated[float, pydantic.Field(gt=0)]
+MAX_WAITING = 100
+"""When so much waits for W&B, samples of the runner are dropped, and rows of the table go without a trajectory."""
 
-_logger = logging.getLogger(__name__)
-# W&B's service process and its environment variables belong to the whole process.
-_one_tracker_at_a_time = threading.Lock()
+_Seconds = Annotated[float, pydantic.Field(gt=0)]
+_Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
 
 class WandbTracker:
-    """Records a run with Weights & Biases: a row per finished episode, the totals, and the run's files as an artifact.
+    """Records a run with Weights & Biases, online or offline.
 
-    All files stay in the `wandb` folder of the run directory; an offline run is uploaded later with `wandb sync`.
+    A row for each finished try, against their number and against time, with running totals; a table of episodes with
+    readable trajectories; how the runner does; at the end histograms, totals and statistics. Config and provenance are
+    the W&B run's config. Artifacts: the task set and the runs that this one was branched from, as inputs; trajectories
+    and snapshots, as outputs.
+
+    All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, from here or wherever
+    the run directory was moved to, with `python -m ares_exp.trackers sync <run directory>`. A resumed run goes on with
+    its W&B run, and a run that the agent of a W&B sweep started is the one that the sweep waits for.
     """
 
     @pydantic.validate_call
@@ -53,6 +49,10 @@ class WandbTracker:
         tags: tuple[str, ...] = (),
         mode: Mode = "auto",
         log_artifacts: bool = True,
+        log_trajectories: bool = True,
+        log_code: bool = False,
+        task_set_limit_mb: _Megabytes = 20.0,
+        snapshots_limit_mb: _Megabytes = 100.0,
         init_timeout_sec: _Seconds = 10.0,
         finish_timeout_sec: _Seconds = 30.0,
     ) -> None:
@@ -65,226 +65,66 @@ class WandbTracker:
             job_type: W&B job type; `None` takes the run's.
             name: Display name; `None` takes the run's.
             tags: Labels beside the run's own.
-            mode: `auto` obeys the environment variable WANDB_MODE, else is `online` when WANDB_API_KEY is set, else
-                `offline`.
-            log_artifacts: Whether `episodes.jsonl` and the trajectories become an artifact of the W&B run.
+            mode: `auto` obeys the environment variable WANDB_MODE, else is `online` when WANDB_API_KEY is set or the
+                agent of a W&B sweep started the run, else `offline`.
+            log_artifacts: Whether task set, trajectories and snapshots become artifacts.
+            log_trajectories: Whether the table of episodes has a readable page of each trajectory.
+            log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
+            task_set_limit_mb: Of a larger task set the artifact has the digests alone.
+            snapshots_limit_mb: Of a larger snapshot store the artifact has a listing alone.
             init_timeout_sec: Bound on reaching the service, after which the run is recorded offline.
             finish_timeout_sec: Bound on `finish`, uploads included; what is not uploaded by then stays on disk.
         """
-        self._project = project
-        self._entity = entity
-        self._group = group
-        self._job_type = job_type
-        self._name = name
-        self._tags = tags
-        self._mode = mode
-        self._log_artifacts = log_artifacts
-        self._init_timeout_sec = init_timeout_sec
-        self._finish_timeout_sec = finish_timeout_sec
-        self._failures = 0
-        self._inbox: _Inbox = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._options = WandbOptions(
+            project=project,
+            entity=entity,
+            group=group,
+            job_type=job_type,
+            name=name,
+            tags=tags,
+            mode=mode,
+            log_artifacts=log_artifacts,
+            log_trajectories=log_trajectories,
+            log_code=log_code,
+            task_set_limit_mb=task_set_limit_mb,
+            snapshots_limit_mb=snapshots_limit_mb,
+            init_timeout_sec=init_timeout_sec,
+            finish_timeout_sec=finish_timeout_sec,
+        )
+        self._writer = BackgroundWriter("W&B")
+        self._recording: WandbRecording | None = None
 
     @property
     def failures(self) -> int:
         """How many times W&B failed so far."""
-        return self._failures
+        return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
         """Begins. W&B is imported and initialised in the background."""
-        mode = _effective_mode(self._mode)
+        mode = effective_mode(self._options.mode)
         if mode == "disabled":
             return
-        folder = run.run_dir / "wandb"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self._report(f"cannot write in {folder}, this run is not tracked: {error.strerror}")
-            return
-        self._inbox = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._record, args=(run, mode, self._inbox), name="tracker", daemon=True)
-        self._thread.start()
+        recording = WandbRecording(self._options, run, online=mode == "online", report=self._writer.report)
+        self._writer.start()
+        self._writer.do(recording.begin)
+        self._recording = recording
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records a finished episode. Returns at once."""
-        if self._thread is not None:
-            self._inbox.put(result)
+        """Records a finished try. Returns at once."""
+        if (recording := self._recording) is not None:
+            shown = trajectory if self._writer.waiting < MAX_WAITING else None
+            self._writer.do(lambda: recording.add_episode(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Nothing yet."""
+        """Records how the runner does. Returns at once."""
+        if (recording := self._recording) is not None and self._writer.waiting < MAX_WAITING:
+            now = time.time()
+            self._writer.do(lambda: recording.add_system(sample, now))
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""
-        if self._thread is None:
+        if (recording := self._recording) is None:
             return
-        self._inbox.put(summary)
-        self._thread.join(self._finish_timeout_sec)
-        if self._thread.is_alive():
-            self._report(f"did not finish within {self._finish_timeout_sec:g} s; what was recorded is on disk")
-        self._thread = None
-
-    def _record(self, info: RunInfo, mode: str, inbox: _Inbox) -> None:
-        """The life of the thread: opens the W&B run, logs what arrives, closes after the summary."""
-        run: wandb.Run | None = None
-        rows = EpisodeRows()
-        try:
-            with _files_in(info.run_dir / "wandb"):
-                run = self._open(info, mode)
-        except Exception as error:
-            self._report(f"could not be started, this run is not tracked: {_first_line(error)}")
-        while isinstance(item := inbox.get(), EpisodeResult):
-            row = rows.add(item)
-            if run is not None:
-                self._log(run, row)
-        if run is not None:
-            with _files_in(info.run_dir / "wandb"):
-                self._close(run, info, item)
-
-    def _open(self, info: RunInfo, mode: str) -> wandb.Run:
-        if mode == "online":
-            try:
-                return self._init(info, "online")
-            except Exception as error:
-                self._report(
-                    f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead "
-                    f"(upload it later with `wandb sync`): {_first_line(error)}"
-                )
-                _end_service()
-        return self._init(info, "offline")
-
-    def _init(self, info: RunInfo, mode: Literal["online", "offline"]) -> wandb.Run:
-        import wandb
-
-        hooks = sys.exit, sys.excepthook
-        # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
-        wandb.setup(settings=wandb.Settings(silent=True))
-        try:
-            run = wandb.init(
-                project=self._project,
-                entity=self._entity,
-                group=self._group or info.group,
-                job_type=self._job_type or info.job_type,
-                name=self._name or info.name,
-                tags=[*dict.fromkeys((*info.tags, *self._tags))],
-                id=_plain(info.run_id),
-                config={**scrub(info.config), "provenance": scrub(info.provenance)},
-                dir=str(info.run_dir),
-                mode=mode,
-                resume="allow",
-                reinit="create_new",
-                settings=self._settings(),
-            )
-        finally:
-            # W&B's hooks would print a second traceback and wrap every exit.
-            sys.exit, sys.excepthook = hooks
-        run.define_metric("progress/finished", hidden=True)
-        for prefix in ("episode/*", "outcome/*", "progress/mean_reward"):
-            run.define_metric(prefix, step_metric="progress/finished")
-        return run
-
-    def _settings(self) -> wandb.Settings:
-        import wandb
-
-        return wandb.Settings(
-            silent=True,
-            console="off",
-            init_timeout=self._init_timeout_sec,
-            finish_timeout=0.9 * self._finish_timeout_sec,
-            finish_timeout_raises=True,
-            # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
-            x_disable_meta=True,
-            # Its monitor is a process that leaves a socket in the temporary directory when a run is short.
-            x_disable_stats=True,
-            x_save_requirements=False,
-            disable_git=True,
-            disable_code=True,
-            save_code=False,
-        )
-
-    def _log(self, run: wandb.Run, row: dict[str, float]) -> None:
-        try:
-            run.log(row)
-        except Exception as error:
-            self._report(f"refused a row: {_first_line(error)}")
-
-    def _close(self, run: wandb.Run, info: RunInfo, summary: RunSummary) -> None:
-        try:
-            run.summary.update(total_metrics(summary))
-            if self._log_artifacts:
-                _log_files(run, RunDir(info.run_dir))
-        except Exception as error:
-            self._report(f"refused the summary or the artifact: {_first_line(error)}")
-        try:
-            run.finish(exit_code=0 if summary.complete else 1)
-            _end_service()
-        except Exception as error:
-            self._report(f"could not finish the run, what was recorded is on disk: {_first_line(error)}")
-
-    def _report(self, what: str) -> None:
-        """Counts a failure; the first is a warning, the others are for the debug log."""
-        self._failures += 1
-        _logger.log(logging.WARNING if self._failures == 1 else logging.DEBUG, "W&B %s", what)
-
-
-def _effective_mode(mode: Mode) -> str:
-    if mode != "auto":
-        return mode
-    asked = os.environ.get("WANDB_MODE", "").lower()
-    if asked in {"offline", "online", "disabled"}:
-        return asked
-    return "online" if os.environ.get("WANDB_API_KEY") else "offline"
-
-
-@contextlib.contextmanager
-def _files_in(folder: Path) -> Iterator[None]:
-    """Points W&B's own folders below `folder`, for one tracker at a time: they are set by environment variables."""
-    values = {
-        "WANDB_DATA_DIR": str(folder),
-        "WANDB_CACHE_DIR": str(folder / "cache"),
-        # Else an offline run, too, calls home.
-        "WANDB_ERROR_REPORTING": os.environ.get("WANDB_ERROR_REPORTING", "false"),
-    }
-    with _one_tracker_at_a_time:
-        before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-def _end_service() -> None:
-    """Ends W&B's service process, unless another run of this process uses it.
-
-    Only then are the files whole, its threads and exit hook gone, and is the id of a run that failed to open free.
-    """
-    import wandb
-
-    if wandb.setup().most_recent_active_run is None:
-        wandb.teardown()
-
-
-def _log_files(run: wandb.Run, run_dir: RunDir) -> None:
-    """Logs the episodes and the trajectories as an artifact; the trajectories, which never change, are not copied."""
-    import wandb
-
-    artifact = wandb.Artifact(f"episodes-{run.id}", type="episodes")
-    if run_dir.episodes.exists():
-        artifact.add_file(str(run_dir.episodes), skip_cache=True)
-    for path in sorted(run_dir.trajectories.rglob("*.json*")):
-        name = str(path.relative_to(run_dir.path))
-        artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
-    run.log_artifact(artifact)
-
-
-def _plain(name: str) -> str:
-    """`name` with what W&B does not take in a run id or an artifact's name replaced."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        self._recording = None
+        self._writer.do(lambda: recording.end(summary))
+        self._writer.finish(self._options.finish_timeout_sec)

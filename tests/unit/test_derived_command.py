@@ -208,7 +208,7 @@ def test_a_class_is_not_taken_from_a_file(recorded: Recorded, line: str) -> None
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["replay=first", "branch_from=first/fix@1"], "got both"),
+        (["replay=first", "branch_from=first/fix@1"], "does one thing"),
         (["replay=first/fix@1"], "leave `@1` out"),
         (["replay=first", "policy=oracle"], "`policy` cannot be set"),
         (["branch_from=first/fix@1", "attempts=2"], "`branches` is their number"),

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from ares_exp.components import Components, Settings
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.time_step import TimeStep, restart, termination
 from ares_exp.errors import ConfigError, PreflightError, UserError
-from ares_exp.experiment import Components, Experiment, Settings
+from ares_exp.experiment import Experiment
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import SharedPolicy
@@ -90,7 +91,8 @@ def experiment(
     tmp_path: Path, *, count: int = 3, concurrency: int = 1, trouble: Any = no_trouble, **parts: Any
 ) -> Experiment:
     run_dir = parts.pop("run_dir", None) or RunDir(tmp_path / "run")
-    run_dir.claim()
+    with run_dir.owned():
+        pass
     components: dict[str, Any] = {
         "source": Source(count, trouble),
         "agent_factory": Ready(),
@@ -212,7 +214,7 @@ async def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCapture
 async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ares_exp.experiment.INTERRUPT_GRACE_SEC", 0.3)
+    monkeypatch.setattr("ares_exp.scheduler.INTERRUPT_GRACE_SEC", 0.3)
     waiting = asyncio.Semaphore(0)
 
     async def unwinds_slowly(where: str) -> None:

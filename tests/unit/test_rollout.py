@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition
-from ares_exp.errors import PolicyError
+from ares_exp.errors import PolicyError, PolicyTimeoutError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.rollout import Tally, run_episode
@@ -99,4 +99,4 @@ async def test_a_policy_that_never_answers_is_bounded() -> None:
 
     with pytest.raises(PolicyError, match=r"0\.05 s"):
         await run_episode(env, policy, Tally(), policy_timeout_sec=0.05)
-    assert env.closed_with == [PolicyError]
+    assert env.closed_with == [PolicyTimeoutError]

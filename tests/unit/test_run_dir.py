@@ -11,16 +11,20 @@ from ares_exp.run_dir import RunDir, append_line, write_atomically
 
 def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a" / "b")
-    run_dir.claim()
-    assert run_dir.episodes.read_text() == ""
-    with pytest.raises(ConfigError, match="holds another run"):
-        RunDir(tmp_path / "a" / "b").claim()
+    with run_dir.owned():
+        assert run_dir.episodes.read_text() == ""
+        with pytest.raises(ConfigError, match="is under way"), RunDir(run_dir.path).owned(resume=True):
+            pass
+    with pytest.raises(ConfigError, match="holds another run"), RunDir(run_dir.path).owned():
+        pass
+    with RunDir(run_dir.path).owned(resume=True):
+        assert run_dir.episodes.read_text() == ""
 
 
 def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="run directory"):
-        RunDir(tmp_path / "file" / "run").claim()
+    with pytest.raises(ConfigError, match="run directory"), RunDir(tmp_path / "file" / "run").owned():
+        pass
 
 
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -81,6 +85,6 @@ def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> Non
     RunDir(refused).discard()
     assert (refused / "mine.txt").exists()
     started = RunDir(tmp_path / "started")
-    started.claim()
-    started.discard()
+    with started.owned():
+        started.discard()
     assert started.episodes.exists()

@@ -11,9 +11,9 @@ from typing import Any
 import pydantic
 import pytest
 
+from ares_exp.errors import MalformedAnswerError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import TextData, ToolCallData, Usage
-from ares_exp.llms.wire import WireFormatError
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from tests.loopback_endpoint import LoopbackEndpoint, answer, completion, endless, error, json_body, raw, slow
@@ -82,15 +82,16 @@ async def test_seed_of_the_episode(endpoint: LoopbackEndpoint, make: Make) -> No
     await policy(HI)
     assert endpoint.requests[0].body["seed"] == 5
     assert "seed" not in endpoint.requests[1].body
-    plain = make(seed=3)
-    assert plain.for_episode(EpisodeSpec("t")) is plain
+    await make(seed=3).for_episode(EpisodeSpec("t", seed=4))(HI)
+    await make().for_episode(EpisodeSpec("t", seed=4))(HI)
+    assert [received.body.get("seed") for received in endpoint.requests[2:]] == [3, None]
 
 
 async def test_strict_and_lenient_requests(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = LLMRequest(HI.messages, top_k=4)
-    with pytest.raises(WireFormatError, match="top_k"):
+    with pytest.raises(UnsendableRequestError, match="top_k"):
         await make()(request)
     assert not endpoint.requests
     lenient = make(strict=False)
@@ -177,10 +178,42 @@ async def test_price_without_usage_is_a_warning(
 )
 async def test_malformed_answers(endpoint: LoopbackEndpoint, make: Make, behaviour: Any, said: str) -> None:
     endpoint.then(behaviour)
-    with pytest.raises(WireFormatError, match=said) as raised:
+    with pytest.raises(MalformedAnswerError, match=said) as raised:
         await make()(HI)
     assert len(str(raised.value)) < 2500
     assert len(endpoint.requests) == 1
+
+
+def refusing(text: str | None, finish_reason: str, **message: Any) -> Any:
+    body = completion(text, **message)
+    body["choices"][0]["finish_reason"] = finish_reason
+    return json_body(body)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "seen", "reason"),
+    [
+        (refusing(None, "stop", refusal="I will not."), "I will not.", "refusal"),
+        (refusing("I had be", "content_filter"), "I had be", "content_filter"),
+        (refusing(None, "content_filter"), "", "content_filter"),
+        (refusing("No.", "refusal"), "No.", "refusal"),
+    ],
+)
+async def test_a_refusal_is_an_answer_or_an_error(
+    endpoint: LoopbackEndpoint, make: Make, behaviour: Any, seen: str, reason: str
+) -> None:
+    endpoint.otherwise = behaviour
+    assert (await make()(HI)).text == seen
+    with pytest.raises(RefusalError, match=rf"refuses to answer \({reason}\): .*policy\.on_refusal=answer") as raised:
+        await make(on_refusal="error")(HI)
+    assert raised.value.code == reason
+    assert raised.value.answer is not None, "it is paid for"
+    assert raised.value.answer.usage.total_tokens == 15
+    assert len(endpoint.requests) == 2, "a refusal must not be asked for again"
+
+
+async def test_an_answer_that_is_none_is_no_error_with_on_refusal(endpoint: LoopbackEndpoint, make: Make) -> None:
+    assert (await make(on_refusal="error")(HI)).text == "hello"
 
 
 async def test_concurrency_is_bounded(endpoint: LoopbackEndpoint, make: Make) -> None:
@@ -248,7 +281,7 @@ async def test_a_second_event_loop_is_refused_with_the_remedy(make: Make) -> Non
 
 
 async def test_text_that_is_not_unicode(endpoint: LoopbackEndpoint, make: Make) -> None:
-    with pytest.raises(WireFormatError, match="not valid Unicode"):
+    with pytest.raises(UnsendableRequestError, match="not valid Unicode"):
         await make()(LLMRequest([{"role": "user", "content": "\udcff"}]))
     assert not endpoint.requests
 
@@ -307,7 +340,7 @@ async def test_no_key_means_no_header(endpoint: LoopbackEndpoint, make: Make, mo
 
 async def test_an_endless_answer_is_cut(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(endless())
-    with pytest.raises(WireFormatError, match="at most 1000000 bytes"):
+    with pytest.raises(MalformedAnswerError, match="at most 1000000 bytes"):
         await make(max_answer_bytes=1_000_000)(HI)
     assert await asyncio.to_thread(endpoint.left.wait, 5)
 

@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 
-from ares_exp.errors import PolicyError
+from ares_exp.errors import (
+    AuthenticationError,
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    PolicyError,
+    QuotaError,
+    RateLimitError,
+    ServerError,
+)
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
-from ares_exp.policies.retry import Backoff, EndpointError, retry_after_sec
+from ares_exp.policies.retry import Backoff, retry_after_sec
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
@@ -69,7 +78,7 @@ async def test_a_slow_answer_is_given_up_and_tried_again(endpoint: LoopbackEndpo
 async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(503, "model is loading")
     with pytest.raises(
-        EndpointError, match=r"answered 503: model is loading\. Gave up after 3 tries \(policy\.max_retries=2\)"
+        ServerError, match=r"answered 503: model is loading\. Gave up after 3 tries \(policy\.max_retries=2\)"
     ) as raised:
         await make(max_retries=2)(HI)
     assert raised.value.status == 503
@@ -78,24 +87,37 @@ async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
 
 async def test_a_timeout_says_which_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(30)
-    with pytest.raises(EndpointError, match=r"gave no answer within 0\.05 s") as raised:
+    with pytest.raises(EndpointTimeoutError, match=r"gave no answer within 0\.05 s") as raised:
         await make(timeout_sec=0.05, max_retries=0)(HI)
     assert raised.value.status is None
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_other_4xx_are_errors_at_once(endpoint: LoopbackEndpoint, make: Make, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, EndpointError),
+        (401, AuthenticationError),
+        (403, AuthenticationError),
+        (404, EndpointError),
+        (413, EndpointError),
+        (422, EndpointError),
+    ],
+)
+async def test_other_4xx_are_errors_at_once(
+    endpoint: LoopbackEndpoint, make: Make, status: int, kind: type[EndpointError]
+) -> None:
     endpoint.otherwise = error(status, "the server's own words", code="its_code")
     with pytest.raises(EndpointError, match=f"answered {status}: the server's own words") as raised:
         await make()(HI)
     assert (raised.value.status, raised.value.code) == (status, "its_code")
+    assert type(raised.value) is kind
     assert isinstance(raised.value, PolicyError)
     assert len(endpoint.requests) == 1
 
 
 async def test_no_credit_is_an_error_at_once(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(429, "You exceeded your current quota", code="insufficient_quota")
-    with pytest.raises(EndpointError, match="exceeded your current quota"):
+    with pytest.raises(QuotaError, match=r"exceeded your current quota\. Add credit"):
         await make()(HI)
     assert len(endpoint.requests) == 1
 
@@ -123,7 +145,7 @@ async def test_retry_after_as_a_date(endpoint: LoopbackEndpoint, make: Make) -> 
 
 async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = error(429, headers={"Retry-After": "3600"})
-    with pytest.raises(EndpointError, match=r"asks to wait 3600 s, more than policy\.max_retry_wait_sec=60"):
+    with pytest.raises(RateLimitError, match=r"asks to wait 3600 s, more than policy\.max_retry_wait_sec=60"):
         await make()(HI)
     assert len(endpoint.requests) == 1
 
@@ -132,7 +154,7 @@ async def test_a_refused_connection(endpoint: LoopbackEndpoint, make: Make) -> N
     closed = LoopbackEndpoint()
     with closed:
         pass
-    with pytest.raises(EndpointError, match=r"failed: .*Gave up after 2 tries") as raised:
+    with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 tries") as raised:
         await make(base_url=closed.url, max_retries=1)(HI)
     assert closed.url in str(raised.value)
     assert "refused" in str(raised.value) or "Connect call failed" in str(raised.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from ares_exp.environments.message_edit import MessageEdit
 from ares_exp.errors import PreflightError, ReplayDivergenceError
 from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.replay import ReplayPolicy
 from ares_exp.policies.replay_report import Score
@@ -72,6 +74,20 @@ async def test_recorded_answers_in_order(tmp_path: Path) -> None:
     report = policy.report([result()])
     assert report.score == Score(3, 3)
     assert [step.match for step in report.episodes[0].steps] == [Match.EXACT] * 3
+
+
+async def test_what_was_answered_in_its_stead_is_compared_and_passed(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat(length=5)))
+    first, second, third, fourth = requests(chat(length=5))
+    client: Any = policy.for_episode(EpisodeSpec("fix-bug"))
+    client.advance(first, LLMResponse.from_text("I do 1."))
+    client.advance(changed(second, "done 7"), LLMResponse.from_text("I do 2."))
+    assert await play(client, [third, fourth]) == ["I do 3.", "I do 4."]
+    [episode] = policy.report([result()]).episodes
+    assert [step.match for step in episode.steps] == [Match.EXACT, Match.DIFFERENT, Match.EXACT, Match.EXACT]
+    client.advance(fourth, LLMResponse.from_text("one more"))
+    with pytest.raises(ReplayDivergenceError, match=r"has 4 actions, and the agent asks for one more \(request 6\)"):
+        await client(fourth)
 
 
 async def test_strict_ends_at_the_first_request_that_differs(tmp_path: Path) -> None:

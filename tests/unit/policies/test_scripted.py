@@ -8,6 +8,7 @@ import pytest
 
 from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.scripted import ScriptedPolicy
 
@@ -46,6 +47,19 @@ async def test_running_out_says_which_task_and_how_many() -> None:
 async def test_repeating_the_last_reply() -> None:
     client = ScriptedPolicy(replies=["a", "b"], repeat_last=True).for_episode(EpisodeSpec("t"))
     assert await play(client, 4) == ["a", "b", "b", "b"]
+
+
+async def test_what_was_answered_in_its_stead_is_not_given_again() -> None:
+    policy = ScriptedPolicy(replies=["a", "b", "c"])
+    client: Any = policy.for_episode(EpisodeSpec("t"))
+    for reply in ("a", "b"):
+        client.advance(HI, LLMResponse.from_text(reply))
+    assert await play(client, 1) == ["c"]
+    past: Any = ScriptedPolicy(replies=["a"]).for_episode(EpisodeSpec("t"))
+    past.advance(HI, LLMResponse.from_text("a"))
+    past.advance(HI, LLMResponse.from_text("x"))
+    with pytest.raises(PolicyError, match="request 3"):
+        await past(HI)
 
 
 async def test_no_replies_at_all() -> None:

@@ -359,7 +359,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object]) -> None:
 
 def test_the_options_of_the_group_build_their_trackers(tmp_path: Path) -> None:
     trackers = {path.stem: instantiate(yaml.safe_load(path.read_text())) for path in CONF.glob("*.yaml")}
-    assert {name: type(tracker) for name, tracker in trackers.items()} == {"none": NullTracker, "wandb": WandbTracker}
+    assert (type(trackers["none"]), type(trackers["wandb"])) == (NullTracker, WandbTracker)
     assert vars(trackers["wandb"]).keys() == vars(WandbTracker()).keys()
     unequal = {k for k, v in vars(WandbTracker()).items() if v != vars(trackers["wandb"])[k]}
     assert unequal == {"_inbox"}, "the YAML and the constructor disagree on a default"

@@ -1,27 +1,24 @@
-"""Reads the records of a `.wandb` file: a 7-byte header, then a LevelDB log (32 KiB blocks) of protobuf records.
-
-The format is W&B's own business; the dependency is held below the next minor release for this reader's sake.
-"""
+"""What an offline W&B run left on disk, read back."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_BLOCK = 32768
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+from ares_exp.trackers.wandb_recording.record_file import read_records, record_files
 
 
 class WandbFile:
-    """What one W&B run left on disk."""
+    """What one session of a W&B run left; by default that of the only one."""
 
-    def __init__(self, run_dir: Path) -> None:
-        (path,) = (run_dir / "wandb").glob("offline-run-*/run-*.wandb")
+    def __init__(self, run_dir: Path, session: int | None = None) -> None:
+        files = record_files(run_dir)
+        if session is None:
+            assert len(files) == 1
+        self.path = files[session or 0]
         self.by_kind: dict[str, list[Any]] = {}
-        for record in _records(path.read_bytes()):
+        for record in read_records(self.path):
             kind = record.WhichOneof("record_type")
             self.by_kind.setdefault(kind, []).append(getattr(record, kind))
 
@@ -31,11 +28,18 @@ class WandbFile:
 
     @property
     def config(self) -> dict[str, Any]:
-        return {item.key: json.loads(item.value_json) for item in self.run.config.update}
+        updates = [self.run.config, *self.by_kind.get("config", [])]
+        return {_key(item): json.loads(item.value_json) for update in updates for item in update.update}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every row of the history, nested keys as paths."""
+        return [{_key(i): json.loads(i.value_json) for i in row.item} for row in self.by_kind.get("history", [])]
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [{_key(i): json.loads(i.value_json) for i in row.item} for row in self.by_kind.get("history", [])]
+        """The rows of episodes."""
+        return [row for row in self.history if "progress/finished" in row]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -49,23 +53,25 @@ class WandbFile:
     def exit_codes(self) -> list[int]:
         return [record.exit_code for record in self.by_kind.get("exit", [])]
 
+    def artifacts(self, kind: str) -> list[Any]:
+        """The artifacts of a type."""
+        return [one for one in self.by_kind.get("artifact", []) if one.type == kind]
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """The rows of the table of episodes, put together from its increments."""
+        rows = []
+        for artifact in self.artifacts("wandb-run-incremental-table"):
+            (entry,) = [one for one in artifact.manifest.contents if one.path.endswith(".table.json")]
+            table = json.loads(Path(entry.local_path).read_text())
+            rows += [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        return rows
+
+    def page(self, cell: dict[str, Any]) -> str:
+        """The text of a page that a cell of the table names."""
+        contents = [one for artifact in self.by_kind["artifact"] for one in artifact.manifest.contents]
+        return Path(next(one.local_path for one in contents if one.path == cell["path"])).read_text()
+
 
 def _key(item: Any) -> str:
     return item.key or ".".join(item.nested_key)
-
-
-def _records(data: bytes) -> Iterator[Any]:
-    from wandb.proto import wandb_internal_pb2
-
-    assert struct.unpack("<4sHB", data[:7]) == (b":W&B", 0xBEE1, 0)
-    position, parts = 7, b""
-    while position + 7 <= len(data):
-        left = _BLOCK - position % _BLOCK
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        if left < 7 or (kind, length) == (0, 0):
-            position += left
-            continue
-        parts = (b"" if kind in (_FULL, _FIRST) else parts) + data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (_FULL, _LAST):
-            yield wandb_internal_pb2.Record.FromString(parts)

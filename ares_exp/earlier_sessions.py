@@ -1,0 +1,168 @@
+"""What earlier sessions of a run have left: settled first, then the attempts that are still owed.
+
+A run that was killed leaves episodes under way: a log of answers (`answer_log`) without a row, a partial trajectory.
+Each becomes a row with the outcome `lost`, its trajectory is recovered, and its attempt is owed a try that goes on with
+the logged answers. A run that was interrupted leaves rows with the outcome `cancelled`, and their logs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ares_exp.answer_log import SUFFIX, LoggedEpisode, logged_episodes
+from ares_exp.episode_plan import PlannedEpisode, episode_seed
+from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.recorded_results import read_results
+from ares_exp.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed, final_results
+from ares_exp.rollout import Tally
+from ares_exp.run_dir import RunDir
+from ares_exp.trajectories.stored_episode import StoredEpisode
+
+logger = logging.getLogger(__name__)
+
+UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
+"""How a try ends that says nothing about its attempt."""
+
+Slot = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierSessions:
+    """What is known of the run so far.
+
+    Attributes:
+        results: Every try that ended, or was lost.
+        logs: The answers of attempts that have no result, by attempt.
+        wall_sec: Seconds that earlier sessions took.
+    """
+
+    results: tuple[EpisodeResult, ...] = ()
+    logs: Mapping[Slot, LoggedEpisode] = field(default_factory=dict)
+    wall_sec: float = 0.0
+
+    def owed(
+        self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
+    ) -> list[PlannedEpisode]:
+        """What is still to be played, those that were under way first.
+
+        Args:
+            planned: All attempts that are asked for.
+            run_seed: Seed of the run.
+            redo: Outcomes that are no results: their attempts are tried again.
+        """
+        final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
+        begun: list[PlannedEpisode] = []
+        new: list[PlannedEpisode] = []
+        for one in planned:
+            last, log = final.get(one.slot), self.logs.get(one.slot)
+            if last is None:
+                new.append(one)
+            elif last.outcome in UNFINISHED or last.outcome.value in redo:
+                retry = last.retry + 1
+                if log is not None:
+                    begun.append(one.going_on(log, retry=retry))
+                elif last.outcome in UNFINISHED:
+                    begun.append(one.anew(retry=retry, seed=last.seed))
+                else:
+                    begun.append(one.anew(retry=retry, seed=episode_seed(run_seed, *one.slot, retry)))
+        return [*begun, *new]
+
+
+def settle(run_dir: RunDir, *, wall_sec: float = 0.0) -> EarlierSessions:
+    """Has every episode that was under way its row and its trajectory, and says what there is. Blocking.
+
+    To be called by the run's only process. Killed in the middle, it can be called again.
+
+    Raises:
+        UserError: What the run recorded cannot be read.
+        OSError: Its files cannot be written.
+    """
+    recorded_results = read_results(run_dir.episodes)
+    if recorded_results.torn:
+        os.truncate(run_dir.episodes, recorded_results.whole_bytes)
+    results = list(recorded_results.results)
+    logs = logged_episodes(run_dir.answers)
+    ended = {result.episode_id for result in results}
+    _recover_trajectories(run_dir.path)
+    lost = [log for log in logs if log.episode_id not in ended]
+    recorded = _recorded(run_dir.path, {log.episode_id for log in lost})
+    for log in sorted(lost, key=lambda one: one.retry):
+        result = _row(log, recorded.get(log.episode_id))
+        run_dir.append_episode(result.to_dict())
+        results.append(result)
+    return EarlierSessions(tuple(results), _latest(run_dir, logs, results), wall_sec)
+
+
+def _latest(
+    run_dir: RunDir, logs: Sequence[LoggedEpisode], results: Sequence[EpisodeResult]
+) -> dict[Slot, LoggedEpisode]:
+    """The log of the last try of every attempt without a reward; the others are of no more use, and go."""
+    final = {result.episode_id for result in final_results(results) if result.outcome not in ANSWERS_USED_UP}
+    latest = {}
+    for log in logs:
+        if log.episode_id in final:
+            latest[log.task_name, log.attempt] = log
+        else:
+            (run_dir.answers / f"{log.episode_id}{SUFFIX}").unlink(missing_ok=True)
+    return latest
+
+
+def _row(log: LoggedEpisode, recorded: StoredEpisode | None) -> EpisodeResult:
+    """The row of an episode whose process died before it wrote one."""
+    answers = [exchange.answer for exchange in log.exchanges]
+    tally = Tally()
+    for answer in answers:
+        tally.add(answer)
+    outcome, reward, end = Outcome.LOST, None, log.started_at
+    error: ErrorInfo | None = ErrorInfo("lost", f"its process died after {len(answers)} answers")
+    if recorded is not None:
+        end = max(end, recorded.end_time)
+        if recorded.outcome in ANSWERS_USED_UP:  # it had ended, but for its row
+            outcome, reward, error = Outcome(str(recorded.outcome)), recorded.total_reward, recorded.error
+    return EpisodeResult(
+        episode_id=log.episode_id,
+        task_name=log.task_name,
+        attempt=log.attempt,
+        seed=log.seed,
+        outcome=outcome,
+        reward=reward,
+        error=error,
+        num_steps=tally.num_steps,
+        prompt_tokens=tally.prompt_tokens,
+        generated_tokens=tally.generated_tokens,
+        cost=tally.cost,
+        started_at=log.started_at,
+        finished_at=end,
+        retry=log.retry,
+        replayed=Replayed.of(log.parent, answers[: log.taken_over]) if log.parent is not None else None,
+    )
+
+
+def _recover_trajectories(path: Path) -> None:
+    from ares_exp.trajectories.commands.recover import Deed, recover
+    from ares_exp.trajectories.episode_places import find_files
+
+    try:
+        files = [file for group in find_files(path) for file in group]
+        for recovery in recover(files):
+            level = logging.WARNING if recovery.deed is Deed.FAILED else logging.INFO
+            logger.log(level, "%s %s: %s", recovery.deed, recovery.path, recovery.says)
+    except (TrajectoryFormatError, UserError) as error:
+        logger.info("There is no trajectory to recover: %s", error)
+
+
+def _recorded(path: Path, wanted: set[str]) -> dict[str, StoredEpisode]:
+    """What the collectors kept of these episodes."""
+    from ares_exp.trajectories.stored_episodes import load
+
+    if not wanted:
+        return {}
+    try:
+        return {one.episode_id: one for one in load(path, skip_broken=True) if one.episode_id in wanted}
+    except (TrajectoryFormatError, UserError) as error:
+        logger.info("There is no trajectory to read: %s", error)
+        return {}

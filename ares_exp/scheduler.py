@@ -1,0 +1,110 @@
+"""The scheduler: so many episodes at once, those that are tried again waiting outside of a slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from ares_exp.episode_plan import PlannedEpisode
+
+INTERRUPT_GRACE_SEC = 4.5
+"""How long interrupted episodes may take to clean up before the run ends without them."""
+
+
+class Again(NamedTuple):
+    """A try that is to follow, and when."""
+
+    planned: PlannedEpisode
+    wait_sec: float
+
+
+Play = Callable[[PlannedEpisode], Awaitable[Again | None]]
+
+
+class Scheduler:
+    """Plays what is owed, until nothing is, or until the interrupt."""
+
+    def __init__(self, concurrency: int, play: Play) -> None:
+        """Starts nothing yet.
+
+        Args:
+            concurrency: How many episodes at once.
+            play: Plays one, and says whether the attempt is to be tried again. It raises only what is to end the run.
+        """
+        self._concurrency = concurrency
+        self._play = play
+        self._ready: asyncio.Queue[PlannedEpisode | None] = asyncio.Queue()
+        self._owed = 0
+        self._workers: list[asyncio.Task[None]] = []
+        self._interrupt = asyncio.Event()
+        self._waiting: set[asyncio.TimerHandle] = set()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `interrupt` was called."""
+        return self._interrupt.is_set()
+
+    @property
+    def queued(self) -> int:
+        """How many tries wait for a slot, or for their time."""
+        return self._ready.qsize() + len(self._waiting)
+
+    def interrupt(self) -> None:
+        """Ends running episodes as cancelled and starts no more."""
+        self._interrupt.set()
+        for worker in self._workers:
+            worker.cancel()
+
+    async def run(self, owed: Sequence[PlannedEpisode]) -> None:
+        """Plays them all. Returns early, and at most `INTERRUPT_GRACE_SEC` later, when it is interrupted.
+
+        Raises:
+            Exception: What `play` raised.
+        """
+        if self.interrupted or not owed:
+            return
+        self._owed = len(owed)
+        for planned in owed:
+            self._ready.put_nowait(planned)
+        self._workers = [asyncio.create_task(self._work()) for _ in range(min(self._concurrency, len(owed)))]
+        interrupt = asyncio.create_task(self._interrupt.wait())
+        pending: set[asyncio.Task[Any]] = {*self._workers}
+        try:
+            while pending and not self.interrupted:
+                done, _ = await asyncio.wait({*pending, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+                pending -= done
+                for worker in done - {interrupt}:
+                    if not (worker.cancelled() and self.interrupted):  # that is how the interrupt ends them
+                        worker.result()
+            if pending:
+                await asyncio.wait(pending, timeout=INTERRUPT_GRACE_SEC)
+        finally:
+            interrupt.cancel()
+            for timer in self._waiting:
+                timer.cancel()
+            for worker in self._workers:
+                worker.cancel()
+
+    async def _work(self) -> None:
+        while (planned := await self._ready.get()) is not None and not self.interrupted:
+            again = await self._play(planned)
+            if again is None:
+                self._settle()
+            else:
+                self._wait(again)
+
+    def _settle(self) -> None:
+        """One attempt has its result; with the last one, the workers go home."""
+        self._owed -= 1
+        if self._owed == 0:
+            for _ in self._workers:
+                self._ready.put_nowait(None)
+
+    def _wait(self, again: Again) -> None:
+        def ready() -> None:
+            self._waiting.discard(timer)
+            self._ready.put_nowait(again.planned)
+
+        timer = asyncio.get_running_loop().call_later(again.wait_sec, ready)
+        self._waiting.add(timer)

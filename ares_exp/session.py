@@ -1,0 +1,205 @@
+"""A session of a run: the run is begun, or an earlier one is gone on with (`resume`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ares_exp.earlier_sessions import EarlierSessions, settle
+from ares_exp.errors import ConfigError
+from ares_exp.recorded_run import read_yaml
+from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.run_dir import RunDir, append_line, write_atomically
+from ares_exp.secrets import scrub_argv
+
+SHOWN = 5
+
+HARMLESS = (
+    *("name", "attempts", "concurrency", "durability", "policy_timeout_sec", "objective", "hydra"),
+    *("monitor_interval_sec", "stall_warn_sec", "resume", "resume_force", "resume_redo", "resume_diverged"),
+    *("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "env.check"),
+    *("policy.api_key_env", "policy.timeout_sec", "policy.max_retries", "policy.retry_base_sec"),
+    *("policy.max_retry_wait_sec", "policy.max_concurrency", "policy.max_answer_bytes", "policy.preflight_timeout_sec"),
+)
+"""What may be set otherwise when a run is resumed: it changes no result."""
+
+_PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory)$")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process that plays a run.
+
+    Attributes:
+        run_id: Of the run.
+        earlier: What earlier sessions have left; `None`: the run is begun.
+    """
+
+    run_id: str
+    earlier: EarlierSessions | None = None
+
+
+def task_digests(source: object, task_names: Sequence[str]) -> dict[str, str]:
+    """What tells whether a task has changed, by name, where the task set can say it. Blocking."""
+    digest = getattr(source, "digest", None)
+    return {name: digest(name) for name in task_names} if digest is not None else {}
+
+
+def open_session(
+    run_dir: RunDir,
+    config: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    task_names: Sequence[str],
+    warnings: Sequence[str],
+) -> Session:
+    """Begins the run, or goes on with what is in its directory. Blocking.
+
+    Args:
+        run_dir: Of the run; this process owns it.
+        config: Resolved, without secrets.
+        provenance: Of this process; `task_digests` included.
+        task_names: What is selected now.
+        warnings: What the user was warned of so far.
+
+    Raises:
+        ConfigError: The run in the directory is another one, or cannot be read.
+    """
+    earlier: EarlierSessions | None = None
+    run_id = os.urandom(4).hex()
+    if run_dir.has_run:
+        recorded = _read_provenance(run_dir)
+        _check_same(run_dir, config, recorded, provenance, task_names)
+        run_id = str(recorded.get("run_id", run_id))
+        earlier = settle(run_dir)
+        earlier = EarlierSessions(earlier.results, earlier.logs, _wall_sec(run_dir, earlier.results))
+    else:
+        write_atomically(run_dir.config, _as_yaml(config))
+        found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings)}
+        run_dir.write_json(run_dir.provenance, {**found, "tasks": list(task_names)})
+    line = {
+        "began": time.time(),
+        "pid": os.getpid(),
+        "hostname": provenance["hostname"],
+        "ares_exp_version": provenance["ares_exp_version"],
+        "argv": scrub_argv(sys.argv),
+        "resumed": earlier is not None,
+    }
+    append_line(run_dir.sessions, line)
+    return Session(run_id, earlier)
+
+
+def close_session(run_dir: RunDir, summary: RunSummary) -> None:
+    """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
+    try:
+        append_line(run_dir.sessions, {"ended": time.time(), "interrupted": summary.interrupted})
+        if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
+            run_dir.answers.rmdir()
+    except OSError as error:
+        logger.warning("Writing %s failed: %s", run_dir.sessions.name, error.strerror)
+
+
+def _check_same(
+    run_dir: RunDir,
+    config: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    now: Mapping[str, Any],
+    task_names: Sequence[str],
+) -> None:
+    """Refuses to mix two experiments in one directory, unless that is forced."""
+    was = read_yaml(run_dir.config)
+    if not isinstance(was, dict):
+        raise ConfigError(f"{run_dir.config} is broken: expected a config, got a {type(was).__name__}.")
+    differing = [*_differences(was, config), *_task_differences(recorded, now, task_names)]
+    if not differing:
+        return
+    shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
+    if config["resume_force"]:
+        logger.warning("The run is resumed although it is not the same any more: %s.", shown)
+        return
+    raise ConfigError(
+        f"Expected the experiment that {run_dir.path} was begun with, but this is another one: {shown}. Its results "
+        "would be a mixture. Leave out what differs, start another run, or mix them with `resume_force=true`."
+    )
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old, new = dict(_flat(was)), dict(_flat(now))
+    for key in [*new, *(key for key in old if key not in new)]:
+        if any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS):
+            continue
+        before, after = old.get(key, "nothing"), new.get(key, "nothing")
+        if before != after and not (_PATH_KEY.search(key) and _same_path(before, after)):
+            yield f"`{key}` was {before!r:.100} and is {after!r:.100}"
+
+
+def _task_differences(was: Mapping[str, Any], now: Mapping[str, Any], task_names: Sequence[str]) -> Iterator[str]:
+    before = [str(name) for name in was.get("tasks") or ()]
+    if gone := [name for name in before if name not in task_names]:
+        yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
+    if new := [name for name in task_names if name not in before]:
+        yield f"{_counted(new)} not selected then ({', '.join(new[:SHOWN])})"
+    old = was.get("task_digests")
+    known = old if isinstance(old, dict) else {}
+    if changed := [name for name, digest in now["task_digests"].items() if known.get(name, digest) != digest]:
+        yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
+
+
+def _counted(names: Sequence[str], *, verb: bool = True) -> str:
+    if len(names) == 1:
+        return "1 task is" if verb else "1 task"
+    return f"{len(names)} tasks are" if verb else f"{len(names)} tasks"
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _same_path(before: Any, after: Any) -> bool:
+    return isinstance(before, str) and isinstance(after, str) and Path(before).resolve() == Path(after).resolve()
+
+
+def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
+    try:
+        found = json.loads(run_dir.provenance.read_bytes())
+    except FileNotFoundError:  # killed before it was written: nothing was played
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{run_dir.provenance} is broken: expected an object, got a {type(found).__name__}.")
+    return found
+
+
+def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
+    """Seconds that earlier sessions took; one that was killed took until the end of its last episode."""
+    try:
+        lines = [json.loads(line) for line in run_dir.sessions.read_bytes().splitlines()]
+        starts = [float(line["began"]) for line in lines if "began" in line]
+        ends = [float(line["ended"]) for line in lines if "ended" in line]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return 0.0
+    ends += [result.finished_at for result in results]
+    total = 0.0
+    for began, following in zip(starts, [*starts[1:], float("inf")], strict=True):
+        total += max((end - began for end in ends if began <= end < following), default=0.0)
+    return total
+
+
+def _as_yaml(config: Mapping[str, Any]) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
