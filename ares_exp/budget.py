@@ -1,0 +1,262 @@
+"""Budgets: what a run, and all jobs of its sweep together, may spend. The meter says when one is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+from pydantic import Field
+
+from ares_exp.errors import ContextOverflowError, RefusalError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.recorded_results import read_results
+from ares_exp.results import EpisodeResult, Outcome
+from ares_exp.run_dir import RunDir
+
+_STRICT = pydantic.ConfigDict(extra="forbid")
+_NAMES = {"wall_sec": "seconds", "tokens": "tokens", "cost": "US dollars", "errors_in_a_row": "errors in a row"}
+_FAULTS = (Outcome.CONTAINER_ERROR, Outcome.VERIFIER_ERROR, Outcome.POLICY_ERROR, Outcome.ERRORED)
+_NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
+_SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
+
+MAX_JOBS = 10_000
+"""How many jobs of a sweep are looked at."""
+
+_PROCESS_BEGAN = time.time()
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Limits:
+    """What may be spent. `None` is no limit.
+
+    Attributes:
+        wall_sec: Seconds in which it ran.
+        tokens: Prompt and generated tokens that were paid for.
+        cost: US dollars.
+        errors_in_a_row: Tries in a row that ended without a reward through no fault of the agent: the container, the
+            verifier or the policy failed. One with a reward, an error of the agent's, a refusal or a conversation that
+            grew too long ends the row: they show that the rest works. What was cancelled or lost does not count.
+    """
+
+    wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
+
+    def reached(self, spent: Spent) -> tuple[str, float, float] | None:
+        """Name, bound and what was spent, of the first limit that is reached."""
+        for name in _NAMES:
+            bound = getattr(self, name)
+            if bound is not None and getattr(spent, name) >= bound:
+                return name, bound, getattr(spent, name)
+        return None
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Budget(Limits):
+    """What a run may spend; and what all jobs of the sweep that it is part of may, taken together."""
+
+    sweep: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was spent; see `Limits`."""
+
+    wall_sec: float = 0.0
+    tokens: int = 0
+    cost: float = 0.0
+    errors_in_a_row: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        """Both; the row of errors is not added up."""
+        return Spent(self.wall_sec + other.wall_sec, self.tokens + other.tokens, self.cost + other.cost)
+
+
+def paid(result: EpisodeResult) -> Spent:
+    """Tokens and cost of one try, without what it took over from an earlier one."""
+    tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
+    if taken is not None:
+        tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
+    return Spent(tokens=max(0, tokens), cost=max(0.0, cost))
+
+
+class BudgetMeter:
+    """Counts what a run spends, and says when a budget is used up.
+
+    For one thread, but for `refresh`, which may run in another.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        earlier: Sequence[EpisodeResult] = (),
+        earlier_wall_sec: float = 0.0,
+        run_dir: Path | None = None,
+        sweep_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        since: float = _PROCESS_BEGAN,
+    ) -> None:
+        """Begins to count; reads nothing yet.
+
+        Args:
+            budget: What may be spent.
+            earlier: The tries of earlier sessions of the run.
+            earlier_wall_sec: How long these sessions took.
+            run_dir: The run's own directory, in a sweep.
+            sweep_dir: The sweep's directory, which has a folder for each job; `None`: no sweep.
+            clock: Monotonic seconds.
+            since: Epoch seconds from which on the other jobs' errors in a row count; by default the begin of this
+                process. Those of earlier sessions do not: the run can be gone on with when their cause is gone.
+        """
+        self._budget = budget
+        self._clock = clock
+        self._began = clock()
+        self._since = since
+        self._spent = sum((paid(result) for result in earlier), Spent(wall_sec=earlier_wall_sec))
+        self._under_way: dict[str, Spent] = {}
+        self._row = _Row()
+        self._run_dir = run_dir
+        self._sweep_dir = sweep_dir if budget.sweep != Limits() else None
+        self._jobs: dict[Path, _Job] = {}
+        self._spent_by_jobs = Spent()
+
+    def add_answer(self, episode_id: str, answer: LLMResponse) -> None:
+        """Counts an answer that was paid for, of an episode that has not ended yet."""
+        new = Spent(tokens=answer.usage.total_tokens, cost=answer.cost)
+        self._under_way[episode_id] = self._under_way.get(episode_id, Spent()) + new
+        self._spent += new
+
+    def add(self, result: EpisodeResult) -> None:
+        """Counts a try that ended. What `add_answer` was told of it is not counted twice."""
+        total, known = paid(result), self._under_way.pop(result.episode_id, Spent())
+        self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
+        self._row.add(result)
+
+    def refresh(self) -> None:
+        """Reads what the other jobs of the sweep have spent since the last time. Blocking; for a thread.
+
+        Raises:
+            ConfigError: What one of them recorded is malformed.
+        """
+        if self._sweep_dir is None:
+            return
+        own = self._run_dir.resolve() if self._run_dir is not None else None
+        folders = (path for path in self._sweep_dir.iterdir() if path.is_dir() and path.resolve() != own)
+        jobs = {}
+        for folder, _ in zip(folders, range(MAX_JOBS), strict=False):
+            if (job := _Job.read(folder, self._jobs.get(folder), self._since)) is not None:
+                jobs[folder] = job
+        self._jobs = jobs
+        self._spent_by_jobs = sum((job.spent for job in jobs.values()), Spent())
+
+    @property
+    def spent(self) -> Spent:
+        """What the run has spent so far, all its sessions together."""
+        wall_sec = self._spent.wall_sec + self._clock() - self._began
+        return replace(self._spent, wall_sec=wall_sec, errors_in_a_row=self._row.length())
+
+    @property
+    def spent_by_sweep(self) -> Spent:
+        """What all jobs of the sweep have spent: of the others, what was known at the last `refresh`."""
+        row = self._row.length([job.row for job in self._jobs.values()])
+        return replace(self.spent + self._spent_by_jobs, errors_in_a_row=row)
+
+    def exhausted(self) -> str | None:
+        """What to tell the user when a budget is used up; `None`: none is."""
+        if (reached := self._budget.reached(self.spent)) is not None:
+            return _in_words("run", "budget", *reached)
+        if self._sweep_dir is not None and (reached := self._budget.sweep.reached(self.spent_by_sweep)) is not None:
+            return _in_words("sweep", "budget.sweep", *reached)
+        return None
+
+
+@dataclass(slots=True)
+class _Row:
+    """The errors since something last went well.
+
+    Attributes:
+        well_at: When that was, in epoch seconds.
+        errors_at: When each of the errors since was.
+    """
+
+    well_at: float = 0.0
+    errors_at: list[float] = field(default_factory=list)
+
+    def add(self, result: EpisodeResult) -> None:
+        """Counts a try, which ended after those before it."""
+        if result.outcome in _SAYS_NOTHING:
+            return
+        no_fault = result.error is not None and result.error.type in _NO_FAULTS
+        if result.reward is None and result.outcome in _FAULTS and not no_fault:
+            self.errors_at.append(result.finished_at)
+        else:
+            self.well_at = result.finished_at
+            self.errors_at.clear()
+
+    def length(self, others: Sequence[_Row] = ()) -> int:
+        """How many errors there are in a row, in this one and others taken together."""
+        rows = [self, *others]
+        well_at = max(row.well_at for row in rows)
+        return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What another job of the sweep has spent, as its `episodes.jsonl` says."""
+
+    version: tuple[int, int]
+    spent: Spent
+    row: _Row
+
+    @classmethod
+    def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
+        """Reads it anew if it has grown; `None` if there is none."""
+        path = RunDir(folder).episodes
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        version = stat.st_size, stat.st_mtime_ns
+        if known is not None and known.version == version:
+            return known
+        results, row = read_results(path).results, _Row()
+        for result in sorted(results, key=lambda one: one.finished_at):
+            if result.finished_at >= since:
+                row.add(result)
+        return cls(version, sum((paid(result) for result in results), Spent(wall_sec=_busy_sec(results))), row)
+
+
+def _busy_sec(results: Iterable[EpisodeResult]) -> float:
+    """Seconds in which at least one of them was under way: what lies between two sessions does not count."""
+    total, until = 0.0, 0.0
+    for began, ended in sorted((result.started_at, result.finished_at) for result in results):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) -> str:
+    larger = 2 * bound
+    while larger <= spent:
+        larger *= 2
+    remedy = f"a larger one, such as {prefix}.{name}={_number(larger)}"
+    if name == "errors_in_a_row":
+        remedy = "the same one when their cause is gone"
+    return (
+        f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
+        f"Nothing more is started, and what was under way is ended; resume with {remedy}."
+    )
+
+
+def _amount(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}".rstrip("0").rstrip(".")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.15g}"

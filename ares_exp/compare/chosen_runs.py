@@ -1,0 +1,166 @@
+"""The runs that a command line names: their statistics, how they were composed, and what to call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.recorded_results import read_results
+from ares_exp.recorded_run import MAX_RECORD_BYTES, RecordedRun, is_recorded_run
+from ares_exp.run_dir import RunDir
+from ares_exp.statistics.run_statistics import RunStatistics
+
+MOST_RUNS = 100
+MOST_KEYS = 5_000
+OWN_PLACE = ("output_dir", "resume")
+"""Last parts of config keys that say where a run wrote, or that it was gone on with: no two runs agree on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRun:
+    """One run to compare.
+
+    Attributes:
+        letter: A, B, C …
+        path: Its directory.
+        statistics: Its statistics.
+        overrides: What it was started with, by key; empty where that was not recorded.
+        config: Its config, by dotted key; empty likewise.
+        notes: What a reader should know of how it was read.
+        name: What to call it.
+    """
+
+    letter: str
+    path: Path
+    statistics: RunStatistics
+    overrides: Mapping[str, str]
+    config: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    name: str = field(default="")
+
+
+def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
+    """Reads the runs; a sweep folder stands for all of its jobs.
+
+    Args:
+        paths: Run directories and sweep folders.
+        threshold: The reward from which on an attempt has passed.
+        level: How often each interval is to hold the true value.
+
+    Raises:
+        ConfigError: One of them is neither, has no results, or cannot be read; or there are too many or too few.
+    """
+    places = [place for path in paths for place in _runs_in(path)]
+    if not 2 <= len(places) <= MOST_RUNS:
+        raise ConfigError(
+            f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or a sweep folder."
+        )
+    runs = [
+        _read(place, letter=_letters(number), threshold=threshold, level=level) for number, place in enumerate(places)
+    ]
+    differing = [key for key in _differing([run.overrides for run in runs]) if not key.startswith("hydra.")]
+    return [replace(run, name=_name(run, differing)) for run in runs]
+
+
+def differing_config(runs: Sequence[ChosenRun]) -> dict[str, tuple[str | None, ...]]:
+    """The keys on which the configs of the runs disagree, with the value of each run, `None` where it has none."""
+    known = [run.config for run in runs if run.config]
+    return {key: tuple(run.config.get(key) for run in runs) for key in _differing(known)}
+
+
+def _runs_in(path: Path) -> list[Path]:
+    try:
+        if is_recorded_run(path):
+            return [path]
+        jobs = [job for job in path.iterdir() if is_recorded_run(job)] if path.is_dir() else []
+        is_sweep = bool(jobs) and ((path / "multirun.yaml").is_file() or all(job.name.isdecimal() for job in jobs))
+    except (OSError, ValueError) as error:  # a name that is too long, a NUL
+        raise ConfigError(f"Expected a run directory, got {str(path)!r:.200}: {error}") from None
+    if not is_sweep:
+        return [RecordedRun(path).path]  # says what is there instead
+    return sorted(jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
+
+
+def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenRun:
+    place, notes = RunDir(path), []
+    recorded = read_results(place.episodes)
+    if not recorded.results:
+        raise ConfigError(f"Expected results in {place.episodes}, found none: no episode of that run has ended.")
+    if recorded.torn:
+        notes.append("the last line of its episodes.jsonl is torn, and left out")
+    planned = _record(place.summary).get("planned")
+    if not isinstance(planned, int):
+        notes.append("it has no summary: it is under way, or was killed")
+        planned = None
+    statistics = RunStatistics.of(
+        recorded.results, planned=planned or len(recorded.results), threshold=threshold, level=level
+    )
+    if planned is not None and statistics.attempts < planned:
+        notes.append(f"only {statistics.attempts} of its {planned} attempts have ended")
+    return ChosenRun(letter, path, statistics, _overrides(path), _config(place.config), tuple(notes))
+
+
+def _overrides(path: Path) -> dict[str, str]:
+    try:
+        lines = RecordedRun(path).overrides()
+    except ConfigError:  # a run that was merged, or made by a program: it has other names
+        return {}
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def _config(path: Path) -> dict[str, str]:
+    """The config by dotted keys; nothing where there is none that can be read."""
+    import yaml
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_RECORD_BYTES)
+        config = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    found: dict[str, str] = {}
+    pending: list[tuple[str, Any]] = [("", config)]
+    while pending and len(found) < MOST_KEYS:
+        key, value = pending.pop()
+        if isinstance(value, dict) and value and key.count(".") < 20:
+            pending += [(f"{key}.{name}" if key else str(name), one) for name, one in list(value.items())[:MOST_KEYS]]
+        elif key.rpartition(".")[2] not in OWN_PLACE:
+            found[key] = _shown(value)
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return f"{len(value)} entries" if any(isinstance(one, dict | list) for one in value) else str(value)
+    return "null" if value is None else str(value)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(MAX_RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = sorted({key for record in records for key in record})
+    return [key for key in keys if len({record.get(key) for record in records}) > 1]
+
+
+def _name(run: ChosenRun, differing: Sequence[str]) -> str:
+    """What it alone was started with, in few words; else its directory."""
+    own = [f"{key}={run.overrides[key]}" for key in differing if key in run.overrides]
+    return " ".join(own) or str(run.path)
+
+
+def _letters(number: int) -> str:
+    """Letters from A to Z, then AA, AB and so on."""
+    first, last = divmod(number, len(ascii_uppercase))
+    return (ascii_uppercase[first - 1] if first else "") + ascii_uppercase[last]

@@ -1,0 +1,113 @@
+"""What an endpoint's refusal means: its HTTP status and error object, as a class of `ares_exp.errors`.
+
+Servers agree on little. What they send as `error` (or, SGLang, as the whole body):
+
+| what | who says it how |
+|---|---|
+| context overflow | `code: context_length_exceeded` (OpenAI, Azure, OpenRouter, …); `type: exceed_context_size_error` (llama.cpp, https://github.com/ggml-org/llama.cpp/pull/15780); `param: input_tokens` or `input_text` (vLLM from 0.16 on, `vllm/renderers/params.py`); only in the message (SGLang, older vLLM, Anthropic) |
+| no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error` (Anthropic) |
+| refusal | 400 with `code: content_filter` (Azure) or `content_policy_violation` (OpenAI); 403 with `metadata.flagged_input` (OpenRouter, https://openrouter.ai/docs/errors) |
+
+A message is looked at only for the first, only in a 4xx, and last: for servers that say it nowhere else.
+"""
+
+# ruff: noqa: E501  # the table
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ares_exp.errors import (
+    AuthenticationError,
+    ContextOverflowError,
+    EndpointError,
+    EndpointTimeoutError,
+    QuotaError,
+    RateLimitError,
+    RefusalError,
+    ServerError,
+)
+
+_BY_NAME: dict[str, type[EndpointError]] = {
+    "context_length_exceeded": ContextOverflowError,
+    "exceed_context_size_error": ContextOverflowError,
+    "insufficient_quota": QuotaError,
+    "credit_balance_exhausted": QuotaError,
+    "organization_spend_limit_exceeded": QuotaError,
+    "project_spend_limit_exceeded": QuotaError,
+    "organization_usage_limit_exceeded": QuotaError,
+    "billing_hard_limit_reached": QuotaError,
+    "billing_error": QuotaError,
+    "content_filter": RefusalError,
+    "content_policy_violation": RefusalError,
+}
+_BY_STATUS: dict[int, type[EndpointError]] = {
+    401: AuthenticationError,
+    402: QuotaError,
+    403: AuthenticationError,
+    408: EndpointTimeoutError,
+    429: RateLimitError,
+}
+_TOO_LONG_PARAMETERS = ("input_tokens", "input_text")
+_TOO_LONG_WORDS = ("context length", "context size", "context window", "context limit", "prompt is too long")
+_TOO_LONG_STATUSES = (400, 413, 422)
+
+_TRIED_AGAIN = (408, 409, 429)
+_REMEDIES: dict[type[EndpointError], str] = {
+    AuthenticationError: "Check the key in {key}, and what it is allowed to do.",
+    ContextOverflowError: "The episode has outgrown the model: use one with a longer context, or a smaller step_limit.",
+    QuotaError: "Add credit or raise the limit, then resume the run.",
+}
+_NOT_FOUND = "Check policy.model and policy.base_url."
+
+
+def refused(
+    request: str,
+    *,
+    status: int,
+    error: object,
+    shown: str,
+    key_name: str | None,
+    retry_after_sec: float | None = None,
+) -> EndpointError:
+    """The error for an answer that is none.
+
+    Args:
+        request: What was asked: method and URL.
+        status: HTTP status.
+        error: The error object of the body, parsed; whatever it is.
+        shown: What to show of it.
+        key_name: Environment variable that holds the key, if there is one.
+        retry_after_sec: What the server asked for.
+    """
+    fields = error if isinstance(error, Mapping) else {}
+    kind = _class_of(status, fields)
+    remedy = _REMEDIES.get(kind, _NOT_FOUND if status == 404 else "")
+    remedy = remedy.format(key=key_name or "policy.api_key_env (null now)")
+    code = fields.get("code")
+    return kind(
+        f"{request} answered {status}: {shown.rstrip('.')}. {remedy}".rstrip(),
+        status=status,
+        code=None if code is None else str(code),
+        retryable=kind in (ServerError, RateLimitError) or (status in _TRIED_AGAIN and kind is not QuotaError),
+        retry_after_sec=retry_after_sec,
+    )
+
+
+def _class_of(status: int, error: Mapping[Any, Any]) -> type[EndpointError]:
+    for name in (error.get("code"), error.get("type")):
+        if isinstance(name, str) and name in _BY_NAME:
+            return _BY_NAME[name]
+    if status in _TOO_LONG_STATUSES and _too_long(error):
+        return ContextOverflowError
+    metadata = error.get("metadata")
+    if status == 403 and isinstance(metadata, Mapping) and "flagged_input" in metadata:
+        return RefusalError
+    return _BY_STATUS.get(status, ServerError if status >= 500 else EndpointError)
+
+
+def _too_long(error: Mapping[Any, Any]) -> bool:
+    message = error.get("message")
+    words = message.lower() if isinstance(message, str) else ""
+    return error.get("param") in _TOO_LONG_PARAMETERS or any(word in words for word in _TOO_LONG_WORDS)

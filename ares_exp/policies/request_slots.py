@@ -1,0 +1,85 @@
+"""Slots for requests under way: how many at once, and none while the endpoint has asked to wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+OnWait = Callable[[float], None]
+"""Is told of seconds that a request waits, other than for its answer."""
+
+MAX_PAUSES = 20
+"""How many pauses one request sits out before it tries all the same: nobody waits for ever."""
+
+_WORTH_REPORTING_SEC = 0.01
+_REPORT_EVERY_SEC = 1.0
+
+
+class RequestSlots:
+    """Bounds the requests under way at once. When the endpoint asks one of them to wait, all wait."""
+
+    def __init__(self, count: int) -> None:
+        """All `count` slots are free."""
+        self._free = asyncio.Semaphore(count)
+        self._paused_until = 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Gives out no slot for that long."""
+        self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
+
+    @asynccontextmanager
+    async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
+        """A slot, given back on leaving.
+
+        Args:
+            on_wait: Is told how long it takes to get one: before a pause is sat out, and while others have them all.
+        """
+        for _ in range(MAX_PAUSES):
+            await self._acquire(on_wait)
+            seconds = self._paused_until - asyncio.get_running_loop().time()
+            if seconds <= 0:
+                break
+            self._free.release()
+            on_wait(seconds)
+            await asyncio.sleep(seconds)
+        else:
+            await self._acquire(on_wait)
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    async def _acquire(self, on_wait: OnWait) -> None:
+        if not self._free.locked():
+            await self._free.acquire()
+            return
+        with _reported(on_wait):
+            await self._free.acquire()
+
+
+@contextmanager
+def _reported(on_wait: OnWait) -> Iterator[None]:
+    """Tells `on_wait` of the seconds spent inside as they pass, so that no time limit runs out meanwhile."""
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    timer: asyncio.TimerHandle
+
+    def report() -> None:
+        nonlocal since
+        now = loop.time()
+        if now - since > _WORTH_REPORTING_SEC:
+            on_wait(now - since)
+            since = now
+
+    def tick() -> None:
+        nonlocal timer
+        report()
+        timer = loop.call_later(_REPORT_EVERY_SEC, tick)
+
+    timer = loop.call_later(_REPORT_EVERY_SEC, tick)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        report()

@@ -1,0 +1,113 @@
+"""Whether two runs differ, from the tasks that both played: each task is compared with itself.
+
+What all tasks have in common (some are hard, some easy) drops out of the differences, so that they tell more than the
+two means do (Miller 2024, "Adding Error Bars to Evals", section 4). One difference a task, whatever its attempts.
+
+The interval is the paired t-test's. Differences that are all the same have no spread to tell it from; with rewards
+between 0 and 1 it is then Bonett & Price's (2012, for paired proportions): as if one more task spoke for each side.
+
+The p-value is exact where few tasks differ: were the runs alike, each difference could as well have had the other sign,
+so it is the share of all choices of signs whose mean is as far from zero (Fisher's test of paired differences). Where
+many do, it is the t-test's, which then says the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ares_exp.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, z_quantile
+
+MOST_FLIPS = 18
+"""With more tasks that differ the t-test decides: there are `2 ** 18` choices of signs already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The mean of B minus that of A.
+
+    Attributes:
+        value: The mean of the differences of the tasks.
+        low, high: The interval; `None` where the data cannot tell one.
+        p: Two-sided p-value: how often chance alone would make a difference as large.
+        test: `"sign-flip"` or `"paired t"`.
+        tasks: How many tasks both have.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p: float
+    test: str
+    tasks: int
+
+    @classmethod
+    def of(cls, differences: Sequence[float], *, is_bounded: bool, level: float = LEVEL) -> Difference | None:
+        """From one difference a task.
+
+        Args:
+            differences: B's mean minus A's.
+            is_bounded: Whether all rewards are between 0 and 1.
+            level: How often the interval is to hold the true difference.
+
+        Returns:
+            `None` when there are no tasks.
+        """
+        if not differences:
+            return None
+        value, error = mean(differences), standard_error(differences)
+        low, high = _interval(differences, value, error, is_bounded, level)
+        if sum(abs(one) > NEGLIGIBLE for one in differences) <= MOST_FLIPS:
+            return cls(value, low, high, sign_flip_p(differences), "sign-flip", len(differences))
+        return cls(value, low, high, _t_p(value, error, len(differences)), "paired t", len(differences))
+
+
+def standard_error(differences: Sequence[float]) -> float:
+    """Of their mean; 0.0 where they are all the same, and of a single one."""
+    number, center = len(differences), mean(differences)
+    if number < 2:
+        return 0.0
+    squares = math.fsum((one - center) * (one - center) for one in differences)
+    error = math.sqrt(squares / (number - 1) / number)
+    return error if error > NEGLIGIBLE * max(abs(center), NEGLIGIBLE) else 0.0
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """The share of all choices of signs with a mean at least as far from zero.
+
+    Memory and time grow as `2 ** n` with the n differences that are not zero.
+    """
+    import numpy as np
+
+    nonzero = [one for one in differences if abs(one) > NEGLIGIBLE]
+    sums = np.zeros(1)
+    for one in nonzero:
+        sums = np.concatenate((sums + one, sums - one))
+    return float(np.mean(np.abs(sums) >= abs(math.fsum(nonzero)) - NEGLIGIBLE * math.fsum(map(abs, nonzero))))
+
+
+def smallest_sign_flip_p(tasks: int) -> float:
+    """What `sign_flip_p` cannot go below with so many tasks, however they differ."""
+    return min(1.0, 2.0 ** (1 - tasks))
+
+
+def _t_p(value: float, error: float, number: int) -> float:
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(number - 1, -abs(value) / error)) if error else smallest_sign_flip_p(number)
+
+
+def _interval(
+    differences: Sequence[float], value: float, error: float, is_bounded: bool, level: float
+) -> tuple[float | None, float | None]:
+    number, upper = len(differences), 1 - (1 - level) / 2
+    if error:
+        half = t_quantile(number - 1, upper) * error
+        return value - half, value + half
+    if not is_bounded:
+        return None, None
+    padded = [*differences, 1.0, -1.0]
+    center = mean(padded)
+    half = z_quantile(upper) * math.sqrt(mean([(one - center) ** 2 for one in padded]) / len(padded))
+    return max(-1.0, center - half), min(1.0, center + half)

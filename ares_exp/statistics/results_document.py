@@ -1,0 +1,41 @@
+"""`results.json`: what a run says, for programs: totals, statistics, and a row for each task."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ares_exp.results import RunSummary
+from ares_exp.statistics.run_statistics import THRESHOLD, RunStatistics, json_ready
+from ares_exp.statistics.task_statistics import TaskStatistics
+
+SCHEMA_VERSION = 1
+
+
+def results_document(summary: RunSummary, *, threshold: float = THRESHOLD) -> dict[str, Any]:
+    """The content of `results.json`.
+
+    Args:
+        summary: What the run adds up to.
+        threshold: The reward from which on an attempt has passed.
+    """
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=threshold)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "totals": json_ready(summary.to_dict()),
+        "statistics": statistics.to_dict(),
+        "tasks": [task_row(task) for task in statistics.tasks],
+    }
+
+
+def task_row(task: TaskStatistics) -> dict[str, Any]:
+    """One task, JSON-ready."""
+    derived = {
+        "attempts": task.attempts,
+        "scored": task.scored,
+        "pass_rate": task.pass_rate,
+        "pass_variance": task.pass_variance,
+        "flaky": task.is_flaky,
+    }
+    row: dict[str, Any] = json_ready({**asdict(task), **derived})
+    return row

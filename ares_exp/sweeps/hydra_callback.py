@@ -1,0 +1,145 @@
+"""What is done in a sweep's first process before Hydra starts the jobs, and in each job before it begins."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.experimental.callback import Callback
+
+from ares_exp.errors import ConfigError, UserError
+from ares_exp.exit_codes import INCOMPLETE, INTERRUPTED, USAGE
+from ares_exp.run_dir import write_atomically
+from ares_exp.secrets import MASK, scrub, typed_secrets
+from ares_exp.sweeps.interruption import STOP, Interruption
+from ares_exp.sweeps.plan import PLAN, SweepPlan
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
+
+MULTIRUN = "multirun.yaml"
+BASIC_LAUNCHER = "BasicLauncher"
+
+
+class SweepRefused(BaseException):
+    """The sweep cannot begin in its folder: a user's mistake. Hydra makes a mere warning of a callback's Exception."""
+
+
+class SweepCallback(Callback):
+    """Gives a sweep one folder that all its processes know, and its records.
+
+    Attributes:
+        sweep_dir: Folder of the sweep that this process began; `None` as long as it has begun none.
+        interruption: How it ends early, if its jobs run in other processes.
+    """
+
+    sweep_dir: ClassVar[Path | None] = None
+    interruption: ClassVar[Interruption | None] = None
+
+    def __init__(self) -> None:
+        """Knows no sweep yet."""
+        self._record = ""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Settles the folder and refuses one that another sweep has used.
+
+        Raises:
+            SweepRefused: With what is wrong.
+        """
+        folder = Path(config.hydra.sweep.dir)
+        _pin(config, folder)
+        record = folder / MULTIRUN
+        recorded = record.read_text(encoding="utf-8") if record.exists() else ""
+        if recorded and not config.resume:
+            raise SweepRefused(
+                f"Expected a folder of this sweep's own, but {folder} holds another sweep. Choose a fresh one with "
+                "`hydra.sweep.dir=…`, or go on with that sweep with `resume=true`."
+            )
+        plan = SweepPlan.of(config)
+        try:
+            plan.check_continues(SweepPlan.read(folder))
+        except ConfigError as error:
+            raise SweepRefused(str(error)) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        plan.write(folder)
+        self._record = recorded or _without_secrets(config)
+        self._keep_record(folder)
+        (folder / STOP).unlink(missing_ok=True)
+        SweepCallback.sweep_dir = folder
+        if not config.hydra.launcher._target_.endswith(BASIC_LAUNCHER):
+            SweepCallback.interruption = Interruption(folder)
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """In the job's own process: the sweeper has written the record anew by now, secrets included."""
+        if self._record:
+            self._keep_record(Path(config.hydra.sweep.dir))
+
+    def _keep_record(self, folder: Path) -> None:
+        """`multirun.yaml` is that of the command which began the sweep."""
+        path = folder / MULTIRUN
+        try:
+            if not path.exists() or path.read_text(encoding="utf-8") != self._record:
+                write_atomically(path, self._record)
+        except OSError as error:
+            logger.warning("Writing %s failed: %s", path, error)
+
+
+def end_sweep(exit_code: int) -> int:
+    """Says what the sweep that this process began adds up to, if it began one; returns the command's exit code.
+
+    Args:
+        exit_code: As far as this process knows.
+    """
+    from ares_exp.sweeps.report import SweepReport
+    from ares_exp.sweeps.report_text import render_report
+
+    folder, interruption = SweepCallback.sweep_dir, SweepCallback.interruption
+    if folder is None:
+        return exit_code
+    if interruption is not None:
+        interruption.end()
+        exit_code = INTERRUPTED if interruption.requested else exit_code
+    try:
+        report = SweepReport.read(folder)
+        if exit_code == USAGE and not report.has_begun:
+            _discard(folder)
+            return exit_code
+        report.write()
+        render_report(report, sys.stdout)
+    except (UserError, OSError) as error:
+        logger.warning("The sweep's summary cannot be made: %s", error)
+        return max(exit_code, INCOMPLETE)
+    return exit_code if exit_code == INTERRUPTED else max(exit_code, report.exit_code)
+
+
+def _discard(folder: Path) -> None:
+    """Removes what was written for a sweep of which no job could be composed; anything else stays."""
+    for name in (MULTIRUN, PLAN):
+        (folder / name).unlink(missing_ok=True)
+    if folder.resolve() != Path.cwd() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _pin(config: DictConfig, folder: Path) -> None:
+    """Has every job's config, composed anew in whatever process, name this very folder."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+    from omegaconf import open_dict, read_write
+
+    name: Any = QuotedString(text=str(folder).replace("${", "\\${"), quote=Quote.double).with_quotes()
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.sweep.dir = str(folder).replace("${", "\\${")
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={name}")
+
+
+def _without_secrets(config: DictConfig) -> str:
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(config)
+    text = OmegaConf.to_yaml(OmegaConf.create(scrub(values)))
+    for secret in typed_secrets(sys.argv[1:]):
+        text = text.replace(secret, MASK)
+    return text

@@ -1,0 +1,58 @@
+"""The one number that says how good a job is: a metric of its statistics, named without `stat/`."""
+
+from __future__ import annotations
+
+import logging
+
+from ares_exp.config import close_matches
+from ares_exp.errors import ConfigError
+from ares_exp.results import EpisodeResult, Outcome, RunSummary
+
+DEFAULT = "mean_reward"
+PREFIX = "stat/"
+
+logger = logging.getLogger(__name__)
+
+
+def objective(summary: RunSummary, name: str) -> float | None:
+    """The metric of that name; `None` when there is nothing to tell it from.
+
+    Args:
+        summary: What the job adds up to. In `mean_reward` and the pass rates an attempt without a reward counts as 0:
+            else a job whose hard tasks all fail would win.
+        name: As `known_metrics` has them.
+    """
+    return _metrics(summary).get(PREFIX + name)
+
+
+def known_metrics(attempts: int) -> list[str]:
+    """What a run of so many attempts a task can be judged by."""
+    results = [
+        EpisodeResult(str(number), "any", number, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
+        for number, reward in enumerate([None, *[1.0] * attempts])
+    ]
+    return [name.removeprefix(PREFIX) for name in _metrics(RunSummary(len(results), tuple(results)))]
+
+
+PHASES = ("start", "agent", "policy", "verify")
+
+
+def check_objective(name: str, *, attempts: int) -> None:
+    """Checks that there is such a metric.
+
+    Raises:
+        ConfigError: With those that there are.
+    """
+    if name == DEFAULT or name in (known := known_metrics(attempts)):
+        return
+    raise ConfigError(
+        f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
+        f"There is {', '.join(known)}."
+    )
+
+
+def _metrics(summary: RunSummary) -> dict[str, float]:
+    from ares_exp.statistics.metrics import metrics
+    from ares_exp.statistics.run_statistics import RunStatistics
+
+    return metrics(RunStatistics.of(summary.results, planned=summary.planned))

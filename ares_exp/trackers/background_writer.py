@@ -1,0 +1,76 @@
+"""The thread in which a tracker writes, so that a run never waits for a disk."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+_Inbox = queue.SimpleQueue[Callable[[], object] | None]
+
+_logger = logging.getLogger(__name__)
+
+
+class BackgroundWriter:
+    """Does what it is handed, one thing after the other, in a thread of its own.
+
+    What fails is counted; the first failure is a warning, the others are for the debug log.
+
+    Attributes:
+        failures: How many things failed so far.
+    """
+
+    def __init__(self, what: str) -> None:
+        """Starts nothing.
+
+        Args:
+            what: Whose writer it is, as the first word of a warning.
+        """
+        self.failures = 0
+        self._what = what
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins anew, with nothing to do."""
+        self._inbox = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(self._inbox,), name="tracker", daemon=True)
+        self._thread.start()
+
+    def do(self, act: Callable[[], object]) -> None:
+        """Hands over something to do. Returns at once; does nothing before `start` and after `finish`."""
+        if self._thread is not None:
+            self._inbox.put(act)
+
+    @property
+    def waiting(self) -> int:
+        """How many things are left to do."""
+        return self._inbox.qsize()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._inbox.empty()
+
+    def finish(self, timeout_sec: float) -> None:
+        """Waits until everything is done, and ends the thread. What hangs longer than `timeout_sec` is left behind."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._inbox.put(None)
+        thread.join(timeout_sec)
+        if thread.is_alive():
+            self.report(f"did not finish within {timeout_sec:g} s; what it wrote so far is on disk")
+
+    def report(self, what: str) -> None:
+        """Counts a failure; the first is a warning."""
+        self.failures += 1
+        _logger.log(logging.WARNING if self.failures == 1 else logging.DEBUG, "%s %s", self._what, what)
+
+    def _work(self, inbox: _Inbox) -> None:
+        while (act := inbox.get()) is not None:
+            try:
+                act()
+            except Exception as error:
+                self.report(f"failed: {type(error).__name__}: {error}")

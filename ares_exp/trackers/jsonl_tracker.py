@@ -1,0 +1,140 @@
+"""The tracker that writes one file of JSON lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+
+from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.run_dir import RunDir, append_text, dump_json
+from ares_exp.secrets import scrub
+from ares_exp.trackers.background_writer import BackgroundWriter
+from ares_exp.trackers.metrics import EpisodeRows, total_metrics
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.records import EpisodeTrajectory
+
+_LONGEST_TORN_LINE = 2**24
+
+
+class JsonlTracker:
+    """Appends a line to `metrics.jsonl` in the run directory for everything that happens.
+
+    Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; once more for each
+    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: how the runner does.
+    `finish`: the totals. The lines survive `kill -9`; a number that is not finite is `null`.
+    """
+
+    @pydantic.validate_call
+    def __init__(
+        self,
+        *,
+        finish_timeout_sec: Annotated[float, pydantic.Field(gt=0)] = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Touches nothing.
+
+        Args:
+            finish_timeout_sec: Bound on `finish`, for a disk that hangs.
+            clock: Gives epoch seconds.
+        """
+        self._finish_timeout_sec = finish_timeout_sec
+        self._clock = clock
+        self._writer = BackgroundWriter("tracker=jsonl")
+        self._path = Path()
+        self._rows = EpisodeRows()
+
+    @property
+    def failures(self) -> int:
+        """How many lines could not be written so far."""
+        return self._writer.failures
+
+    def start(self, run: RunInfo) -> None:
+        """Begins, or goes on with, the file."""
+        self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
+        path, rows = self._path, self._rows
+        self._writer.start()
+
+        def begin() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+            for result in run.earlier:
+                rows.add(result)
+
+        self._writer.do(begin)
+        self._append(
+            "start",
+            lambda: {
+                "run_id": run.run_id,
+                "name": run.name,
+                "resumed": run.resumed,
+                "group": run.group,
+                "job_type": run.job_type,
+                "tags": run.tags,
+                "task_set": run.task_set,
+                "tasks": run.tasks,
+                "parents": run.parents,
+                "config": scrub(run.config),
+                "provenance": scrub(run.provenance),
+            },
+        )
+
+    def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
+        """Appends the line of a finished try. Returns at once."""
+        rows = self._rows
+        self._append(
+            "episode",
+            lambda: {
+                "episode_id": result.episode_id,
+                "task_name": result.task_name,
+                "attempt": result.attempt,
+                "retry": result.retry,
+                "outcome": result.outcome.value,
+                **rows.add(result),
+            },
+        )
+
+    def log_system(self, sample: Mapping[str, float]) -> None:
+        """Appends the line of a sample. Returns at once."""
+        self._append("system", lambda: sample)
+
+    def finish(self, summary: RunSummary) -> None:
+        """Appends the totals and ends, within `finish_timeout_sec`. Idempotent."""
+        self._append("finish", lambda: total_metrics(summary))
+        self._writer.finish(self._finish_timeout_sec)
+
+    def _append(self, kind: str, make: Callable[[], Mapping[str, Any]]) -> None:
+        path, now = self._path, self._clock()
+
+        def append() -> None:
+            line = {"kind": kind, "time": now, **make()}
+            append_text(path, f"{dump_json(_finite(line))}\n", flags=os.O_CREAT)
+
+        self._writer.do(append)
+
+
+def _finite(value: Any) -> Any:
+    """A copy in which numbers that JSON does not have are `None`."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Removes a last line without an end, as a crash in the middle of writing leaves it."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _LONGEST_TORN_LINE, 0))
+        tail = file.read()
+        file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)

@@ -1,0 +1,103 @@
+"""Several trackers at once, none of which can harm another."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.trackers.tracker import RunInfo, Tracker
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.records import EpisodeTrajectory
+
+FINISH_TIMEOUT_SEC = 600.0
+"""How long a tracker's own bound on its `finish` may be. One that has none is left behind after that."""
+
+_logger = logging.getLogger(__name__)
+
+
+class SeveralTrackers(Mapping[str, Tracker]):
+    """A `Tracker` that hands everything on to others, by name. One that raises fails nothing else.
+
+    A tracker without `log_system`, or whose `log_episode` takes no trajectory, is not asked for it.
+    """
+
+    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+        """Starts nothing."""
+        self._trackers = dict(trackers)
+        self._failed: list[str] = []  # appended to by threads
+        self._with_trajectory = {name for name, one in self._trackers.items() if _takes_trajectory(one)}
+
+    def __getitem__(self, name: str) -> Tracker:
+        """The tracker of that name."""
+        return self._trackers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, as they were given."""
+        return iter(self._trackers)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._trackers)
+
+    @property
+    def failures(self) -> int:
+        """How many times a tracker failed so far: as they say themselves, and those that raised."""
+        return len(self._failed) + sum(getattr(one, "failures", 0) for one in self._trackers.values())
+
+    def start(self, run: RunInfo) -> None:
+        """Starts every one."""
+        for name, tracker in self._trackers.items():
+            self._guard(name, tracker.start, run)
+
+    def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
+        """Hands the try to every one."""
+        for name, tracker in self._trackers.items():
+            more = (trajectory,) if name in self._with_trajectory else ()
+            self._guard(name, tracker.log_episode, result, *more)
+
+    def log_system(self, sample: Mapping[str, float]) -> None:
+        """Hands the sample to every one that takes it."""
+        for name, tracker in self._trackers.items():
+            if (log := getattr(tracker, "log_system", None)) is not None:
+                self._guard(name, log, sample)
+
+    def finish(self, summary: RunSummary) -> None:
+        """Finishes all at the same time, each within its own bound."""
+        threads = [
+            threading.Thread(target=self._guard, args=(name, tracker.finish, summary), name=name, daemon=True)
+            for name, tracker in self._trackers.items()
+        ]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + FINISH_TIMEOUT_SEC
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+            if thread.is_alive():
+                self._report(thread.name, f"did not finish within {FINISH_TIMEOUT_SEC:g} s")
+
+    def _guard(self, name: str, act: Callable[..., object], *arguments: object) -> None:
+        try:
+            act(*arguments)
+        except Exception as error:
+            self._report(name, f"failed: {type(error).__name__}: {error}")
+
+    def _report(self, name: str, what: str) -> None:
+        """Counts a failure; the first of a tracker is a warning, the others are for the debug log."""
+        self._failed.append(name)
+        _logger.log(
+            logging.WARNING if self._failed.count(name) == 1 else logging.DEBUG, "The tracker %s %s", name, what
+        )
+
+
+def _takes_trajectory(tracker: Tracker) -> bool:
+    try:
+        inspect.signature(tracker.log_episode).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,161 @@
+"""TensorBoard as a tracker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+
+from ares_exp.errors import ConfigError
+from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.run_dir import RunDir, dump_json
+from ares_exp.secrets import scrub
+from ares_exp.trackers.background_writer import BackgroundWriter
+from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.records import EpisodeTrajectory
+
+_BINS = 30
+
+
+class TensorboardTracker:
+    """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
+
+    Scalars of a finished try have the number of finished tries as their step, also when the run is resumed; those of
+    the runner itself the whole seconds since the run began. At the end come the totals and, over the attempts,
+    histograms. Config and provenance are texts.
+    """
+
+    @pydantic.validate_call
+    def __init__(
+        self,
+        *,
+        finish_timeout_sec: Annotated[float, pydantic.Field(gt=0)] = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Touches nothing.
+
+        Args:
+            finish_timeout_sec: Bound on `finish`, for a disk that hangs.
+            clock: Gives epoch seconds.
+
+        Raises:
+            ConfigError: tensorboardX is not installed.
+        """
+        if find_spec("tensorboardX") is None:
+            raise ConfigError(
+                "TensorBoard files need the package tensorboardX: `pip install 'ares-exp[tensorboard]'`. Or leave "
+                "`tensorboard` out of `tracker=…`."
+            )
+        self._finish_timeout_sec = finish_timeout_sec
+        self._clock = clock
+        self._writer = BackgroundWriter("tracker=tensorboard")
+        self._events: _EventFile | None = None
+
+    @property
+    def failures(self) -> int:
+        """How many things could not be written so far."""
+        return self._writer.failures
+
+    def start(self, run: RunInfo) -> None:
+        """Begins a new event file."""
+        began = min((result.started_at for result in run.earlier), default=self._clock())
+        self._events = _EventFile(RunDir(run.run_dir).tensorboard, began, run.earlier)
+        self._writer.start()
+        self._write(lambda events, now: events.begin(run, now))
+
+    def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
+        """Writes the scalars of a finished try. Returns at once."""
+        self._write(lambda events, now: events.add_episode(result, now))
+
+    def log_system(self, sample: Mapping[str, float]) -> None:
+        """Writes a sample. Returns at once."""
+        self._write(lambda events, now: events.add_system(sample, now))
+
+    def finish(self, summary: RunSummary) -> None:
+        """Writes the totals and closes the file, within `finish_timeout_sec`. Idempotent."""
+        self._write(lambda events, now: events.end(summary, now))
+        self._writer.finish(self._finish_timeout_sec)
+
+    def _write(self, act: Callable[[_EventFile, float], object]) -> None:
+        """Has something written, and what was written flushed when nothing else is to be written."""
+        events, now = self._events, self._clock()
+        if events is None:
+            return
+
+        def write() -> None:
+            act(events, now)
+            if self._writer.is_idle:
+                events.flush()
+
+        self._writer.do(write)
+
+
+class _EventFile:
+    """One event file: a session of a run. Used by one thread."""
+
+    def __init__(self, folder: Path, began: float, earlier: Sequence[EpisodeResult]) -> None:
+        self._folder = folder
+        self._began = began
+        self._earlier = earlier
+        self._rows = EpisodeRows()
+        self._finished = len(earlier)
+        self._file: Any = None
+
+    def begin(self, run: RunInfo, now: float) -> None:
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # The name has the second; with the nanosecond, no two sessions have the same, and they sort as they began.
+        self._file = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
+        for result in self._earlier:
+            self._rows.add(result)
+        self._earlier = ()
+        for tag, content in (("config", run.config), ("provenance", run.provenance)):
+            text = f"```json\n{dump_json(scrub(content), indent=2)}\n```"
+            self._add(summary.text(tag, text), self._finished, now)
+
+    def add_episode(self, result: EpisodeResult, now: float) -> None:
+        self._finished += 1
+        self._add_scalars(self._rows.add(result), self._finished, now)
+
+    def add_system(self, sample: Mapping[str, float], now: float) -> None:
+        self._add_scalars(sample, max(int(now - self._began), 0), now)
+
+    def end(self, summary: RunSummary, now: float) -> None:
+        self._add_scalars(total_metrics(summary), self._finished, now)
+        for name, values in attempt_values(summary).items():
+            self._add_histogram(f"attempts/{name}", values, now)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def _add_scalars(self, values: Mapping[str, Any], step: int, now: float) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        numbers = {tag: value for tag, value in values.items() if isinstance(value, int | float)}
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=one) for tag, one in numbers.items()]), step, now)
+
+    def _add_histogram(self, tag: str, values: Sequence[float], now: float) -> None:
+        import numpy as np
+        from tensorboardX import summary
+
+        if values:
+            self._add(summary.histogram(tag, np.array(values, float), bins=_BINS), self._finished, now)
+
+    def _add(self, summary: Any, step: int, now: float) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        if self._file is not None:  # it could not be opened, which was reported
+            self._file.write_event(Event(step=step, wall_time=now, summary=summary))

@@ -1,0 +1,46 @@
+"""The settings of the W&B tracker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+Mode = Literal["auto", "offline", "online", "disabled"]
+
+
+@dataclass(frozen=True, slots=True)
+class WandbOptions:
+    """As `WandbTracker` takes them; their meaning is told there."""
+
+    project: str
+    entity: str | None
+    group: str | None
+    job_type: str | None
+    name: str | None
+    tags: tuple[str, ...]
+    mode: Mode
+    log_artifacts: bool
+    log_trajectories: bool
+    log_code: bool
+    task_set_limit_mb: float
+    snapshots_limit_mb: float
+    init_timeout_sec: float
+    finish_timeout_sec: float
+
+
+def effective_mode(mode: Mode, environ: Mapping[str, str] = os.environ) -> Mode:
+    """What `auto` means here: WANDB_MODE, else online where there is a key or a W&B sweep, else offline."""
+    if mode != "auto":
+        return mode
+    asked = environ.get("WANDB_MODE", "").lower()
+    for known in get_args(Mode):
+        if asked == known != "auto":
+            return cast("Mode", known)
+    return "online" if environ.get("WANDB_API_KEY") or sweep_run_id(environ) else "offline"
+
+
+def sweep_run_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The id that a W&B sweep's agent wants this process's run to have, if one started it."""
+    return environ.get("WANDB_RUN_ID") or None if environ.get("WANDB_SWEEP_ID") else None

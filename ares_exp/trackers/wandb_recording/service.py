@@ -1,0 +1,133 @@
+"""W&B's own side: its settings, its folders, its service process. Everything stays in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ares_exp.secrets import scrub
+from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.wandb_recording.identity import WandbIdentity
+from ares_exp.trackers.wandb_recording.options import WandbOptions
+
+if TYPE_CHECKING:
+    import wandb
+
+Report = Callable[[str], None]
+
+# W&B's service process and its environment variables belong to the whole process.
+_one_tracker_at_a_time = threading.Lock()
+
+
+def open_run(
+    options: WandbOptions, info: RunInfo, identity: WandbIdentity, *, online: bool, report: Report
+) -> wandb.Run:
+    """Opens the W&B run: online if that is wanted and the service answers, else offline.
+
+    Raises:
+        Exception: Whatever W&B raises when even an offline run cannot be opened.
+    """
+    if online:
+        try:
+            return _init(options, info, identity, "online")
+        except Exception as error:
+            report(
+                f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead (upload it later with "
+                f"`python -m ares_exp.trackers sync {info.run_dir}`): {first_line(error)}"
+            )
+            end_service()
+    return _init(options, info, identity, "offline")
+
+
+def _init(
+    options: WandbOptions, info: RunInfo, identity: WandbIdentity, mode: Literal["online", "offline"]
+) -> wandb.Run:
+    import wandb
+
+    hooks = sys.exit, sys.excepthook
+    # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
+    wandb.setup(settings=wandb.Settings(silent=True))
+    try:
+        return wandb.init(
+            project=identity.project,
+            entity=identity.entity,
+            group=options.group or info.group,
+            job_type=options.job_type or info.job_type,
+            name=options.name or info.name,
+            tags=[*dict.fromkeys((*info.tags, *options.tags))],
+            id=identity.id,
+            config={**scrub(info.config), "provenance": scrub(info.provenance)},
+            dir=str(info.run_dir),
+            mode=mode,
+            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
+            resume="allow",
+            reinit="create_new",
+            settings=_settings(options),
+        )
+    finally:
+        # W&B's hooks would print a second traceback and wrap every exit.
+        sys.exit, sys.excepthook = hooks
+
+
+def _settings(options: WandbOptions) -> wandb.Settings:
+    import wandb
+
+    return wandb.Settings(
+        silent=True,
+        console="off",
+        init_timeout=options.init_timeout_sec,
+        finish_timeout=0.9 * options.finish_timeout_sec,
+        finish_timeout_raises=True,
+        # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
+        x_disable_meta=True,
+        # Its monitor is a process that leaves a socket in the temporary directory when a run is short.
+        x_disable_stats=True,
+        x_save_requirements=False,
+        disable_git=True,
+        disable_code=True,
+        save_code=False,
+    )
+
+
+@contextlib.contextmanager
+def files_in(run_dir: Path) -> Iterator[None]:
+    """Points W&B's own folders into a run directory, for one tracker at a time: environment variables set them."""
+    folder = (run_dir / "wandb").absolute()
+    values = {
+        "WANDB_DATA_DIR": str(folder),
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        # Else an offline run, too, calls home.
+        "WANDB_ERROR_REPORTING": os.environ.get("WANDB_ERROR_REPORTING", "false"),
+    }
+    with _one_tracker_at_a_time:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def end_service() -> None:
+    """Ends W&B's service process, unless another run of this process uses it.
+
+    Only then are the files whole, its threads and exit hook gone, and is the id of a run that failed to open free.
+    """
+    import wandb
+
+    if wandb.setup().most_recent_active_run is None:
+        wandb.teardown()
+
+
+def first_line(error: Exception) -> str:
+    """An error of W&B in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
