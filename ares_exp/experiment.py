@@ -255,6 +255,8 @@ class Experiment:
         wait_sec = self._parts.retry.wait_sec(failure, result.outcome, tries)
         if wait_sec is None:
             return None
+        if playing.log is not None:
+            playing.log.discard()
         seed = episode_seed(self._settings.seed, *planned.slot, retry)
         return Again(planned.anew(retry=retry, seed=seed), wait_sec)
 

@@ -172,12 +172,10 @@ class _Job:
     async def _play(self, task_names: Sequence[str]) -> RunSummary:
         source = self._components.source
         provenance = await asyncio.to_thread(collect_provenance, task_set_path=source.path)
-        provenance["task_digests"] = await asyncio.to_thread(task_digests, source, task_names)
+        digests = await asyncio.to_thread(task_digests, source, task_names)
         with self._run_dir.owned(resume=self._config["resume"]):
             warnings = self._experiment.warnings
-            session = await asyncio.to_thread(
-                open_session, self._run_dir, self._config, provenance, task_names, warnings
-            )
+            session = await asyncio.to_thread(open_session, self._run_dir, self._config, provenance, digests, warnings)
             info = RunInfo(
                 run_dir=self._run_dir.path,
                 name=f"{self._config['name']}/{self._run_dir.path.name}",

@@ -25,7 +25,7 @@ SHOWN = 5
 HARMLESS = (
     *("name", "attempts", "concurrency", "durability", "policy_timeout_sec", "objective", "hydra"),
     *("monitor_interval_sec", "stall_warn_sec", "resume", "resume_force", "resume_redo", "resume_diverged"),
-    *("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "env.check"),
+    *("collector", "tracker", "snapshot", "wrapper", "retry", "budget"),
     *("policy.api_key_env", "policy.timeout_sec", "policy.max_retries", "policy.retry_base_sec"),
     *("policy.max_retry_wait_sec", "policy.max_concurrency", "policy.max_answer_bytes", "policy.preflight_timeout_sec"),
 )
@@ -49,17 +49,17 @@ class Session:
     earlier: EarlierSessions | None = None
 
 
-def task_digests(source: object, task_names: Sequence[str]) -> dict[str, str]:
-    """What tells whether a task has changed, by name, where the task set can say it. Blocking."""
-    digest = getattr(source, "digest", None)
-    return {name: digest(name) for name in task_names} if digest is not None else {}
+def task_digests(source: object, task_names: Sequence[str]) -> dict[str, str | None]:
+    """The selected tasks, each with what tells whether it has changed, where the task set can say it. Blocking."""
+    digest = getattr(source, "digest", lambda name: None)
+    return {name: digest(name) for name in task_names}
 
 
 def open_session(
     run_dir: RunDir,
     config: Mapping[str, Any],
     provenance: Mapping[str, Any],
-    task_names: Sequence[str],
+    tasks: Mapping[str, str | None],
     warnings: Sequence[str],
 ) -> Session:
     """Begins the run, or goes on with what is in its directory. Blocking.
@@ -67,8 +67,8 @@ def open_session(
     Args:
         run_dir: Of the run; this process owns it.
         config: Resolved, without secrets.
-        provenance: Of this process; `task_digests` included.
-        task_names: What is selected now.
+        provenance: Of this process.
+        tasks: What is selected now; see `task_digests`.
         warnings: What the user was warned of so far.
 
     Raises:
@@ -78,14 +78,14 @@ def open_session(
     run_id = os.urandom(4).hex()
     if run_dir.has_run:
         recorded = _read_provenance(run_dir)
-        _check_same(run_dir, config, recorded, provenance, task_names)
+        _check_same(run_dir, config, recorded, tasks)
         run_id = str(recorded.get("run_id", run_id))
         earlier = settle(run_dir)
         earlier = EarlierSessions(earlier.results, earlier.logs, _wall_sec(run_dir, earlier.results))
     else:
         write_atomically(run_dir.config, _as_yaml(config))
-        found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings)}
-        run_dir.write_json(run_dir.provenance, {**found, "tasks": list(task_names)})
+        found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
+        run_dir.write_json(run_dir.provenance, found)
     line = {
         "began": time.time(),
         "pid": os.getpid(),
@@ -112,14 +112,13 @@ def _check_same(
     run_dir: RunDir,
     config: Mapping[str, Any],
     recorded: Mapping[str, Any],
-    now: Mapping[str, Any],
-    task_names: Sequence[str],
+    tasks: Mapping[str, str | None],
 ) -> None:
     """Refuses to mix two experiments in one directory, unless that is forced."""
     was = read_yaml(run_dir.config)
     if not isinstance(was, dict):
         raise ConfigError(f"{run_dir.config} is broken: expected a config, got a {type(was).__name__}.")
-    differing = [*_differences(was, config), *_task_differences(recorded, now, task_names)]
+    differing = [*_differences(was, config), *_task_differences(recorded.get("tasks"), tasks)]
     if not differing:
         return
     shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
@@ -142,15 +141,13 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
             yield f"`{key}` was {before!r:.100} and is {after!r:.100}"
 
 
-def _task_differences(was: Mapping[str, Any], now: Mapping[str, Any], task_names: Sequence[str]) -> Iterator[str]:
-    before = [str(name) for name in was.get("tasks") or ()]
-    if gone := [name for name in before if name not in task_names]:
+def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterator[str]:
+    before = recorded if isinstance(recorded, dict) else dict.fromkeys(map(str, recorded or ()))
+    if gone := [name for name in before if name not in tasks]:
         yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
-    if new := [name for name in task_names if name not in before]:
+    if new := [name for name in tasks if name not in before]:
         yield f"{_counted(new)} not selected then ({', '.join(new[:SHOWN])})"
-    old = was.get("task_digests")
-    known = old if isinstance(old, dict) else {}
-    if changed := [name for name, digest in now["task_digests"].items() if known.get(name, digest) != digest]:
+    if changed := [name for name, digest in tasks.items() if before.get(name) not in (None, digest)]:
         yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
 
 

@@ -31,7 +31,7 @@ def in_full(overrides: Sequence[str]) -> list[str]:
         parsed = OverridesParser.create().parse_overrides(overrides=list(overrides))
     except OverrideParseException:
         return list(overrides)
-    chosen = {group: _chosen(group, parsed) for group in SEVERAL}
+    chosen = _chosen(parsed)
     return [_in_full(one, chosen) for one in parsed]
 
 
@@ -44,8 +44,8 @@ def _in_full(override: Override, chosen: Mapping[str, Mapping[str, Any]]) -> str
     return line
 
 
-def _chosen(group: str, overrides: Sequence[Override]) -> Mapping[str, Mapping[str, Any]]:
-    """The name and node of the one option that is chosen and has a node of its own; empty when there is no such."""
+def _chosen(overrides: Sequence[Override]) -> dict[str, Mapping[str, Any]]:
+    """By group, the name and node of the one option that is chosen, if it has a node of its own."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -55,10 +55,13 @@ def _chosen(group: str, overrides: Sequence[Override]) -> Mapping[str, Mapping[s
     choices = [
         str(one.input_line)
         for one in overrides
-        if one.key_or_group in (group, "experiment", "hydra.searchpath") and not one.is_sweep_override()
+        if one.key_or_group in (*SEVERAL, "experiment", "hydra.searchpath") and not one.is_sweep_override()
     ]
+    chosen = {}
     with suppress(HydraException), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        node = compose("config", overrides=choices)[group]
-        if OmegaConf.is_dict(node) and "_target_" not in node and len(node) == 1:
-            return cast("Mapping[str, Mapping[str, Any]]", node)
-    return {}
+        config = compose("config", overrides=choices)
+        for group in SEVERAL:
+            node = config[group]
+            if OmegaConf.is_dict(node) and "_target_" not in node and len(node) == 1:
+                chosen[group] = cast("Mapping[str, Any]", node)
+    return chosen

@@ -29,8 +29,8 @@ class ChosenRun:
         letter: A, B, C …
         path: Its directory.
         statistics: Its statistics.
-        overrides: What it was started with, by key; empty where that was not recorded.
-        config: Its config, by dotted key; empty likewise.
+        overrides: What it was started with, by key; `None`: that was not recorded.
+        config: Its config, by dotted key; `None` likewise.
         notes: What a reader should know of how it was read.
         name: What to call it.
     """
@@ -38,8 +38,8 @@ class ChosenRun:
     letter: str
     path: Path
     statistics: RunStatistics
-    overrides: Mapping[str, str]
-    config: Mapping[str, str]
+    overrides: Mapping[str, str] | None
+    config: Mapping[str, str] | None
     notes: tuple[str, ...] = ()
     name: str = field(default="")
 
@@ -63,14 +63,14 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
     runs = [
         _read(place, letter=_letters(number), threshold=threshold, level=level) for number, place in enumerate(places)
     ]
-    differing = [key for key in _differing([run.overrides for run in runs]) if not key.startswith("hydra.")]
+    differing = _differing([run.overrides for run in runs if run.overrides is not None])
     return [replace(run, name=_name(run, differing)) for run in runs]
 
 
 def differing_config(runs: Sequence[ChosenRun]) -> dict[str, tuple[str | None, ...]]:
     """The keys on which the configs of the runs disagree, with the value of each run, `None` where it has none."""
-    known = [run.config for run in runs if run.config]
-    return {key: tuple(run.config.get(key) for run in runs) for key in _differing(known)}
+    known = [run.config for run in runs if run.config is not None]
+    return {key: tuple((run.config or {}).get(key) for run in runs) for key in _differing(known)}
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -105,16 +105,16 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     return ChosenRun(letter, path, statistics, _overrides(path), _config(place.config), tuple(notes))
 
 
-def _overrides(path: Path) -> dict[str, str]:
+def _overrides(path: Path) -> dict[str, str] | None:
     try:
         lines = RecordedRun(path).overrides()
     except ConfigError:  # a run that was merged, or made by a program: it has other names
-        return {}
+        return None
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-def _config(path: Path) -> dict[str, str]:
-    """The config by dotted keys; nothing where there is none that can be read."""
+def _config(path: Path) -> dict[str, str] | None:
+    """The config by dotted keys; `None` where there is none that can be read."""
     import yaml
 
     try:
@@ -122,7 +122,7 @@ def _config(path: Path) -> dict[str, str]:
             text = file.read(MAX_RECORD_BYTES)
         config = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
-        return {}
+        return None
     found: dict[str, str] = {}
     pending: list[tuple[str, Any]] = [("", config)]
     while pending and len(found) < MOST_KEYS:
@@ -156,8 +156,9 @@ def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _name(run: ChosenRun, differing: Sequence[str]) -> str:
     """What it alone was started with, in few words; else its directory."""
-    own = [f"{key}={run.overrides[key]}" for key in differing if key in run.overrides]
-    return " ".join(own) or str(run.path)
+    if run.overrides is None or not differing:
+        return str(run.path)
+    return " ".join(f"{key}={run.overrides[key]}" for key in differing if key in run.overrides) or "defaults"
 
 
 def _letters(number: int) -> str:

@@ -65,6 +65,8 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
             texts=ALIGNED_LEFT,
         )
     )
+    if "scored only" in columns:
+        _say(console, "mean reward, pass@k and pass^k: an attempt without a reward has reward 0, and has failed")
     for run in runs:
         if run.name != str(run.path):
             _say(console, f"{run.letter}  {one_line(str(run.path), 300)}")
@@ -110,7 +112,8 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
     if every is not None:
         yield f"mean reward {_difference(every)}"
     if scored is not None and scored != every:
-        yield f"scored only {_difference(scored)}, {_tasks(scored.tasks)}"
+        fewer = f", on {scored.tasks:,} of them" if scored.tasks < len(comparison.pairs) else ""
+        yield f"scored only {_difference(scored)}{fewer}"
     spent = [
         _change(what, getattr(pair.a.statistics, what), getattr(pair.b.statistics, what))
         for what in ("tokens", "cost", "seconds")
@@ -145,7 +148,7 @@ def _passed(task: TaskStatistics | None) -> str:
     if task is None:
         return "-"
     errors = task.attempts - task.scored
-    return f"{task.passed}/{task.attempts}" + (f" ({errors} without a reward)" if errors else "")
+    return f"{task.passed}/{task.attempts}" + (f" ({errors} {'error' if errors == 1 else 'errors'})" if errors else "")
 
 
 def _difference(difference: Difference) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 OnWait = Callable[[float], None]
@@ -19,9 +19,10 @@ _REPORT_EVERY_SEC = 1.0
 class RequestSlots:
     """Bounds the requests under way at once. When the endpoint asks one of them to wait, all wait."""
 
-    def __init__(self, count: int) -> None:
-        """All `count` slots are free."""
+    def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """All `count` slots are free; `sleep` sits out pauses."""
         self._free = asyncio.Semaphore(count)
+        self._sleep = sleep
         self._paused_until = 0.0
 
     def pause(self, seconds: float) -> None:
@@ -42,7 +43,7 @@ class RequestSlots:
                 break
             self._free.release()
             on_wait(seconds)
-            await asyncio.sleep(seconds)
+            await self._sleep(seconds)
         else:
             await self._acquire(on_wait)
         try:

@@ -75,9 +75,13 @@ def _done(step: StepRecord, kind: str) -> Iterator[str]:
 
 
 def _line(tag: str, text: str, style: str = "") -> str:
-    return f'<{tag} class="{style}">{escape(one_line(mask_known_secrets(text), 300))}</{tag}>'
+    return f"<{tag}{_class(style)}>{escape(one_line(mask_known_secrets(text), 300))}</{tag}>"
 
 
 def _text(text: str, style: str = "") -> str:
     # Masked before anything is cut or escaped: half a secret, or an escaped one, would no more be known.
-    return f'<pre class="{style}">{escape(chr(10).join(collapsed(mask_known_secrets(text))))}</pre>'
+    return f"<pre{_class(style)}>{escape(chr(10).join(collapsed(mask_known_secrets(text))))}</pre>"
+
+
+def _class(style: str) -> str:
+    return f' class="{style}"' if style else ""

@@ -55,10 +55,17 @@ class EpisodesTable:
         self._waiting_rows = 0
 
     @property
+    def rows(self) -> int:
+        """How many rows were logged, in all sessions."""
+        return self._rows
+
+    @property
     def state(self) -> dict[str, Any]:
         """What is to be known to go on with the table: how many rows were logged, and where the increments are."""
-        last = self._table._get_artifact_entry_ref_url() if self._table._artifact_target is not None else None
-        return {"rows": self._rows, "paths": [*self._table._previous_increments_paths, *([last] if last else [])]}
+        paths = [*(self._table._previous_increments_paths or ())]
+        if self._table._artifact_target is not None:
+            paths.append(str(self._table._get_artifact_entry_ref_url()))
+        return {"rows": self._rows, "paths": paths}
 
     def add(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None) -> bool:
         """Adds a row; says whether an increment was logged."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FINISHED, WALL_SEC = "progress/finished", "progress/wall_sec"
 """The two axes: tries that have finished, and seconds since the run was first begun."""
 OBJECTIVE = "objective"
-"""In the summary: what a sweep is to maximise, the mean reward."""
+"""In the summary: what a sweep is to maximise, the metric that the config key of that name chooses."""
 EPISODES_AXIS_KEYS = ("episode/*", "outcome/*", "progress/mean_reward")
 TIME_AXIS_KEYS = ("system/*", FINISHED)
 
@@ -66,6 +66,8 @@ class WandbRecording:
                 self._log, folder, pages=self._options.log_trajectories, earlier=self._identity.table
             )
             self._identity.write(self._info.run_dir)
+            for result in self._info.earlier[self._table.rows :]:  # a killed session had not logged them yet
+                self._table.add(result, None)
         if self._run is not None and self._options.log_artifacts:
             with self._wandb("refused what the run builds upon"):
                 self._use_inputs(self._run)
@@ -148,8 +150,8 @@ class WandbRecording:
         if histograms:
             self._log(histograms)
         totals = total_metrics(summary)
-        if summary.mean_reward is not None:
-            totals[OBJECTIVE] = summary.mean_reward
+        if (objective := totals.get(f"stat/{self._info.config.get('objective', 'mean_reward')}")) is not None:
+            totals[OBJECTIVE] = objective
         run.summary.update({key: value for key, value in totals.items() if not _is_endless(value)})
 
     def _log_outputs(self, run: wandb.Run, summary: RunSummary) -> None:

@@ -1,4 +1,4 @@
-"""Run directories that were moved: W&B notes the files of artifacts by absolute paths, and drops what it cannot find."""
+"""Run directories that were moved: W&B notes the files of artifacts by absolute paths, and drops what is not there."""
 
 from __future__ import annotations
 
