@@ -61,6 +61,11 @@ class LoggedEpisode:
     taken_over: int = 0
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
 
+    @property
+    def slot(self) -> tuple[str, int]:
+        """The attempt: task and number."""
+        return self.task_name, self.attempt
+
     @classmethod
     def read(cls, path: Path) -> LoggedEpisode:
         """Reads what is whole of a log; a line that was being written when its process died is left out.
@@ -73,6 +78,8 @@ class LoggedEpisode:
         decoder = StepDecoder()
         with read_lines(path) as lines:
             head = _head(next(lines).text)
+            if head["episode_id"] != path.stem:
+                raise ValueError(f"expected the log of {path.stem}, got that of {head['episode_id']!r:.80}")
             try:
                 for line in lines:
                     record = decoder.decode(json.loads(line.text))
@@ -95,11 +102,11 @@ class AnswerLog:
         self._count = 0
         self._broken = False
 
-    def begin(self, taken_over: Sequence[Exchange]) -> None:
+    def begin(self, taken_over: Sequence[Exchange]) -> bool:
         """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
 
-        Raises:
-            OSError: It cannot be written.
+        Returns:
+            Whether it could.
         """
         self._encoder, self._count = StepEncoder(), 0
         head = asdict(replace(self._episode, taken_over=len(taken_over), exchanges=()))
@@ -108,9 +115,9 @@ class AnswerLog:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, "".join(f"{line}\n" for line in lines))
-        except OSError:
-            self._broken = True
-            raise
+        except OSError as error:
+            self._give_up(error)
+        return not self._broken
 
     def append(self, request: LLMRequest, answer: LLMResponse) -> None:
         """Writes one more answer: it survives `kill -9` when this returns."""
@@ -120,13 +127,16 @@ class AnswerLog:
         try:
             append_text(self._path, f"{line}\n")
         except OSError as error:
-            self._broken = True
-            logger.warning("Episode %s cannot be resumed: %s: %s", self._episode.episode_id, self._path, error.strerror)
+            self._give_up(error)
 
     def discard(self) -> None:
         """Removes the file."""
         self._broken = True
         self._path.unlink(missing_ok=True)
+
+    def _give_up(self, error: OSError) -> None:
+        self._broken = True
+        logger.warning("Episode %s cannot be resumed: %s: %s", self._episode.episode_id, self._path, error.strerror)
 
     def _line(self, exchange: Exchange) -> str:
         record = StepRecord(
@@ -148,7 +158,7 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             found.append(LoggedEpisode.read(path))
-        except (OSError, ValueError, StopIteration) as error:
+        except (OSError, ValueError, RecursionError, StopIteration) as error:
             logger.warning("%s cannot be read, and is left alone: %s", path, error)
     return found
 
@@ -168,6 +178,7 @@ def _head(line: str) -> dict[str, Any]:
     if not isinstance(head, dict) or head.keys() != kinds.keys():
         raise ValueError(f"expected the fields {', '.join(kinds)}")
     for name, kind in kinds.items():
-        if not isinstance(head[name], kind):
-            raise ValueError(f"expected another kind of {name}, got {head[name]!r:.80}")
+        value = head[name]
+        if not isinstance(value, kind) or (isinstance(value, int | float) and name != "seed" and not 0 <= value < 2**53):
+            raise ValueError(f"expected another kind of {name}, got {value!r:.80}")
     return head

@@ -36,11 +36,13 @@ class EarlierSessions:
 
     Attributes:
         results: Every try that ended, or was lost.
+        lost: Those of them that have their row since now.
         logs: The answers of attempts that have no result, by attempt.
         wall_sec: Seconds that earlier sessions took.
     """
 
     results: tuple[EpisodeResult, ...] = ()
+    lost: tuple[EpisodeResult, ...] = ()
     logs: Mapping[Slot, LoggedEpisode] = field(default_factory=dict)
     wall_sec: float = 0.0
 
@@ -81,6 +83,7 @@ def settle(run_dir: RunDir, *, wall_sec: float = 0.0) -> EarlierSessions:
         UserError: What the run recorded cannot be read.
         OSError: Its files cannot be written.
     """
+    run_dir.sweep_up()
     recorded_results = read_results(run_dir.episodes)
     if recorded_results.torn:
         os.truncate(run_dir.episodes, recorded_results.whole_bytes)
@@ -90,25 +93,26 @@ def settle(run_dir: RunDir, *, wall_sec: float = 0.0) -> EarlierSessions:
     _recover_trajectories(run_dir.path)
     lost = [log for log in logs if log.episode_id not in ended]
     recorded = _recorded(run_dir.path, {log.episode_id for log in lost})
-    for log in sorted(lost, key=lambda one: one.retry):
-        result = _row(log, recorded.get(log.episode_id))
+    new = [_row(log, recorded.get(log.episode_id)) for log in sorted(lost, key=lambda one: one.retry)]
+    for result in new:
         run_dir.append_episode(result.to_dict())
-        results.append(result)
-    return EarlierSessions(tuple(results), _latest(run_dir, logs, results), wall_sec)
+    results += new
+    return EarlierSessions(tuple(results), tuple(new), _latest(run_dir, logs, results), wall_sec)
 
 
 def _latest(
     run_dir: RunDir, logs: Sequence[LoggedEpisode], results: Sequence[EpisodeResult]
 ) -> dict[Slot, LoggedEpisode]:
-    """The log of the last try of every attempt without a reward; the others are of no more use, and go."""
-    final = {result.episode_id for result in final_results(results) if result.outcome not in ANSWERS_USED_UP}
-    latest = {}
+    """The newest log of every attempt without a reward; the others are of no more use, and go.
+
+    It is not always that of the last try: one that ended early has taken nothing over yet.
+    """
+    used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in ANSWERS_USED_UP}
+    newest = {log.slot: log for log in sorted(logs, key=lambda one: one.retry) if log.slot not in used_up}
     for log in logs:
-        if log.episode_id in final:
-            latest[log.task_name, log.attempt] = log
-        else:
+        if newest.get(log.slot) is not log:
             (run_dir.answers / f"{log.episode_id}{SUFFIX}").unlink(missing_ok=True)
-    return latest
+    return newest
 
 
 def _row(log: LoggedEpisode, recorded: StoredEpisode | None) -> EpisodeResult:

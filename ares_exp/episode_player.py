@@ -160,10 +160,6 @@ class EpisodePlayer:
             parent=earlier.episode_id if earlier is not None else None,
         )
         playing.log = log = AnswerLog(self._run_dir.answers, begun)
-        try:
-            log.begin(earlier.exchanges if earlier is not None else ())
-            if earlier is not None:
-                AnswerLog(self._run_dir.answers, earlier).discard()
-        except OSError as error:
-            logger.warning("Episode %s cannot be resumed: its log cannot be written: %s", planned.episode_id, error)
+        if log.begin(earlier.exchanges if earlier is not None else ()) and earlier is not None:
+            AnswerLog(self._run_dir.answers, earlier).discard()
         return log

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ares_exp.budget import BudgetMeter
@@ -121,9 +122,9 @@ class Experiment:
             sweep_dir=self._settings.sweep_dir,
         )
         self._progress = Progress(len(owed))
+        await asyncio.to_thread(self._guard, "Reading what the sweep has spent", self._meter.refresh)
         self._check_budget()
-        info = replace(info, earlier=tuple(self._results))
-        self._guard("The tracker's start", lambda: self._parts.tracker.start(info))
+        self._start_tracker(info, earlier)
         self._progress.start()
         try:
             if owed:
@@ -134,6 +135,15 @@ class Experiment:
         summary = self._summarise(len(planned), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary
+
+    def _start_tracker(self, info: RunInfo, earlier: EarlierSessions) -> None:
+        """The tracker is told of what was lost as of other tries, and gets the others as what was before."""
+        lost = {result.episode_id for result in earlier.lost}
+        told = tuple(result for result in self._results if result.episode_id not in lost)
+        tracker = self._parts.tracker
+        self._guard("The tracker's start", lambda: tracker.start(replace(info, earlier=told)))
+        for result in earlier.lost:
+            self._guard("The tracker", partial(tracker.log_episode, result))
 
     def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
         return RunSummary(
@@ -197,15 +207,16 @@ class Experiment:
 
     async def _play_all(self, owed: Sequence[PlannedEpisode]) -> None:
         """Plays what is owed, watched. What does not end in time when it is interrupted gets its row all the same."""
+        monitor = RunnerMonitor(
+            self._playing.values,
+            self._log_system,
+            self._warn,
+            queued=lambda: self._scheduler.queued,
+            interval_sec=self._settings.monitor_interval_sec,
+            stall_warn_sec=self._settings.stall_warn_sec,
+        )
         try:
-            async with RunnerMonitor(
-                self._playing.values,
-                self._log_system,
-                self._warn,
-                queued=lambda: self._scheduler.queued,
-                interval_sec=self._settings.monitor_interval_sec,
-                stall_warn_sec=self._settings.stall_warn_sec,
-            ) as monitor:
+            async with monitor:
                 watching = asyncio.create_task(self._watch_budget())
                 try:
                     await self._scheduler.run(owed)
@@ -250,7 +261,8 @@ class Experiment:
             self._warn(
                 f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
             )
-            return Again(planned.going_on(planned.earlier, retry=retry, use_snapshots=False), 0.0)
+            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # whose log has taken its place
+            return Again(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
         wait_sec = self._parts.retry.wait_sec(failure, result.outcome, tries)
         if wait_sec is None:

@@ -41,6 +41,8 @@ def read_results(path: Path) -> RecordedResults:
     """
     results: list[EpisodeResult] = []
     whole_bytes, number = 0, 0
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"Cannot read {path}: expected a regular file.")
     try:
         with path.open("rb") as lines:
             while line := lines.readline(MAX_ROW_BYTES + 1):

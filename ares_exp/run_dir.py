@@ -200,6 +200,12 @@ class RunDir:
             if folder.resolve() != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
+    def sweep_up(self) -> None:
+        """Removes what a process left that was killed in the middle of an atomic write. For the run's only process."""
+        for folder in (self.path, self.answers):
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
     def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
         """Writes indented JSON, atomically."""
         write_atomically(path, dump_json(data, indent=2) + "\n")

@@ -87,7 +87,7 @@ class Scheduler:
                 worker.cancel()
 
     async def _work(self) -> None:
-        while (planned := await self._ready.get()) is not None and not self.interrupted:
+        while not self.interrupted and (planned := await self._ready.get()) is not None:
             again = await self._play(planned)
             if again is None:
                 self._settle()

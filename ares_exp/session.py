@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,11 @@ def open_session(
         _check_same(run_dir, config, recorded, tasks)
         run_id = str(recorded.get("run_id", run_id))
         earlier = settle(run_dir)
-        earlier = EarlierSessions(earlier.results, earlier.logs, _wall_sec(run_dir, earlier.results))
+        earlier = replace(earlier, wall_sec=_wall_sec(run_dir, earlier.results))
     else:
-        write_atomically(run_dir.config, _as_yaml(config))
         found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
         run_dir.write_json(run_dir.provenance, found)
+        write_atomically(run_dir.config, _as_yaml(config))  # the last one: with it there is a run
     line = {
         "began": time.time(),
         "pid": os.getpid(),
@@ -172,8 +172,6 @@ def _same_path(before: Any, after: Any) -> bool:
 def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
     try:
         found = json.loads(run_dir.provenance.read_bytes())
-    except FileNotFoundError:  # killed before it was written: nothing was played
-        return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
     if not isinstance(found, dict):

@@ -56,9 +56,10 @@ def _advice(remedy: Remedy, pair: ComparedPair) -> str:
         "" if remedy.tasks is None else f"about {remedy.tasks:,} tasks like these, with as many attempts as now"
     )
     if remedy.obstacle is Obstacle.NO_DIFFERENCE:
-        least = remedy.detectable
-        seen = "" if least is None else f" {of_tasks} would show one of {format_number(least)} or more".capitalize()
-        return f"No difference was observed.{seen and f'{seen} ({_odds(remedy)}).'}"
+        if remedy.detectable is None:
+            return "No difference was observed."
+        least = f"a difference of {format_number(remedy.detectable)} or more"
+        return f"No difference was observed. On {of_tasks}, {least} would show ({_odds(remedy)})."
     guess = f"If the true difference is the observed one ({_odds(remedy)})"
     if remedy.attempts is not None:
         also = f", or {more_tasks}" if more_tasks else ""

@@ -57,8 +57,8 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
         spreads = [getattr(run.statistics, cells) for run in runs]
         if any(spread.total for spread in spreads):
             columns[name] = [_mean(spread) for spread in spreads]
-    rates = [name for name in columns if name.startswith("pass")]
-    leave_out = [*rates, "scored", "seconds", "$", "tokens", "attempts", "tasks"]
+    rates = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
+    leave_out = ["seconds", "$", "tokens", "scored", *rates, "attempts", "tasks"]  # what the pairs say as well first
     console.print(
         make_table(
             columns_that_fit(columns, console.width, leave_out=[n for n in leave_out if n in columns]),

@@ -65,7 +65,7 @@ def _place(playing: Playing) -> str:
         case "policy", _:
             return "the policy"
         case "environment", "agent":
-            return "its agent's next request"
+            return "its agent, at work in the container"
         case "environment", "verify":
             return "its verifier"
         case "environment", _:

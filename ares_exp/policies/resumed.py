@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -86,7 +87,7 @@ class ResumablePolicy:
                     f"Played again, the episode asks something else at step {position} than it did: the attempt is "
                     "started anew (resume_diverged=restart)."
                 )
-            self._log.begin(self._earlier[:position])
+            await asyncio.to_thread(self._log.begin, self._earlier[:position])
         try:
             answer = await self._client(request)
         except RefusalError as refusal:

@@ -52,6 +52,7 @@ class SweepCallback(Callback):
         """
         folder = Path(config.hydra.sweep.dir)
         _pin(config, folder)
+        _refuse_secrets_on_disk(config)
         record = folder / MULTIRUN
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
@@ -133,6 +134,15 @@ def _pin(config: DictConfig, folder: Path) -> None:
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(folder).replace("${", "\\${")
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={name}")
+
+
+def _refuse_secrets_on_disk(config: DictConfig) -> None:
+    """Submitit leaves the whole command in the sweep's folder, for the processes that it starts."""
+    if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
+        raise SweepRefused(
+            "The launcher writes the command to disk, and a secret was typed in it: give it in an environment variable "
+            "(`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
+        )
 
 
 def _without_secrets(config: DictConfig) -> str:

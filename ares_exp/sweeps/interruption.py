@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,40 +32,58 @@ class SweepInterrupted(Exception):
     """The sweep ends early: this job was cut short, or not begun. A BaseException would break a launcher's worker."""
 
 
-@contextmanager
-def ends_with_the_sweep(sweep_dir: Path, first_process: Mapping[str, str]) -> Iterator[None]:
-    """Has a job in a process of its own end when the sweep is to, or when its first process is gone.
+class JobProcess:
+    """This process, which a launcher has started for jobs of a sweep: it ends with the sweep's first process."""
 
-    Args:
-        sweep_dir: The sweep's folder.
-        first_process: What `owner_labels` says in the sweep's first process. If that is on another machine, which a
-            cluster's jobs outlive, the file alone counts.
+    def __init__(self, first_process: Mapping[str, str]) -> None:
+        """Begins to watch.
 
-    Raises:
-        SweepInterrupted: It ends already.
-    """
+        Args:
+            first_process: What `owner_labels` says there. If that is on another machine, which the jobs of a cluster
+                may outlive, only the file ends them.
+        """
+        self._first_process = first_process
+        self._lock = threading.Lock()
+        self._stop: Path | None = None
+        self._before: object = None
+        threading.Thread(target=self._watch, name="sweep-watch", daemon=True).start()
 
-    def is_over() -> bool:
-        return (sweep_dir / STOP).exists() or is_dead(first_process)
+    @contextmanager
+    def playing(self, sweep_dir: Path) -> Iterator[None]:
+        """While a job is played: has it end in good order when the sweep is to end.
 
-    if is_over():
-        raise SweepInterrupted
-    before, ended = signal.getsignal(signal.SIGTERM), threading.Event()
+        Args:
+            sweep_dir: The sweep's folder.
 
-    def watch() -> None:
-        # Only when the job has its own handler: the first SIGTERM ends it in good order, a second one would at once.
-        while not ended.wait(POLL_SEC):
-            if signal.getsignal(signal.SIGTERM) is not before and is_over():
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+        Raises:
+            SweepInterrupted: It ends already.
+        """
+        stop = sweep_dir / STOP
+        if self._is_over(stop):
+            raise SweepInterrupted
+        with self._lock:
+            self._stop, self._before = stop, signal.getsignal(signal.SIGTERM)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stop = None
 
-    watching = threading.Thread(target=watch, name="sweep-watch", daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watching.join()
+    def _watch(self) -> None:
+        told = False
+        while True:
+            time.sleep(POLL_SEC)
+            with self._lock:
+                if self._stop is None:
+                    told = False
+                    if is_dead(self._first_process):  # the launcher would keep this process for more jobs
+                        os._exit(INTERRUPTED)
+                elif not told and self._is_over(self._stop) and signal.getsignal(signal.SIGTERM) is not self._before:
+                    told = True  # once, and to the job's own handler: a second SIGTERM would end it in the middle
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_over(self, stop: Path) -> bool:
+        return stop.exists() or is_dead(self._first_process)
 
 
 class Interruption:

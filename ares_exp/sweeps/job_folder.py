@@ -68,7 +68,7 @@ class JobFolder:
             return JobState.FAILED
         if self.summary is None:
             return JobState.NOT_STARTED
-        return JobState.COMPLETE if self.summary.complete else JobState.INCOMPLETE
+        return JobState.COMPLETE if self.summary.planned and self.summary.complete else JobState.INCOMPLETE
 
     @property
     def exit_code(self) -> int:
@@ -134,7 +134,7 @@ def _summary(run_dir: RunDir) -> RunSummary | None:
 
 
 def _planned(run_dir: RunDir) -> int:
-    """Attempts that were asked for: what the summary of the last session says, or else what was to be played."""
+    """Attempts asked for: as the last session's summary says, else what was to be played; 0 if that is not known."""
     planned = _object(run_dir.summary).get("planned")
     if isinstance(planned, int):
         return planned
@@ -144,7 +144,7 @@ def _planned(run_dir: RunDir) -> int:
     except OSError:
         return 0
     attempts = config.get("attempts") if isinstance(config, dict) else None
-    return len(tasks) * attempts if isinstance(tasks, list) and isinstance(attempts, int) else 0
+    return len(tasks) * attempts if isinstance(tasks, dict | list) and isinstance(attempts, int) else 0
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from ares_exp.results import RunSummary
+    from ares_exp.sweeps.interruption import JobProcess
 
 logger = logging.getLogger(__name__)
 
@@ -33,52 +35,47 @@ class JobFunction:
 
     __name__ = "job"  # Hydra wraps it like a function
 
-    def __init__(self, first_process: Mapping[str, str] | None = None) -> None:
+    def __init__(self, process: JobProcess | None = None) -> None:
         """Runs nothing yet.
 
         Args:
-            first_process: What `owner_labels` says in the process of the command; `None` in that process.
+            process: The one that a launcher started for jobs; `None` in the command's own.
         """
         self.exit_code = exit_codes.COMPLETE
-        self._first_process = first_process
+        self._process = process
 
     def __reduce__(self) -> tuple[Any, ...]:
         from ares_exp.containers.ownership import owner_labels
 
-        return _arrive, (sys.argv[1:], self._first_process or owner_labels())
+        return _arrive, (tuple(sys.argv[1:]), tuple(owner_labels().items()))
 
     def __call__(self, config: DictConfig) -> float | None:
         """Runs a job; one that was complete before is not played again.
 
         Raises:
             KeyboardInterrupt: It was interrupted, and with it the command.
-            SweepInterrupted: Likewise, in a process of its own.
+            SweepInterrupted: Likewise, in a process of its own, where a sweeper has to be stopped.
         """
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
         from ares_exp.errors import UserError
-        from ares_exp.job import run_job
         from ares_exp.sweeps.failure_note import FailureNote
-        from ares_exp.sweeps.interruption import SweepInterrupted, ends_with_the_sweep
-        from ares_exp.sweeps.objective import check_objective, objective
+        from ares_exp.sweeps.interruption import SweepInterrupted
+        from ares_exp.sweeps.objective import objective
 
         hydra = HydraConfig.get()
         note = FailureNote(Path(hydra.runtime.output_dir)) if hydra.mode == RunMode.MULTIRUN else None
-        here = self._first_process is None
-        watch = nullcontext() if here else ends_with_the_sweep(Path(hydra.sweep.dir), self._first_process or {})
         try:
-            with watch:
-                check_objective(config.objective, attempts=config.attempts)
-                summary = (_done_before(hydra, config) if note is not None and config.resume else None) or run_job(
-                    config
-                )
+            with self._process.playing(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
+                summary = _play(config, hydra, sweeps=note is not None)
         except UserError as error:
             self._fail(note, exit_codes.USAGE, str(error))
-            print_error(str(error))
+            print_error(f"job {hydra.job.num}: {error}" if note is not None else str(error))
             return None
         except SweepInterrupted:
-            raise
+            self._end_command(hydra)
+            return None
         except Exception as error:
             logger.exception("This is a bug in ares_exp or in a component of your own")
             self._fail(note, exit_codes.INCOMPLETE, f"{type(error).__name__}: {error}")
@@ -86,10 +83,21 @@ class JobFunction:
         if note is not None:
             note.remove()
         if summary.interrupted:
-            raise KeyboardInterrupt if here else SweepInterrupted
+            self._end_command(hydra)
+            return None
         if not summary.complete:
             self.exit_code = max(self.exit_code, exit_codes.INCOMPLETE)
         return objective(summary, config.objective)
+
+    def _end_command(self, hydra: Any) -> None:
+        """Ends the command, or this job: the other processes end theirs, and the first one knows."""
+        from ares_exp.sweeps.interruption import SweepInterrupted
+        from ares_exp.sweeps.plan import BASIC_SWEEPER
+
+        if self._process is None:
+            raise KeyboardInterrupt
+        if hydra.sweeper._target_ != BASIC_SWEEPER:  # that would think of more and more jobs
+            raise SweepInterrupted
 
     def _fail(self, note: Any, exit_code: int, message: str) -> None:
         self.exit_code = max(self.exit_code, exit_code)
@@ -97,33 +105,45 @@ class JobFunction:
             note.write(exit_code, message)
 
 
-def _done_before(hydra: Any, config: DictConfig) -> RunSummary | None:
-    """What a job of a resumed sweep adds up to, if it was complete before: it is not played again."""
+def _play(config: DictConfig, hydra: Any, *, sweeps: bool) -> RunSummary:
+    """Runs the job, unless it was complete before, in a sweep that is resumed."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
+    from ares_exp.job import run_job
     from ares_exp.sweeps.job_folder import JobFolder
+    from ares_exp.sweeps.objective import check_objective
 
-    job = JobFolder.read(Path(hydra.runtime.output_dir))
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-    if not job.is_done(values):
-        return None
-    sys.stdout.write(f"\n#{hydra.job.num}: complete before\n")
-    return job.summary
+    with suppress(OmegaConfBaseException):  # the job will say what is wrong with its config
+        check_objective(config.objective, attempts=config.attempts)
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        job = JobFolder.read(Path(hydra.runtime.output_dir)) if sweeps and config.resume else None
+        if job is not None and job.summary is not None and job.is_done(values):
+            sys.stdout.write(f"\n#{hydra.job.num}: complete before\n")
+            return job.summary
+    return run_job(config)
 
 
-def _arrive(arguments: Sequence[str], first_process: Mapping[str, str]) -> JobFunction:
+def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
     """The job function in a process that a launcher started: makes that process what the first one is."""
     from ares_exp.containers.ownership import owner_labels
-    from ares_exp.hydra_resolvers import register_resolvers
 
-    if owner_labels() == first_process:
+    if owner_labels() == dict(first_process):
         return JobFunction()
+    return JobFunction(_job_process(tuple(arguments), first_process))
+
+
+@functools.cache  # a process gets a job function with each job
+def _job_process(arguments: tuple[str, ...], first_process: tuple[tuple[str, str], ...]) -> JobProcess:
+    from ares_exp.hydra_resolvers import register_resolvers
+    from ares_exp.sweeps.interruption import JobProcess
+
     register_resolvers()
     sys.argv[1:] = arguments  # for the records, and because secrets that were typed are masked
     os.environ["TERM"] = "dumb"  # several processes on one terminal cannot each redraw a line of it
     with suppress(OSError):  # it may lead a session already
         os.setsid()
-    return JobFunction(first_process)
+    return JobProcess(dict(first_process))
 
 
 def print_error(message: str) -> None:

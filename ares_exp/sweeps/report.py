@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ares_exp import exit_codes
+from ares_exp.earlier_sessions import UNFINISHED
 from ares_exp.errors import ConfigError
 from ares_exp.run_dir import dump_json, write_atomically
 from ares_exp.statistics.metrics import metrics
@@ -28,7 +29,8 @@ class Row:
         job: Its folder, from the sweep's.
         overrides: What was typed for it and not for all jobs, by key; secrets masked.
         state: How far it is.
-        planned, finished: Attempts.
+        planned: Attempts that were asked for.
+        finished: Those that have ended; what was cut short (`cancelled`, `lost`) counts as none, not as zero.
         outcomes: How many attempts ended how.
         objective: The metric by which the jobs are compared; `None` where it has none.
         low, high: Its interval, where the metric has one.
@@ -137,14 +139,15 @@ def _row(name: str, job: JobFolder, overrides: Mapping[str, str], objective: str
     summary = job.summary
     if summary is None:
         return Row(name, overrides, job.state, message=message)
-    found = metrics(RunStatistics.of(summary.results, planned=summary.planned))
+    ended = [result for result in summary.final if result.outcome not in UNFINISHED]
+    found = metrics(RunStatistics.of(ended, planned=summary.planned))
     paid = summary.paid()
     return Row(
         name,
         overrides,
         job.state,
         planned=summary.planned,
-        finished=len(summary.final),
+        finished=len(ended),
         outcomes=summary.count(),
         objective=found.get(PREFIX + objective),
         low=found.get(f"{PREFIX}{objective}_low"),

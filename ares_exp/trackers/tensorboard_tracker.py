@@ -130,12 +130,14 @@ class _EventFile:
         self._add_scalars(sample, max(int(now - self._began), 0), now)
 
     def end(self, summary: RunSummary, now: float) -> None:
-        self._add_scalars(total_metrics(summary), self._finished, now)
-        for name, values in attempt_values(summary).items():
-            self._add_histogram(f"attempts/{name}", values, now)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        try:
+            self._add_scalars(total_metrics(summary), self._finished, now)
+            for name, values in attempt_values(summary).items():
+                self._add_histogram(f"attempts/{name}", values, now)
+        finally:
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
 
     def flush(self) -> None:
         if self._file is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition
-from ares_exp.errors import PolicyError, PolicyTimeoutError
+from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.rollout import Tally, run_episode
@@ -61,6 +61,18 @@ async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(err
     with pytest.raises(PolicyError, match=expected):
         await run_episode(env, policy, Tally())
     assert env.closed_with == [PolicyError]
+
+
+async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
+    tally, refusal = Tally(), RefusalError("no")
+    refusal.answer = LLMResponse.from_text("no", usage=Usage(10, 5), cost=0.25)
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        raise refusal
+
+    with pytest.raises(RefusalError):
+        await run_episode(ThreeSteps(), policy, tally)
+    assert (tally.num_steps, tally.prompt_tokens, tally.generated_tokens, tally.cost) == (0, 10, 5, 0.25)
 
 
 async def test_an_answer_that_is_none_is_a_policy_error() -> None:

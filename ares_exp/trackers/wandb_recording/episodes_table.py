@@ -95,14 +95,21 @@ class EpisodesTable:
         try:
             self._log({KEY: self._table})
         finally:
-            for path in self._waiting:
-                path.unlink(missing_ok=True)
-            self._waiting.clear()
+            self._clean_up()
         self._rows += self._waiting_rows
         for row in self._table.data[-self._waiting_rows :]:
             row.clear()  # W&B counts the rows, but looks no more at those that were logged
         self._waiting_rows = 0
         return True
+
+    def _clean_up(self) -> None:
+        """Removes files that W&B has its own copies of; one of its own would stay in the temporary directory."""
+        for path in self._waiting:
+            path.unlink(missing_ok=True)
+        self._waiting.clear()
+        target = self._table._artifact_target
+        if target is not None and target.artifact._tmp_dir is not None:
+            target.artifact._tmp_dir.cleanup()
 
     def _page(self, episode_id: str, trajectory: EpisodeTrajectory) -> wandb.Html | None:
         import wandb

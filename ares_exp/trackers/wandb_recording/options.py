@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 Mode = Literal["auto", "offline", "online", "disabled"]
+SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
+"""What the agent of a W&B sweep tells the processes that it starts."""
 
 
 @dataclass(frozen=True, slots=True)

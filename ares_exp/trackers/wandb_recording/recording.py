@@ -19,7 +19,7 @@ from ares_exp.trackers.wandb_recording.episodes_table import EpisodesTable
 from ares_exp.trackers.wandb_recording.identity import identity_of
 from ares_exp.trackers.wandb_recording.options import WandbOptions
 from ares_exp.trackers.wandb_recording.record_file import next_step
-from ares_exp.trackers.wandb_recording.service import Report, end_service, files_in, first_line, open_run
+from ares_exp.trackers.wandb_recording.service import Report, end_service, first_line, open_run, wandb_at_work
 
 if TYPE_CHECKING:
     import wandb
@@ -169,7 +169,7 @@ class WandbRecording:
     def _wandb(self, otherwise: str) -> Iterator[Path]:
         """W&B at work, its files in the run directory; gives the folder for files on their way. Reports what fails."""
         try:
-            with files_in(self._info.run_dir):
+            with wandb_at_work(self._info.run_dir, self._identity.id):
                 yield self._scratch
         except Exception as error:
             self._report(f"{otherwise}: {first_line(error)}")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ares_exp.secrets import scrub
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import WandbIdentity
-from ares_exp.trackers.wandb_recording.options import WandbOptions
+from ares_exp.trackers.wandb_recording.options import SWEEP_VARIABLES, WandbOptions, sweep_run_id
 
 if TYPE_CHECKING:
     import wandb
@@ -33,6 +34,7 @@ def open_run(
         Exception: Whatever W&B raises when even an offline run cannot be opened.
     """
     if online:
+        before = set(_sessions(info.run_dir))
         try:
             return _init(options, info, identity, "online")
         except Exception as error:
@@ -41,7 +43,14 @@ def open_run(
                 f"`python -m ares_exp.trackers sync {info.run_dir}`): {first_line(error)}"
             )
             end_service()
+            for session in set(_sessions(info.run_dir)) - before:  # it says that the run has ended
+                shutil.rmtree(session, ignore_errors=True)
     return _init(options, info, identity, "offline")
+
+
+def _sessions(run_dir: Path) -> Iterator[Path]:
+    """The folders of online sessions."""
+    return (run_dir / "wandb").glob("run-*")
 
 
 def _init(
@@ -95,26 +104,32 @@ def _settings(options: WandbOptions) -> wandb.Settings:
 
 
 @contextlib.contextmanager
-def files_in(run_dir: Path) -> Iterator[None]:
+def wandb_at_work(run_dir: Path, run_id: str) -> Iterator[None]:
     """Points W&B's own folders into a run directory, for one tracker at a time: environment variables set them."""
     folder = (run_dir / "wandb").absolute()
-    values = {
+    values: dict[str, str | None] = {
         "WANDB_DATA_DIR": str(folder),
         "WANDB_CACHE_DIR": str(folder / "cache"),
         # Else an offline run, too, calls home.
         "WANDB_ERROR_REPORTING": os.environ.get("WANDB_ERROR_REPORTING", "false"),
     }
+    if run_id != sweep_run_id():  # W&B would take the sweep's id all the same
+        values |= dict.fromkeys(SWEEP_VARIABLES)
     with _one_tracker_at_a_time:
         before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
+        _set_environment(values)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def end_service() -> None:

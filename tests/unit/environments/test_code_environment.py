@@ -57,6 +57,22 @@ async def test_an_episode_from_reset_to_termination(make_environment: Any) -> No
     assert set(env.phase_sec) == {"start", "agent", "verify"}
 
 
+async def test_it_says_what_it_is_busy_with(make_environment: Any) -> None:
+    env = make_environment()
+    assert (env.phase, env.has_container) == (None, False)
+    resetting = asyncio.create_task(env.reset())
+    await asyncio.sleep(0)
+    assert (env.phase, env.has_container) == ("start", True)
+    await resetting
+    assert (env.phase, env.has_container) == (None, True)
+    stepping = asyncio.create_task(env.step(run("true")))
+    await asyncio.sleep(0)
+    assert env.phase == "agent"
+    await stepping
+    await env.close()
+    assert (env.phase, env.has_container) == (None, False)
+
+
 async def test_a_second_episode_starts_from_a_clean_container(make_environment: Any) -> None:
     env = make_environment()
     rewards = []

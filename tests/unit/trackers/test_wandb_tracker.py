@@ -1,9 +1,8 @@
-"""The W&B tracker against the real W&B: offline runs are read back from the file that they leave."""
+"""The W&B tracker against the real W&B, as a part of a process that has other things to do."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -19,24 +18,16 @@ import pytest
 import yaml
 from hydra.utils import instantiate
 
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
-from ares_exp.trackers.null_tracker import NullTracker
-from ares_exp.trackers.tracker import RunInfo, Tracker
-from ares_exp.trackers.wandb_tracker import WandbTracker
+from ares_exp.results import RunSummary
+from ares_exp.trackers.tracker import Tracker
+from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, run_info
 from tests.unit.trackers.wandb_file import WandbFile
+from tests.unit.trackers.wandb_service import WandbService
 
-SECRET = "0123456789abcdef0123456789abcdef01234567"
 CONF = Path(__file__).parents[3] / "conf" / "tracker"
 
-
-@pytest.fixture(autouse=True)
-def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the developer's account nor their home takes part."""
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_account")
 
 
 @pytest.fixture
@@ -47,61 +38,6 @@ def closed_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-class _Messages(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.seen: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append(record.getMessage())
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """What reaches the root logger, as a run's log does (`caplog` would also tap loggers that do not propagate)."""
-    root, handler = logging.getLogger(), _Messages()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    yield handler.seen
-    root.removeHandler(handler)
-    root.setLevel(level)
-
-
-def _result(index: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED) -> EpisodeResult:
-    return EpisodeResult(
-        episode_id=f"e{index}",
-        task_name=f"task{index}",
-        attempt=0,
-        seed=0,
-        outcome=outcome,
-        reward=reward,
-        error=ErrorInfo("AgentError", "boom") if reward is None else None,
-        num_steps=index,
-        prompt_tokens=100,
-        generated_tokens=10,
-        cost=0.25,
-        started_at=10.0,
-        finished_at=12.5,
-    )
-
-
-RESULTS = (_result(1, 1.0), _result(2, None, Outcome.AGENT_ERROR), _result(3, 0.5))
-
-
-def _info(run_dir: Path, run_id: str = "run-1") -> RunInfo:
-    return RunInfo(
-        run_dir=run_dir,
-        name="a name",
-        run_id=run_id,
-        config={"seed": 3, "policy": {"api_key": SECRET, "api_key_env": "OPENAI_API_KEY"}},
-        provenance={"argv": ["ares_exp", "seed=3"]},
-        group="a sweep",
-        job_type="evaluation",
-        tags=("one",),
-    )
-
-
 def _write_files(run_dir: Path) -> None:
     (run_dir / "trajectories").mkdir(parents=True)
     (run_dir / "episodes.jsonl").write_text("{}\n")
@@ -109,7 +45,7 @@ def _write_files(run_dir: Path) -> None:
 
 
 def _play(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int = 3) -> None:
-    tracker.start(_info(run_dir, run_id))
+    tracker.start(run_info(run_dir, run_id=run_id))
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.finish(RunSummary(planned, RESULTS, wall_sec=4.0))
@@ -117,42 +53,6 @@ def _play(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int =
 
 def _files_below(path: Path) -> set[Path]:
     return {file for file in path.rglob("*") if file.is_file()}
-
-
-def test_an_offline_run_holds_config_rows_totals_and_artifact(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    _write_files(run_dir)
-    tracker = WandbTracker(project="a-project", tags=("two", "one"))
-    _play(tracker, run_dir)
-
-    recorded = WandbFile(run_dir)
-    assert tracker.failures == 0
-    assert (recorded.run.run_id, recorded.run.project) == ("run-1", "a-project")
-    assert (recorded.run.run_group, recorded.run.job_type) == ("a sweep", "evaluation")
-    assert (recorded.run.display_name, sorted(recorded.run.tags)) == ("a name", ["one", "two"])
-    assert recorded.config["seed"] == 3
-    assert recorded.config["policy"] == {"api_key": "***", "api_key_env": "OPENAI_API_KEY"}
-    assert recorded.config["provenance"] == {"argv": ["ares_exp", "seed=3"]}
-
-    first, second, third = recorded.rows
-    assert first["episode/reward"] == 1.0
-    assert first["episode/num_steps"] == 1
-    assert first["episode/duration_sec"] == 2.5
-    assert (first["episode/prompt_tokens"], first["episode/generated_tokens"], first["episode/cost"]) == (100, 10, 0.25)
-    assert "episode/reward" not in second
-    assert "progress/mean_reward" not in second
-    assert (third["outcome/completed"], third["outcome/agent_error"]) == (2, 1)
-    assert (third["progress/finished"], third["progress/mean_reward"]) == (3, 0.75)
-    assert recorded.step_metrics["episode/*"] == "progress/finished"
-    assert recorded.step_metrics["outcome/*"] == "progress/finished"
-
-    assert recorded.summary["run/mean_reward"] == 0.75
-    assert recorded.summary["run/outcomes/agent_error"] == 1
-    assert (recorded.summary["run/planned"], recorded.summary["run/scored"]) == (3, 2)
-    (artifact,) = recorded.by_kind["artifact"]
-    assert (artifact.name, artifact.type) == ("episodes-run-1", "episodes")
-    assert {entry.path for entry in artifact.manifest.contents} == {"episodes.jsonl", "trajectories/e1.json"}
-    assert recorded.exit_codes == [1]
 
 
 def test_everything_stays_in_the_run_directory_and_holds_no_secret(
@@ -199,7 +99,7 @@ def test_two_live_runs_in_one_process_do_not_end_each_other(tmp_path: Path) -> N
     first, second = WandbTracker(), WandbTracker()
     for name, tracker in (("a", first), ("b", second)):
         _write_files(tmp_path / name)
-        tracker.start(_info(tmp_path / name, run_id=name))
+        tracker.start(run_info(tmp_path / name, run_id=name))
         tracker.log_episode(RESULTS[0])
     first.finish(RunSummary(1, RESULTS[:1]))
     second.log_episode(RESULTS[1])
@@ -237,7 +137,7 @@ def test_a_tracker_can_be_used_for_a_second_run(tmp_path: Path) -> None:
 
 def test_a_complete_run_exits_with_zero(tmp_path: Path) -> None:
     tracker = WandbTracker(log_artifacts=False)
-    tracker.start(_info(tmp_path / "run"))
+    tracker.start(run_info(tmp_path / "run"))
     tracker.finish(RunSummary(1, (RESULTS[0],)))
     recorded = WandbFile(tmp_path / "run")
     assert recorded.exit_codes == [0]
@@ -255,7 +155,7 @@ def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> No
     async def play() -> tuple[float, int]:
         tracker = WandbTracker()
         began = time.perf_counter()
-        tracker.start(_info(tmp_path / "run"))
+        tracker.start(run_info(tmp_path / "run"))
         tracker.log_episode(RESULTS[0])
         latency = time.perf_counter() - began
         finishing = asyncio.create_task(asyncio.to_thread(tracker.finish, RunSummary(1, RESULTS[:1])))
@@ -278,7 +178,7 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     tracker = WandbTracker(init_timeout_sec=1.0)
     began = time.perf_counter()
-    tracker.start(_info(tmp_path / "run"))
+    tracker.start(run_info(tmp_path / "run"))
     assert time.perf_counter() - began < 0.5  # half of what waiting for the service would take
     for result in RESULTS:
         tracker.log_episode(result)
@@ -288,7 +188,7 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     assert tracker.failures == 1
     (message,) = log
     assert "recording offline" in message
-    assert "wandb sync" in message
+    assert "ares_exp.trackers sync" in message
     assert len(WandbFile(tmp_path / "run").rows) == 3
     assert [file for file in _files_below(tmp_path) if SECRET.encode() in file.read_bytes()] == []
 
@@ -357,16 +257,20 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object]) -> None:
         WandbTracker(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_options_of_the_group_build_their_trackers(tmp_path: Path) -> None:
-    trackers = {path.stem: instantiate(yaml.safe_load(path.read_text())) for path in CONF.glob("*.yaml")}
-    assert (type(trackers["none"]), type(trackers["wandb"])) == (NullTracker, WandbTracker)
-    assert vars(trackers["wandb"]).keys() == vars(WandbTracker()).keys()
-    unequal = {k for k, v in vars(WandbTracker()).items() if v != vars(trackers["wandb"])[k]}
-    assert unequal == {"_inbox"}, "the YAML and the constructor disagree on a default"
+def test_the_option_of_the_group_has_the_defaults_of_the_tracker() -> None:
+    tracker = instantiate(yaml.safe_load((CONF / "wandb.yaml").read_text()))
+    assert vars(tracker)["_options"] == vars(WandbTracker())["_options"]
 
 
-def test_the_null_tracker_leaves_nothing(tmp_path: Path) -> None:
-    tracker = NullTracker()
-    _play(tracker, tmp_path / "run")
-    assert tracker.failures == 0
-    assert not (tmp_path / "run").exists()
+def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path: Path, service: WandbService) -> None:
+    service.mood = "silent"  # W&B waits for it for a second, in which everything else piles up
+    tracker = WandbTracker(init_timeout_sec=1.0)
+    tracker.start(run_info(tmp_path / "run"))
+    for _ in range(2 * MAX_WAITING):
+        tracker.log_system({"system/queue": 1})
+    for result in RESULTS:
+        tracker.log_episode(result)
+    tracker.finish(RunSummary(3, RESULTS))
+    recorded = WandbFile(tmp_path / "run")
+    assert 0 < len([row for row in recorded.history if "system/queue" in row]) <= MAX_WAITING
+    assert len(recorded.rows) == len(recorded.table) == len(RESULTS)

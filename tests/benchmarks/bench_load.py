@@ -1,0 +1,250 @@
+"""How many episodes one process holds: the whole experiment, with a policy that takes a second for each answer.
+
+Run by hand: `python -m tests.benchmarks.bench_load` (some eight minutes; `--latency 0.05 --rounds 2` for a look). Each
+row is a process of its own: the real experiment with the shell agent, the JSON collector and the async wrapper, on
+containers in memory; episodes of 10 to 30 steps, with answers and outputs of 2 KB.
+
+Ideal is a machine on which nothing but the policy takes time: `concurrency / latency` steps per second, from the
+beginning of the run, the first containers and requests included, until the last episode is begun; after that there are
+not enough of them left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import ContainerSpec, ExecResult
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.components import Components, Settings
+from ares_exp.experiment import Experiment
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.results import RunSummary
+from ares_exp.run_dir import RunDir
+from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.wrappers.drivers import drive_async_gym
+from tests.benchmarks.bench_step import InMemoryContainer, InMemoryTask
+
+CONCURRENCIES = (1, 10, 100, 1000)
+STEPS = (10, 30)
+MESSAGE_CHARS = 2048
+TICK_SEC = 0.01
+
+
+class Work(SharedPolicy):
+    """Commands with 2 KB of thoughts, `latency` seconds each, as many as the episode's seed says; then the submit line.
+
+    Attributes:
+        begun: Episodes that were begun.
+        steps: Answers that were given.
+    """
+
+    def __init__(self, latency: float, *, steps: tuple[int, int] = STEPS, on_begin: Callable[[], None]) -> None:
+        self.begun = self.steps = 0
+        self._latency, self._range, self._on_begin = latency, steps, on_begin
+
+    def for_episode(self, episode: EpisodeSpec) -> Any:
+        self.begun += 1
+        self._on_begin()
+        count = random.Random(episode.seed).randint(*self._range)
+        given = 0
+
+        async def answer(request: object) -> LLMResponse:
+            nonlocal given
+            await asyncio.sleep(self._latency)
+            given += 1
+            self.steps += 1
+            thoughts = f"{episode.seed} {given} ".ljust(MESSAGE_CHARS, "t")
+            command = "echo done" if given == count else f"cat file{given}"
+            return LLMResponse.from_text(
+                f"{thoughts}\n\n```bash\n{command}\n```\n", usage=Usage(500 * given, 500), latency_sec=self._latency
+            )
+
+        return answer
+
+
+class Box(InMemoryContainer):
+    """Answers with 2 KB."""
+
+    async def exec(self, command: str, **options: object) -> ExecResult:
+        result = await super().exec(command, **options)
+        return result if "echo" in command else ExecResult(f"{command} ".ljust(MESSAGE_CHARS, "o"), 0, 0.0)
+
+
+class Boxes:
+    name = "memory"
+
+    def __call__(self, spec: ContainerSpec) -> Any:
+        return Box()
+
+    async def preflight(self) -> None: ...
+
+
+class Tasks:
+    """Any number of tasks."""
+
+    path = None
+
+    def __init__(self, count: int) -> None:
+        self._tasks = {f"task-{number}": InMemoryTask() for number in range(count)}
+        for name, task in self._tasks.items():
+            task.name = name
+
+    def load(self, report: object) -> Sequence[str]:
+        return list(self._tasks)
+
+    def check(self, container_factory: object, *, provide_solution: bool, report: object) -> None: ...
+
+    def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
+        return CodeEnvironment(
+            [self._tasks[task_name]],  # type: ignore[list-item]
+            container_factory=parts.container_factory,
+            code_agent_factory=parts.code_agent_factory,
+            limits=parts.limits,
+            seed=parts.seed,
+            output_dir=parts.output_dir,
+            start_from=parts.start_from,
+        )
+
+
+def experiment(tasks: Tasks, policy: Work, concurrency: int, folder: Path) -> Experiment:
+    """The experiment as the command line makes it, but for the containers and the tracker."""
+    run_dir = RunDir(folder / "run")
+    with run_dir.owned():
+        pass
+    components = Components(
+        source=tasks,
+        agent_factory=ShellAgentFactory(),
+        container_factory=Boxes(),  # type: ignore[arg-type]
+        policy=policy,
+        wrapper=drive_async_gym,
+        collectors={"json": JsonTrajectoryCollector(run_dir.trajectories)},
+        tracker=NullTracker(),
+    )
+    settings = Settings(1, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0)
+    return Experiment(components, settings, run_dir)
+
+
+async def play(made: Experiment, folder: Path) -> RunSummary:
+    """Plays it from its plan to its end."""
+    names = await made.prepare()
+    summary = await made.run(names, RunInfo(run_dir=folder, name="load", run_id="load"))
+    await made.close(summary)
+    return summary
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one row is made of: seconds, bytes; `full_*` until the last episode was begun."""
+
+    concurrency: int
+    latency: float
+    episodes: int
+    steps: int = 0
+    cpu_sec: float = 0.0
+    full_sec: float = 0.0
+    full_steps: int = 0
+    lag_sec: float = 0.0
+    rss_before: int = 0
+    rss_peak: int = 0
+    rss: dict[int, int] = field(default_factory=dict)
+
+    def row(self) -> str:
+        rate = self.full_steps / self.full_sec
+        ideal = self.concurrency / self.latency
+        grown = self.rss_peak - self.rss_before
+        return (
+            f"| {self.concurrency:,} | {rate / (self.steps / self.episodes):.3g} | {rate:.4g} "
+            f"| {rate / ideal:.1%} | {self.cpu_sec / self.steps * 1e6:.0f} us | {self.rss_peak / 1e6:.0f} MB "
+            f"| {grown / self.concurrency / 1e3:.0f} kB | {self.lag_sec * 1e3:.0f} ms |"
+        )
+
+
+HEADER = (
+    "| episodes at once | episodes/s | steps/s | of the ideal | CPU per step | peak RSS | RSS per episode at once "
+    "| longest loop lag |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def measure(concurrency: int, latency: float, rounds: int) -> Measured:
+    """Plays `rounds + 1` times as many episodes as there are at once, and says what that took."""
+    logging.disable(logging.INFO)
+    measured = Measured(concurrency, latency, episodes=concurrency * (rounds + 1))
+    process = psutil.Process()
+
+    def begun() -> None:
+        finished = policy.begun - concurrency
+        if finished in (concurrency, rounds * concurrency):
+            measured.rss[finished] = process.memory_info().rss
+        if policy.begun == measured.episodes:
+            measured.full_sec, measured.full_steps = time.perf_counter() - began, policy.steps
+
+    policy = Work(latency, on_begin=begun)
+    with tempfile.TemporaryDirectory(prefix="ares_exp-load-") as folder:
+        made = experiment(Tasks(measured.episodes), policy, concurrency, Path(folder))
+        measured.rss_before = process.memory_info().rss
+
+        async def main() -> RunSummary:
+            watch = asyncio.create_task(_watch_lag(measured))
+            try:
+                return await play(made, Path(folder))
+            finally:
+                watch.cancel()
+
+        began, cpu_began = time.perf_counter(), time.process_time()
+        summary = asyncio.run(main())
+        measured.cpu_sec = time.process_time() - cpu_began
+        written = len(list((Path(folder) / "run" / "trajectories").glob("*.json")))
+    if not summary.complete or written != measured.episodes:
+        raise RuntimeError(f"Expected {measured.episodes} episodes with a file each, got {written}: {summary.count()}")
+    measured.steps = policy.steps
+    measured.rss_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return measured
+
+
+async def _watch_lag(measured: Measured) -> None:
+    while True:
+        began = time.perf_counter()
+        await asyncio.sleep(TICK_SEC)
+        measured.lag_sec = max(measured.lag_sec, time.perf_counter() - began - TICK_SEC)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCIES)
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds for an answer")
+    parser.add_argument("--rounds", type=int, default=5, help="finished episodes for each one under way")
+    given = parser.parse_args()
+    print(f"Answers of {given.latency:g} s, {STEPS[0]} to {STEPS[1]} steps, Python {sys.version.split()[0]}\n\n{HEADER}")
+    memory = []
+    for concurrency in given.concurrency:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            measured = fresh.submit(measure, concurrency, given.latency, given.rounds).result()
+        print(measured.row(), flush=True)
+        shown = ", ".join(f"{rss / 1e6:.0f} MB with {finished:,} finished" for finished, rss in measured.rss.items())
+        memory.append(f"{concurrency:,} at once: RSS {shown}.")
+    print("\n" + "\n".join(memory))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A chat-completions endpoint that answers by what it is asked alone, and counts by episode and turn.
+
+With `policy.seed=episode` the seed of a request says which episode asks, and the answers in it say which turn it is.
+Each command depends on what the ones before have shown: an episode that goes on in another environment than it was in
+asks something else from there on, and ends otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections import Counter
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
+
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+
+
+class Turn(NamedTuple):
+    """One request of one episode: its seed, and how many answers it had before."""
+
+    seed: int
+    number: int
+
+
+class CountingEndpoint(LoopbackEndpoint):
+    """The endpoint of one run.
+
+    Attributes:
+        asked: How often each turn was asked for.
+        turns: How many turns an episode has, at least, and at most.
+        down_at: Turns with this number are refused; `None`: none are.
+    """
+
+    def __init__(self, *, turns: tuple[int, int] = (3, 6), latency_sec: float = 0.03) -> None:
+        super().__init__(otherwise=self._answer)
+        self.asked: Counter[Turn] = Counter()
+        self.turns = turns
+        self.down_at: int | None = None
+        self._latency_sec = latency_sec
+        self._at: tuple[int, threading.Event] = (-1, threading.Event())
+
+    def when(self, count: int) -> threading.Event:
+        """Is set when that many requests have arrived."""
+        self._at = (count, threading.Event())
+        if self.asked.total() >= count:
+            self._at[1].set()
+        return self._at[1]
+
+    def tokens(self) -> tuple[int, int]:
+        """Prompt and generated tokens of all turns that were asked for, each of them once."""
+        used = [_usage(turn) for turn in self.asked]
+        return sum(one["prompt_tokens"] for one in used), sum(one["completion_tokens"] for one in used)
+
+    async def _answer(self, _: web.Request, received: Received) -> web.StreamResponse:
+        body = received.body
+        turn = Turn(body["seed"], sum(message["role"] == "assistant" for message in body["messages"]))
+        self.asked[turn] += 1
+        if self.asked.total() >= self._at[0]:
+            self._at[1].set()
+        await asyncio.sleep(self._latency_sec * (0.5 + turn.seed % 100 / 100))
+        if turn.number == self.down_at:
+            return web.json_response({"error": {"message": "down"}}, status=400)
+        shown = hashlib.sha256(str(body["messages"][-1]["content"]).encode()).hexdigest()[:8]
+        answered = completion(self._says(turn, shown), model=body["model"])
+        return web.json_response({**answered, "usage": _usage(turn)})
+
+    def _says(self, turn: Turn, shown: str) -> str:
+        least, most = self.turns
+        if turn.number == least + turn.seed % (most - least + 1) - 1:
+            return SUBMIT
+        return f"```bash\nmkdir -p /work && echo {turn.number} {shown} >> /work/state; cat /work/state; ls -A /work\n```"
+
+
+def _usage(turn: Turn) -> dict[str, Any]:
+    prompt, generated = 100 + 10 * turn.number, 5 + turn.seed % 7 + turn.number
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

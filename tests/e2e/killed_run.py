@@ -1,0 +1,341 @@
+"""A run that is killed at a chosen moment, again if need be, and resumed until it is complete; and what is left of it.
+
+`python -m tests.e2e.killed_run BACKEND COUNT [SEED] [OVERRIDE …]` does so COUNT times, at moments spread over the run,
+and prints a line for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ares_exp.trajectories import load
+from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.e2e.counting_endpoint import CountingEndpoint
+from tests.leaks import processes, wait_until
+
+TASKS, ATTEMPTS, CONCURRENCY = 3, 2, 3
+STATE_OF_START_UP = (".hydra", "run.log", "episodes.jsonl", "config.yaml", "provenance.json", "sessions.jsonl", "answers")
+"""What appears in the run directory, one after the other, before the first request."""
+
+TASK = """
+schema_version = "1.4"
+[task]
+name = "test/{name}"
+[environment]
+docker_image = "debian:bookworm-slim"
+network_mode = "no-network"
+"""
+TEST = """#!/bin/sh
+sum=$(cksum < /work/state | cut -d' ' -f1)
+echo "0.$((sum % 900 + 100))" > /logs/verifier/reward.txt
+"""
+"""The reward tells what the episode has done."""
+
+Slot = tuple[str, int]
+
+
+class Moment(NamedTuple):
+    """When a process is killed: so many requests after its start, and so many seconds after that.
+
+    Without a number of requests: when a file of the run is there. `None` of both: never.
+    """
+
+    requests: int | None = None
+    file: str | None = None
+    seconds: float = 0.0
+    number: signal.Signals = signal.SIGKILL
+
+
+def make_tasks(directory: Path) -> None:
+    """Makes the tasks, in `directory / "tasks"`."""
+    for number in range(TASKS):
+        task = directory / "tasks" / f"task-{number}"
+        for folder in ("environment", "tests"):
+            (task / folder).mkdir(parents=True)
+        (task / "task.toml").write_text(TASK.format(name=task.name))
+        (task / "instruction.md").write_text(f"Do what task {number} asks.\n")
+        (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+        (task / "tests" / "test.sh").write_text(TEST)
+
+
+@dataclass
+class KilledRun:
+    """One run, whatever the number of its processes.
+
+    Attributes:
+        directory: Has the tasks; the run goes to `run` in it, and what is temporary to `tmp`.
+        endpoint: Answers.
+        backend: `local` or `docker`.
+        overrides: Of its first command.
+        kills: How many processes were killed while episodes were under way.
+        tries: Episodes that had a log of answers when a process was killed.
+        rows: Whole rows, as they were when a process was killed last.
+        answered: How many answers were given again, by the last try of each attempt.
+    """
+
+    directory: Path
+    endpoint: CountingEndpoint
+    backend: str = "local"
+    overrides: Sequence[str] = ()
+    kills: int = 0
+    tries: set[str] = field(default_factory=set)
+    rows: list[bytes] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        (self.directory / "tmp").mkdir(exist_ok=True)
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "run"
+
+    def begin(self, moment: Moment = Moment()) -> int:  # noqa: B008
+        """Starts the run, kills it at that moment and returns the exit code."""
+        return self._play(
+            moment,
+            f"container={self.backend}",
+            "env.path=tasks",
+            f"attempts={ATTEMPTS}",
+            f"concurrency={CONCURRENCY}",
+            "tracker=none",
+            "policy=chat_completions",
+            "policy.model=m",
+            f"policy.base_url={self.endpoint.url}",
+            "policy.api_key_env=null",
+            "policy.seed=episode",
+            "policy.prices={m:{input_per_million_usd:1000,output_per_million_usd:3000}}",
+            "hydra.run.dir=run",
+            *self.overrides,
+        )
+
+    def resume(self, moment: Moment = Moment(), *overrides: str) -> int:  # noqa: B008
+        """Goes on with it, kills it at that moment and returns the exit code."""
+        return self._play(moment, "resume=run", *overrides)
+
+    @property
+    def said(self) -> str:
+        """What the last process wrote."""
+        return (self.directory / "said").read_text()
+
+    @property
+    def all_rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "episodes.jsonl").read_text().splitlines()]
+
+    @property
+    def final(self) -> dict[Slot, dict[str, Any]]:
+        """The row of the last try of every attempt."""
+        return {slot(row): row for row in sorted(self.all_rows, key=lambda row: row["retry"])}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())  # type: ignore[no-any-return]
+
+    def trajectories(self) -> dict[str, EpisodeTrajectory]:
+        """Every one that there is, by episode; all can be read."""
+        return {one.episode_id: one for one in load(self.path).trajectories()}
+
+    def left(self) -> list[str]:
+        """Processes, mounts and containers of its processes."""
+        marks = [str(self.directory / "tmp"), *(f"ares_exp-box-{pid}-" for pid in self.pids)]
+        lines = [words for _, _, _, words in processes()] + Path("/proc/self/mountinfo").read_text().splitlines()
+        found = [line for line in lines if any(mark in line for mark in marks)]
+        return found + (_containers(self.pids) if self.backend == "docker" else [])
+
+    def _play(self, moment: Moment, *words: str) -> int:
+        self.rows = _whole_lines(self.path / "episodes.jsonl")
+        asked = self.endpoint.asked.total()
+        reached = self.endpoint.when(asked + moment.requests) if moment.requests is not None else None
+        with (self.directory / "said").open("wb") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ares_exp", *words],
+                cwd=self.directory,
+                env={**os.environ, "TMPDIR": str(self.directory / "tmp")},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pids.append(process.pid)
+        try:
+            if reached is not None or moment.file is not None:
+                there = (self.path / moment.file).exists if moment.file is not None else None
+                while process.poll() is None and not (reached.wait(0.02) if reached is not None else there()):
+                    time.sleep(0.0 if reached is not None else 0.001)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(moment.seconds)
+                if process.poll() is None:
+                    os.killpg(process.pid, moment.number)
+            code = process.wait(100)
+        finally:
+            process.kill()
+            process.wait()
+        if code == -signal.SIGKILL:
+            self.kills += 1
+            self.tries |= {path.stem for path in (self.path / "answers").glob("*.jsonl")}
+        now = _whole_lines(self.path / "episodes.jsonl")
+        assert now[: len(self.rows)] == self.rows, "a row has changed"
+        self.rows = now
+        return code
+
+
+def slot(row: Mapping[str, Any]) -> Slot:
+    """The attempt of a row."""
+    return row["task_name"], row["attempt"]
+
+
+def result(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a row must say in whatever way the run came to its end."""
+    names = ("outcome", "reward", "num_steps", "prompt_tokens", "generated_tokens")
+    return *(row[name] for name in names), round(row["cost"], 9)
+
+
+def content(episode: EpisodeTrajectory) -> list[object]:
+    """What an episode was asked, answered and rewarded, without the clock."""
+    steps = []
+    for step in episode.steps:
+        action = {name: value for name, value in (step.action or {}).items() if name != "latency_sec"}
+        steps.append((step.step_type, step.observation, action, step.reward, step.discount))
+    return [episode.outcome, episode.total_reward, *steps]
+
+
+def check(run: KilledRun, whole: KilledRun) -> None:
+    """Everything that must be so of a run that was resumed to its end, compared with one that was not interrupted."""
+    rows, final = run.all_rows, run.final
+    assert {slot: result(row) for slot, row in final.items()} == {
+        slot: result(row) for slot, row in whole.final.items()
+    }
+    assert len({row["episode_id"] for row in rows}) == len(rows)
+    ended = Counter(slot(row) for row in rows if row["reward"] is not None)
+    assert ended == Counter(final.keys()), "a finished attempt was played again"
+    assert run.tries <= {row["episode_id"] for row in rows}, "a try has no row"
+    check_asked(run, whole)
+    if "collector=none" not in run.overrides:
+        check_trajectories(run, whole)
+    assert not (run.path / "answers").exists()
+    assert list(run.path.rglob("*.partial")) == []
+    assert list(run.path.rglob("*.tmp")) == []
+    assert wait_until(lambda: not run.left(), 20), run.left()
+
+
+def check_asked(run: KilledRun, whole: KilledRun) -> None:
+    """What was paid for: every turn once, but for one lost call of each episode and kill."""
+    asked, episodes = run.endpoint.asked, Counter()
+    assert asked.keys() == whole.endpoint.asked.keys()
+    for turn, times in asked.items():
+        episodes[turn.seed] += times - 1
+    assert max(episodes.values(), default=0) <= run.kills, episodes
+    assert episodes.total() <= run.kills * CONCURRENCY
+    summary = run.summary
+    assert (summary["prompt_tokens"], summary["generated_tokens"]) == run.endpoint.tokens()
+    assert round(summary["cost"], 9) == round(whole.summary["cost"], 9)
+    assert summary["scored"] == summary["planned"] == TASKS * ATTEMPTS
+
+
+def check_trajectories(run: KilledRun, whole: KilledRun) -> None:
+    """All load, all have a row, and the final ones are those of the run that was not interrupted."""
+    found, expected = run.trajectories(), whole.trajectories()
+    assert found.keys() <= {row["episode_id"] for row in run.all_rows}
+    for attempt, row in run.final.items():
+        assert content(found[row["episode_id"]]) == content(expected[whole.final[attempt]["episode_id"]])
+
+
+def records(path: Path) -> dict[str, bytes]:
+    """Hydra's records of a run."""
+    return {one.name: one.read_bytes() for one in sorted((path / ".hydra").glob("*"))}
+
+
+def moments(count: int, requests: int, rng: random.Random) -> list[Moment]:
+    """Moments spread over a run with so many requests: before the first, between them, and after the last."""
+    before, after = max(1, count // 6), max(1, count // 6)
+    during = count - before - after
+    chosen = [Moment(file=rng.choice(STATE_OF_START_UP), seconds=rng.uniform(0, 0.05)) for _ in range(before)]
+    for number in range(during):
+        at = 1 + (number + rng.random()) * (requests - 1) / during
+        chosen.append(Moment(requests=int(at), seconds=rng.uniform(0, 0.06)))
+    return [*chosen, *(Moment(requests=requests, seconds=rng.uniform(0, 0.4)) for _ in range(after))]
+
+
+def kill_and_resume(run: KilledRun, whole: KilledRun, moment: Moment, rng: random.Random) -> str:
+    """Kills the run, resumes it, sometimes kills it again in that, until it is complete. Says what happened."""
+    code = run.begin(moment)
+    words = ["killed" if code == -signal.SIGKILL else f"ended with {code}"]
+    begun, kept = (run.path / "config.yaml").exists(), records(run.path)
+    if not begun:
+        assert run.resume() == 2
+        assert "nothing to resume" in run.said, run.said
+        assert run.endpoint.asked.total() == 0
+        return "killed before there was anything to resume"
+    while True:
+        again = Moment(requests=rng.randint(1, 8), seconds=rng.uniform(0, 0.05)) if rng.random() < 0.3 else Moment()
+        code = run.resume(again)
+        if code != -signal.SIGKILL:
+            break
+        words.append("killed")
+    assert code == 0, run.said
+    assert "Traceback" not in run.said
+    assert records(run.path) == kept, "Hydra's records have changed"
+    check(run, whole)
+    lost = run.endpoint.asked.total() - len(run.endpoint.asked)
+    resumed = sum(row["replayed"] is not None for row in run.all_rows)
+    return f"{', '.join(words)}; {len(run.all_rows)} rows, {resumed} gone on with, {lost} calls lost"
+
+
+def main(backend: str, count: int, seed: int, overrides: Sequence[str]) -> int:
+    """See the module."""
+    rng, failed, began = random.Random(seed), 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary, CountingEndpoint() as endpoint:
+        directory = Path(temporary)
+        (directory / "whole").mkdir()
+        make_tasks(directory / "whole")
+        whole = KilledRun(directory / "whole", endpoint, backend, overrides)
+        assert whole.begin() == 0, whole.said
+        told: Counter[str] = Counter()
+        for number, moment in enumerate(moments(count, endpoint.asked.total(), rng)):
+            with CountingEndpoint() as own:
+                (directory / str(number)).mkdir()
+                make_tasks(directory / str(number))
+                run = KilledRun(directory / str(number), own, backend, overrides)
+                try:
+                    says = kill_and_resume(run, whole, moment, rng)
+                except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+                    failed += 1
+                    says = f"FAILED: {error!r}\n{run.said}"
+                told["lost"] += own.asked.total() - len(own.asked)
+                told["kills"] += run.kills
+            print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
+    print(f"{count} moments, {failed} failed, {dict(told)}, {time.monotonic() - began:.0f} s")
+    return min(failed, 1)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    try:
+        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return []
+
+
+def _containers(pids: Sequence[int]) -> list[str]:
+    import docker
+
+    with contextlib.closing(docker.from_env()) as client:
+        found: Iterator[Any] = (
+            one for pid in pids for one in client.api.containers(all=True, filters={"label": f"ares_exp.pid={pid}"})
+        )
+        return [str(one["Names"]) for one in found]
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    raise SystemExit(main(given[0], int(given[1]), int(given[2]) if len(given) > 2 else 0, given[3:]))

@@ -1,0 +1,161 @@
+"""Who waits for whom, and who is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import RateLimitError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.request_slots import MAX_PAUSES, RequestSlots
+from tests.loopback_endpoint import LoopbackEndpoint, error, slow
+
+HI = LLMRequest([{"role": "user", "content": "hi"}])
+Make = Callable[..., ChatCompletionsPolicy]
+
+
+class Waits(list[float]):
+    """What an episode was told of its waits; `told` is set when it is."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+        self.told.set()
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        return EpisodeSpec("t", on_wait=self)
+
+
+@pytest.fixture
+async def make(endpoint: LoopbackEndpoint) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def make(**more: Any) -> ChatCompletionsPolicy:
+            settings = {"model": "m", "base_url": endpoint.url, "api_key_env": None, "retry_base_sec": 0.01}
+            policy = ChatCompletionsPolicy(**{**settings, **more})
+            stack.push_async_callback(policy.close)
+            return policy
+
+        yield make
+
+
+async def test_a_wait_is_told_before_it_passes(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "0.2"}), error(503))
+    asked_when_told: list[int] = []
+    waits: list[float] = []
+
+    def on_wait(seconds: float) -> None:
+        waits.append(seconds)
+        asked_when_told.append(len(endpoint.requests))
+
+    assert (await make().for_episode(EpisodeSpec("t", on_wait=on_wait))(HI)).text == "hello"
+    assert asked_when_told == [1, 2]
+    assert 0.2 <= waits[0] <= 0.205
+    assert 0.005 <= waits[1] <= 0.02
+
+
+async def test_without_a_wait_nothing_is_told(make: Make) -> None:
+    waits = Waits()
+    await make().for_episode(waits.spec)(HI)
+    assert waits == []
+
+
+async def test_one_that_waits_for_a_retry_leaves_its_place(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(503))
+    policy, first, second = make(max_concurrency=1, retry_base_sec=50.0), Waits(), Waits()
+    waiting = asyncio.create_task(policy.for_episode(first.spec)(HI))
+    async with asyncio.timeout(10):
+        await first.told.wait()
+        assert (await policy.for_episode(second.spec)(HI)).text == "hello"
+    assert second == []
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+
+async def test_a_retry_after_holds_back_all(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "50"}))
+    policy, first, second = make(), Waits(), Waits()
+    asking = [asyncio.create_task(policy.for_episode(first.spec)(HI))]
+    async with asyncio.timeout(10):
+        await first.told.wait()
+        asking.append(asyncio.create_task(policy.for_episode(second.spec)(HI)))
+        await second.told.wait()
+    assert len(endpoint.requests) == 1, "it asked, although the endpoint had said to wait"
+    assert 0 < second[0] <= first[0]
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+
+
+async def test_a_wait_that_is_refused_holds_back_nobody(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.then(error(429, headers={"Retry-After": "3600"}))
+    policy, waits = make(), Waits()
+    with pytest.raises(RateLimitError):
+        await policy(HI)
+    async with asyncio.timeout(10):
+        await policy.for_episode(waits.spec)(HI)
+    assert waits == []
+
+
+async def test_waiting_for_a_place_is_told(endpoint: LoopbackEndpoint, make: Make) -> None:
+    endpoint.otherwise = slow(0.1)
+    policy, first, second = make(max_concurrency=1), Waits(), Waits()
+    await asyncio.gather(policy.for_episode(first.spec)(HI), policy.for_episode(second.spec)(HI))
+    assert first == []
+    assert sum(second) > 0.01
+
+
+async def test_a_long_wait_for_a_place_is_told_while_it_passes() -> None:
+    slots, waits = RequestSlots(1), Waits()
+
+    async def wait() -> None:
+        async with slots.one(waits):
+            pass
+
+    async with asyncio.timeout(20):
+        async with slots.one(waits):
+            waiting = asyncio.create_task(wait())
+            await waits.told.wait()
+            assert not waiting.done()
+        await waiting
+
+
+async def test_nobody_sits_out_pauses_for_ever() -> None:
+    slots, waits = RequestSlots(1, sleep=lambda seconds: asyncio.sleep(0)), Waits()
+    slots.pause(50.0)
+    async with asyncio.timeout(20), slots.one(waits):
+        pass
+    assert len(waits) == MAX_PAUSES
+
+
+async def test_who_gives_up_leaves_its_place() -> None:
+    slots, waits = RequestSlots(1), Waits()
+
+    async def enter() -> None:
+        async with slots.one(waits):
+            pass
+
+    slots.pause(50.0)
+    in_pause = asyncio.create_task(enter())
+    async with asyncio.timeout(10):
+        await waits.told.wait()
+        in_pause.cancel()
+        await asyncio.wait({in_pause})
+        slots = RequestSlots(1)
+        async with slots.one(waits):
+            in_queue = asyncio.create_task(enter())
+            await asyncio.sleep(0)
+            in_queue.cancel()
+            await asyncio.wait({in_queue})
+        async with slots.one(waits):
+            pass

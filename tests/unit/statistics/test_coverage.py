@@ -1,0 +1,47 @@
+"""Whether 95 % intervals hold the truth about 95 times of 100, in simulated runs; the seeds are fixed.
+
+1,000 runs tell a share of 0.95 to ± 0.014. The bounds below are what the method is known for: Wilson's interval can be
+a little short near 0 and 1, and is cautious where tasks are few. `python -m tests.benchmarks.bench_coverage` has more.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.bench_coverage import World, simulate
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(6, 1, 0.5, 0.3),
+        World(6, 4, 0.8, 0.3),
+        World(20, 4, 0.5, 0.0),
+        World(20, 4, 0.8, 0.8),
+        World(20, 8, 0.8, 0.3),
+        World(60, 4, 0.5, 0.3),
+    ],
+    ids=str,
+)
+def test_intervals_hold_the_truth_as_often_as_they_say(world: World) -> None:
+    found = simulate(world, repetitions=1000)
+    for share in (found.mean_reward, found.pass_at_k, found.pass_hat_k, found.difference):
+        assert 0.92 <= share <= 1.0
+    assert found.false_alarms <= 0.07
+
+
+def test_taking_attempts_for_independent_would_not() -> None:
+    """The check can fail: this is what the intervals would be without the tasks as clusters."""
+    found = simulate(World(20, 8, 0.5, 0.8), repetitions=500)
+    assert found.independent < 0.7
+    assert found.mean_reward > 0.92
+
+
+def test_they_are_not_just_wide() -> None:
+    """With many tasks there is nothing left to be cautious about."""
+    found = simulate(World(100, 2, 0.5, 0.3), repetitions=1000)
+    assert found.mean_reward < 0.98
+    assert found.difference < 0.98
+    assert 0.02 < found.false_alarms < 0.08

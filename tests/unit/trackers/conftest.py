@@ -1,0 +1,54 @@
+"""What tests of trackers share."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trackers.wandb_service import WandbService
+
+
+@pytest.fixture
+def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither the developer's W&B account nor their home takes part."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def service(no_account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbService]:
+    """A W&B service, to which W&B goes in this test."""
+    served = WandbService()
+    served.start()
+    monkeypatch.setenv("WANDB_BASE_URL", served.url)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    yield served
+    served.close()
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What reaches the root logger, as a run's log does (`caplog` would also tap loggers that do not propagate)."""
+    root, handler = logging.getLogger(), _Messages()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    yield handler.seen
+    root.removeHandler(handler)
+    root.setLevel(level)

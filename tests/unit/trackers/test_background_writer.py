@@ -1,0 +1,50 @@
+"""The thread in which trackers write."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from ares_exp.trackers.background_writer import BackgroundWriter
+
+
+def test_everything_is_done_in_order_and_before_the_end() -> None:
+    done: list[int] = []
+    writer = BackgroundWriter("It")
+    writer.start()
+    for number in range(1000):
+        writer.do(lambda number=number: done.append(number))  # type: ignore[misc]
+    writer.finish(60)
+    assert done == [*range(1000)]
+
+
+def test_what_fails_is_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    done: list[int] = []
+    writer = BackgroundWriter("It")
+    writer.start()
+    writer.do(lambda: 1 / 0)
+    writer.do(lambda: done.append(1))
+    writer.do(lambda: 1 / 0)
+    writer.finish(60)
+    assert (writer.failures, done) == (2, [1])
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
+    assert caplog.messages[0] == "It failed: ZeroDivisionError: division by zero"
+
+
+def test_what_hangs_is_left_behind_and_does_not_mix_with_the_next_run() -> None:
+    done: list[str] = []
+    go_on = threading.Event()
+    writer = BackgroundWriter("It")
+    writer.start()
+    writer.do(go_on.wait)
+    writer.do(lambda: done.append("old"))
+    writer.finish(0.01)
+    assert writer.failures == 1
+    writer.start()
+    writer.do(lambda: done.append("new"))
+    writer.finish(60)
+    assert done == ["new"]
+    go_on.set()

@@ -1,0 +1,139 @@
+"""The JSON lines that a run leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.results import RunSummary
+from ares_exp.trackers.jsonl_tracker import JsonlTracker
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    text = (run_dir / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def play(tracker: JsonlTracker, run_dir: Path) -> None:
+    tracker.start(run_info(run_dir))
+    for result in RESULTS:
+        tracker.log_episode(result)
+    tracker.log_system({"system/loop_lag_sec": 0.5})
+    tracker.finish(RunSummary(3, RESULTS, wall_sec=4.0))
+
+
+def test_a_line_for_each_event(tmp_path: Path) -> None:
+    ticks = count(100)
+    tracker = JsonlTracker(clock=lambda: float(next(ticks)))
+    play(tracker, tmp_path)
+    start, *episodes, system, finish = lines(tmp_path)
+    assert tracker.failures == 0
+
+    assert (start["kind"], start["run_id"], start["resumed"]) == ("start", "run-1", False)
+    assert start["config"] == {"seed": 3, "policy": {"api_key": "***", "api_key_env": "OPENAI_API_KEY"}}
+    assert start["provenance"] == {"argv": ["ares_exp", "seed=3"]}
+    assert [line["kind"] for line in episodes] == ["episode"] * 3
+    assert [line["episode_id"] for line in episodes] == ["e1", "e2", "e3"]
+    assert [line["outcome"] for line in episodes] == ["completed", "agent_error", "completed"]
+    assert [line["progress/finished"] for line in episodes] == [1, 2, 3]
+    assert [line.get("episode/reward") for line in episodes] == [1.0, None, 0.5]
+    assert episodes[-1]["progress/mean_reward"] == 0.75
+    assert (system["kind"], system["system/loop_lag_sec"]) == ("system", 0.5)
+    assert (finish["kind"], finish["run/mean_reward"], finish["run/wall_sec"]) == ("finish", 0.75, 4.0)
+    assert finish["stat/mean_reward"] == 0.5  # an error counts as zero
+    assert finish["stat/scored_only/mean_reward"] == 0.75
+    assert [line["time"] for line in lines(tmp_path)] == [100, 101, 102, 103, 104, 105]
+
+
+def test_a_resumed_run_goes_on_in_the_file_with_the_running_totals(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.start(run_info(tmp_path))
+    tracker.log_episode(RESULTS[0])
+    tracker.log_episode(RESULTS[1])
+    tracker.finish(RunSummary(3, RESULTS[:2]))
+    before = lines(tmp_path)
+
+    tracker = JsonlTracker()
+    tracker.start(run_info(tmp_path, resumed=True, earlier=RESULTS[:2]))
+    tracker.log_episode(RESULTS[2])
+    tracker.finish(RunSummary(3, RESULTS))
+    start, last, finish = lines(tmp_path)[len(before) :]
+    assert lines(tmp_path)[: len(before)] == before
+    assert (start["kind"], start["resumed"]) == ("start", True)
+    assert (last["progress/finished"], last["progress/mean_reward"]) == (3, 0.75)
+    assert finish["run/finished"] == 3
+
+
+def test_a_torn_line_is_removed_when_the_run_is_resumed(tmp_path: Path) -> None:
+    play(JsonlTracker(), tmp_path)
+    whole = lines(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epis')
+    tracker = JsonlTracker()
+    tracker.start(run_info(tmp_path, resumed=True, earlier=RESULTS))
+    tracker.finish(RunSummary(3, RESULTS))
+    assert lines(tmp_path)[: len(whole)] == whole
+    assert [line["kind"] for line in lines(tmp_path)[len(whole) :]] == ["start", "finish"]
+
+
+def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.start(run_info(tmp_path))
+    tracker.log_episode(episode(1, math.nan))
+    tracker.log_system({"system/a": math.inf, "system/b": 1.0})
+    tracker.finish(RunSummary(1, ()))
+    _, row, system, _ = lines(tmp_path)
+    assert row["episode/reward"] is None
+    assert (system["system/a"], system["system/b"]) == (None, 1.0)
+
+
+def test_no_secret_reaches_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-the-environment")
+    tracker = JsonlTracker()
+    tracker.start(run_info(tmp_path, name="named a-key-of-the-environment"))
+    tracker.finish(RunSummary(0, ()))
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert SECRET not in text
+    assert "a-key-of-the-environment" not in text
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning_and_a_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").write_text("a file")
+    tracker = JsonlTracker()
+    play(tracker, tmp_path / "run")
+    assert tracker.failures == 1 + 1 + 3 + 1 + 1  # the folder, and every line
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "tracker=jsonl failed" in caplog.text
+
+
+def test_nothing_happens_before_the_start_or_after_the_end(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.log_episode(RESULTS[0])
+    tracker.finish(RunSummary(0, ()))
+    play(tracker, tmp_path)
+    whole = lines(tmp_path)
+    tracker.log_episode(RESULTS[0])
+    tracker.finish(RunSummary(3, RESULTS))
+    assert lines(tmp_path) == whole
+    assert tracker.failures == 0
+    assert "tracker" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_tracker_can_be_used_for_a_second_run(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    for name in ("a", "b"):
+        play(tracker, tmp_path / name)
+        assert [line["progress/finished"] for line in lines(tmp_path / name) if line["kind"] == "episode"] == [1, 2, 3]

@@ -1,0 +1,154 @@
+"""The real W&B client, online, against a service on the loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ares_exp.results import RunSummary
+from ares_exp.tasks.task_set import SAMPLES
+from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
+from tests.unit.trackers.wandb_file import WandbFile
+from tests.unit.trackers.wandb_service import WandbService
+from tests.unit.trajectories.chats import chat
+
+SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
+
+
+def write_results(run_dir: Path) -> None:
+    (run_dir / "trajectories").mkdir(parents=True)
+    (run_dir / "episodes.jsonl").write_text("{}\n")
+    (run_dir / "trajectories" / "e1.json").write_text("{}")
+
+
+def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None:
+    write_results(tmp_path)
+    tracker = WandbTracker(project="a-project")
+    tracker.start(run_info(tmp_path, group="a sweep", task_set=SAMPLES, tasks=("write-greeting",)))
+    for result in RESULTS:
+        tracker.log_episode(result, chat(result.episode_id, result.task_name))
+    tracker.log_system({"system/queue": 2})
+    tracker.finish(SUMMARY)
+
+    assert tracker.failures == 0
+    assert service.unknown == []
+    first, *_ = service.runs["run-1"]
+    assert (first["name"], first["project"], first["groupName"]) == ("run-1", "a-project", "a sweep")
+    assert json.loads(first["config"])["seed"]["value"] == 3
+    rows = [row for row in service.history("run-1") if "progress/finished" in row]
+    assert [row["progress/finished"] for row in rows] == [1, 2, 3]
+    assert [row["system/queue"] for row in service.history("run-1") if "system/queue" in row] == [2]
+    assert service.summary("run-1")["run/planned"] == 3
+    assert service.summary("run-1")["objective"] == 0.5
+
+    by_type = {artifact.type: artifact for artifact in service.artifacts}
+    assert {artifact.state for artifact in service.artifacts} == {"COMMITTED"}
+    assert by_type["task-set"].used_by == ["run-1"]
+    assert "write-greeting/instruction.md" in by_type["task-set"].manifest
+    assert by_type["trajectories"].used_by == []
+    assert by_type["trajectories"].files["trajectories/e1.json"] == b"{}"
+    tables = [one for one in service.artifacts if one.type == "wandb-run-incremental-table"]
+    assert len(tables) == len(RESULTS)
+    assert any(b"Please do task2." in content for one in tables for content in one.files.values())
+    arrived = [*service.run_files.values(), *(content for one in service.artifacts for content in one.files.values())]
+    assert [content for content in arrived if SECRET.encode() in content] == []
+    assert SECRET not in str(service.runs)
+
+
+def test_a_resumed_run_goes_on(service: WandbService, tmp_path: Path) -> None:
+    for earlier, new in (((), RESULTS), (RESULTS, (episode(4, 1.0),))):
+        tracker = WandbTracker()
+        tracker.start(run_info(tmp_path, resumed=bool(earlier), earlier=earlier))
+        for result in new:
+            tracker.log_episode(result)
+        tracker.finish(RunSummary(4, (*earlier, *new)))
+        assert tracker.failures == 0
+    history = service.history("run-1")
+    assert [row["progress/finished"] for row in history if "progress/finished" in row] == [1, 2, 3, 4]
+    steps = [row["_step"] for row in history]
+    assert steps == sorted(set(steps))
+    table = [row["episodes"] for row in history if "episodes" in row][-1]
+    assert (table["increment_num"], len(table["previous_increments_paths"])) == (3, 3)
+
+
+def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbService, tmp_path: Path) -> None:
+    parent, branch = tmp_path / "parent", tmp_path / "branch"
+    write_results(parent)
+    for info in (run_info(parent, run_id="parent"), run_info(branch, run_id="branch", parents=(parent,))):
+        tracker = WandbTracker()
+        tracker.start(info)
+        tracker.finish(SUMMARY)
+        assert tracker.failures == 0
+    (artifact,) = [one for one in service.artifacts if one.type == "trajectories"]
+    assert (artifact.run, artifact.used_by) == ("parent", ["branch"])
+
+
+@pytest.mark.parametrize("fate", ["dies", "silent", "broken"])
+def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(
+    fate: str, service: WandbService, tmp_path: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = WandbTracker(finish_timeout_sec=3.0)
+    tracker.start(run_info(tmp_path / "run"))
+    tracker.log_episode(RESULTS[0])
+    assert service.wait_for(lambda: "run-1" in service.runs)
+    if fate == "dies":
+        service.close()
+    else:
+        service.mood = fate
+    began = time.perf_counter()
+    for result in RESULTS[1:]:
+        tracker.log_episode(result)
+        tracker.log_system({"system/queue": 2})
+    assert time.perf_counter() - began < 1.0  # a third of the bound on the end of the run
+    tracker.finish(SUMMARY)
+    assert tracker.failures == 1
+    (message,) = [line for line in log if line.startswith("W&B")]
+    assert "on disk" in message
+    assert [row["progress/finished"] for row in WandbFile(tmp_path / "run").rows] == [1, 2, 3]
+
+
+def test_a_service_that_answers_nothing_but_errors_is_an_offline_run(
+    service: WandbService, tmp_path: Path, log: list[str]
+) -> None:
+    service.mood = "broken"
+    tracker = WandbTracker(init_timeout_sec=1.0)
+    tracker.start(run_info(tmp_path))
+    tracker.log_episode(RESULTS[0])
+    tracker.finish(SUMMARY)
+    assert tracker.failures == 1
+    assert "recording offline" in log[0]
+    assert WandbFile(tmp_path).path.parent.name.startswith("offline-run")
+    assert len(WandbFile(tmp_path).rows) == 1
+
+
+ENDS = """
+import sys
+from pathlib import Path
+from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.unit.trackers.test_wandb_online import RESULTS, SUMMARY, run_info
+
+tracker = WandbTracker(finish_timeout_sec=1.0)
+tracker.start(run_info(Path(sys.argv[1])))
+print("started", flush=True)
+sys.stdin.readline()
+tracker.finish(SUMMARY)
+print("finished", tracker.failures, flush=True)
+"""
+
+
+@pytest.mark.once
+def test_a_process_whose_service_hangs_ends_all_the_same(service: WandbService, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert service.wait_for(lambda: "run-1" in service.runs)
+        service.mood = "silent"
+        out, _ = process.communicate("go on\n", timeout=60)
+    assert out.split() == ["started", "finished", "1"]
+    assert process.returncode == 0

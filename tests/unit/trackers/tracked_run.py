@@ -1,0 +1,43 @@
+"""A small run for trackers to record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ares_exp.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.trackers.tracker import RunInfo
+
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+
+
+def episode(index: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED, **more: Any) -> EpisodeResult:
+    return EpisodeResult(
+        episode_id=f"e{index}",
+        task_name=f"task{index}",
+        attempt=0,
+        seed=0,
+        outcome=outcome,
+        reward=reward,
+        error=ErrorInfo("AgentError", "boom") if reward is None else None,
+        num_steps=index,
+        prompt_tokens=100,
+        generated_tokens=10,
+        cost=0.25,
+        started_at=10.0,
+        finished_at=12.5,
+        **more,
+    )
+
+
+RESULTS = (episode(1, 1.0), episode(2, None, Outcome.AGENT_ERROR), episode(3, 0.5))
+
+
+def run_info(run_dir: Path, **more: Any) -> RunInfo:
+    known: dict[str, Any] = {
+        "name": "a name",
+        "run_id": "run-1",
+        "config": {"seed": 3, "policy": {"api_key": SECRET, "api_key_env": "OPENAI_API_KEY"}},
+        "provenance": {"argv": ["ares_exp", "seed=3"]},
+    }
+    return RunInfo(run_dir=run_dir, **{**known, **more})

@@ -1,0 +1,286 @@
+"""A W&B service on the loopback: as much of its protocol as the real client needs to upload a run, and no more.
+
+The client asks GraphQL at `/graphql`, streams history and summary to `/files/<entity>/<project>/<run>/file_stream`, and
+uploads files to the addresses that it is given. What arrives is kept, to be looked at. That an artifact with a known
+name and digest is the version that is there already is W&B's documented behaviour.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class ServedArtifact:
+    """What the client said of an artifact."""
+
+    id: str
+    type: str
+    name: str
+    digest: str
+    run: str
+    state: str = "PENDING"
+    used_by: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The entries of its manifest by path."""
+        contents: dict[str, Any] = json.loads(self.files["wandb_manifest.json"])["contents"]
+        return contents
+
+
+class WandbService:
+    """Serves on a port of its own from `start` to `close`.
+
+    Attributes:
+        runs: The variables of every `UpsertBucket`, by run id.
+        lines: The lines of each streamed file (`wandb-history.jsonl`, …) by run id and file.
+        artifacts: Every artifact, in the order of their creation.
+        mood: `well`; `broken`: every answer is a 500; `silent`: nothing is answered until `close`.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[dict[str, Any]]] = {}
+        self.lines: dict[tuple[str, str], dict[int, Any]] = {}
+        self.run_files: dict[tuple[str, str], bytes] = {}
+        self.artifacts: list[ServedArtifact] = []
+        self.unknown: list[str] = []
+        self.asked: list[str] = []
+        self.mood = "well"
+        self.changed = threading.Condition()
+        self._closing = threading.Event()
+        service = self
+
+        class Handler(_Handler):
+            served = service
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="wandb-service")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nothing is answered any more, and the port is closed."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 30.0) -> bool:
+        """Waits until what has arrived satisfies `condition`."""
+        with self.changed:
+            return self.changed.wait_for(condition, timeout)
+
+    def history(self, run: str) -> list[dict[str, Any]]:
+        """The history of a run, by line."""
+        return [line for _, line in sorted(self.lines.get((run, "wandb-history.jsonl"), {}).items())]
+
+    def summary(self, run: str) -> dict[str, Any]:
+        """The last summary of a run."""
+        lines = self.lines.get((run, "wandb-summary.json"), {})
+        return dict(lines[max(lines)]) if lines else {}
+
+    def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """The `data` of a GraphQL answer."""
+        self.asked.append(operation)
+        answer = getattr(self, f"_{operation}", None)
+        if answer is None:
+            self.unknown.append(operation)
+            return {}
+        data: dict[str, Any] = answer(variables)
+        return data
+
+    def upload(self, path: str, body: bytes) -> None:
+        """A file that was put at one of the addresses that were given."""
+        _, kind, owner, name = path.split("/", 3)
+        if kind == "artifact":
+            self.artifacts[int(owner)].files[name] = body
+        else:
+            self.run_files[owner, name] = body
+
+    def stream(self, path: str, body: dict[str, Any]) -> None:
+        """Lines of streamed files."""
+        run = path.split("/")[-2]
+        for name, chunk in body.get("files", {}).items():
+            lines = self.lines.setdefault((run, name), {})
+            for number, line in enumerate(chunk["content"], chunk["offset"]):
+                lines[number] = json.loads(line) if name.startswith("wandb-") else line
+
+    def _Viewer(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+
+    def _ServerFeaturesQuery(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"serverInfo": {"features": []}}
+
+    def _RunResumeStatus(self, variables: dict[str, Any]) -> dict[str, Any]:
+        run = variables["name"]
+        project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}
+        return {"model": {**project, "bucket": self._bucket(run) if run in self.runs else None}}
+
+    def _bucket(self, run: str) -> dict[str, Any]:
+        history = self.history(run)
+        config = json.dumps({key: value for one in self.runs[run] for key, value in json.loads(one["config"]).items()})
+        return {
+            "id": f"id-{run}",
+            "name": run,
+            "displayName": run,
+            "config": config,
+            "summaryMetrics": json.dumps(self.summary(run)),
+            "logLineCount": 0,
+            "historyLineCount": len(history),
+            "eventsLineCount": 0,
+            "historyTail": json.dumps([json.dumps(line) for line in history[-1:]]),
+            "eventsTail": "[]",
+            "tags": [],
+            "notes": None,
+            "wandbConfig": "{}",
+        }
+
+    def _UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:
+        run = variables["name"]
+        inserted = run not in self.runs
+        self.runs.setdefault(run, []).append(variables)
+        project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}
+        return {"upsertBucket": {"bucket": {**self._bucket(run), "project": project}, "inserted": inserted}}
+
+    def _CreateArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:
+        asked = variables["input"]
+        name, digest = asked["artifactCollectionName"], asked["digest"]
+        same = [one for one in self.artifacts if (one.name, one.digest, one.state) == (name, digest, "COMMITTED")]
+        if same:
+            found = same[0]
+        else:
+            found = ServedArtifact(
+                id=f"artifact-{len(self.artifacts)}",
+                type=asked["artifactTypeName"],
+                name=name,
+                digest=digest,
+                run=asked["runName"],
+            )
+            self.artifacts.append(found)
+        sequence = {"id": f"sequence-{name}", "latestArtifact": None}
+        return {"createArtifact": {"artifact": {"id": found.id, "state": found.state, "artifactSequence": sequence}}}
+
+    def _CreateArtifactManifest(self, variables: dict[str, Any]) -> dict[str, Any]:
+        url = self._artifact_url(variables["artifactID"], "wandb_manifest.json")
+        manifest = {"id": f"manifest-{variables['artifactID']}", "file": {"id": "f", "uploadUrl": url}}
+        manifest["file"]["uploadHeaders"] = []
+        return {"createArtifactManifest": {"artifactManifest": manifest}}
+
+    def _CreateArtifactFiles(self, variables: dict[str, Any]) -> dict[str, Any]:
+        nodes = [
+            {
+                "id": f"file-{number}",
+                "name": one["name"],
+                "displayName": one["name"],
+                "storagePath": one["name"],
+                "uploadUrl": self._artifact_url(one["artifactID"], one["name"]),
+                "uploadHeaders": [],
+                "artifact": {"id": one["artifactID"]},
+                "uploadMultipartUrls": None,
+            }
+            for number, one in enumerate(variables["input"]["artifactFiles"])
+        ]
+        return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
+
+    def _CommitArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:
+        found = self._artifact(variables["artifactID"])
+        found.state = "COMMITTED"
+        return {"commitArtifact": {"artifact": {"id": found.id, "digest": found.digest}}}
+
+    def _UseArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:
+        asked = variables["input"]
+        found = self._artifact(asked["artifactID"])
+        found.used_by.append(asked["runName"])
+        return {"useArtifact": {"artifact": {"id": found.id, "digest": found.digest}}}
+
+    def _UpdateArtifactManifest(self, variables: dict[str, Any]) -> dict[str, Any]:
+        url = self._artifact_url(variables["artifactManifestID"].removeprefix("manifest-"), "wandb_manifest.json")
+        manifest = {"id": variables["artifactManifestID"], "file": {"id": "f", "uploadUrl": url, "uploadHeaders": []}}
+        return {"updateArtifactManifest": {"artifactManifest": manifest}}
+
+    def _CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:
+        run = variables["run"]
+        files = [{"name": name, "uploadUrl": f"{self.url}/run/{run}/{name}"} for name in variables["files"]]
+        return {"createRunFiles": {"runID": f"id-{run}", "uploadHeaders": [], "files": files}}
+
+    def _MarkRunFilesUploaded(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"markRunFilesUploaded": {"success": True}}
+
+    def _FetchArtifactDigestAlgorithm(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"project": None}
+
+    def _XXHashDigestsEnabled(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"entity": {"xxhashDigestsEnabled": False}}
+
+    def _artifact(self, artifact_id: str) -> ServedArtifact:
+        return next(one for one in self.artifacts if one.id == artifact_id)
+
+    def _artifact_url(self, artifact_id: str, name: str) -> str:
+        return f"{self.url}/artifact/{self.artifacts.index(self._artifact(artifact_id))}/{name}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    served: WandbService
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self._body()
+        if self._moody():
+            return
+        with self.served.changed:
+            if self.path == "/graphql":
+                asked = json.loads(body)
+                operation = asked.get("operationName") or asked["query"].split("(")[0].split("{")[0].split()[-1]
+                answer = {"data": self.served.answer(operation, asked.get("variables") or {})}
+            else:
+                self.served.stream(self.path, json.loads(body))
+                answer = {}
+            self.served.changed.notify_all()
+        self._reply(answer)
+
+    def do_PUT(self) -> None:
+        body = self._body()
+        if self._moody():
+            return
+        with self.served.changed:
+            self.served.upload(self.path, body)
+            self.served.changed.notify_all()
+        self._reply({})
+
+    def _moody(self) -> bool:
+        """Deals with the request as the mood says, unless it is well."""
+        if self.served.mood == "broken":
+            self._reply({}, 500)
+        elif self.served.mood == "silent":
+            self.served._closing.wait()
+            self.close_connection = True
+        return self.served.mood != "well"
+
+    def _body(self) -> bytes:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+
+    def _reply(self, data: dict[str, Any], status: int = 200) -> None:
+        body = json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is printed."""
