@@ -179,6 +179,7 @@ def _head(line: str) -> dict[str, Any]:
         raise ValueError(f"expected the fields {', '.join(kinds)}")
     for name, kind in kinds.items():
         value = head[name]
-        if not isinstance(value, kind) or (isinstance(value, int | float) and name != "seed" and not 0 <= value < 2**53):
+        counts = isinstance(value, int | float) and name != "seed"
+        if not isinstance(value, kind) or (counts and not 0 <= value < 2**53):
             raise ValueError(f"expected another kind of {name}, got {value!r:.80}")
     return head

@@ -50,4 +50,5 @@ class Settings:
     resume_diverged: OnDivergence = "continue"
     monitor_interval_sec: float = 10.0
     stall_warn_sec: float = 600.0
+    reward_threshold: float = 1.0
     sweep_dir: Path | None = None

@@ -79,12 +79,15 @@ class ExperimentConfig:
     environment_build_timeout_multiplier: float | None = _key(
         None, "in place of timeout_multiplier for container starts", above=0
     )
+    reward_threshold: float = _key(1.0, "reward from which on an attempt has passed: pass@k, pass^k, flakiness")
     monitor_interval_sec: float = _key(10.0, "seconds between two looks at the runner: loop lag, stalls", above=0)
     stall_warn_sec: float = _key(600.0, "seconds without progress after which an episode is reported", above=0)
     resume: bool = _key(
         False, "<run> or <sweep>: go on with it; true: with what is in the run's directory, if anything"
     )
-    resume_redo: list[str] | None = _key(None, "outcomes of attempts that are to be tried again, e.g. [policy_error]")
+    resume_redo: list[str] | None = _key(  # noqa: RUF009  # its default is None
+        None, "outcomes of attempts that are to be tried again, e.g. [policy_error]"
+    )
     resume_diverged: str = _key(
         "continue",
         "where an episode under way, played again, asks something else: continue from there, or restart the attempt",

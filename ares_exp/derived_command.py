@@ -7,14 +7,13 @@ changes one number of the recorded policy, and `policy=other` drops all that was
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import SWEEP_RECORD, EpisodeRef, RecordedRun, RecordedSweep
+from ares_exp.recorded_run import PATH_KEY, SWEEP_RECORD, EpisodeRef, RecordedRun, RecordedSweep
 from ares_exp.run_dir import RunDir
 from ares_exp.secrets import MASK
 
@@ -29,7 +28,6 @@ ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts", "env.tasks", "env.e
 OF_ONE_SESSION = (*RESUME_KEYS, "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
 """What was said of a session, and not of the run or the sweep."""
 
-_PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory)$")
 
 
 class DerivedCommand(NamedTuple):
@@ -168,7 +166,7 @@ def _inherited(run: RecordedRun, dropped: Sequence[str]) -> list[Override]:
 def _from(place: Path, override: Override) -> str:
     """The override as it was meant in the folder where it was typed."""
     value, line = override.value(), str(override.input_line)
-    if not isinstance(value, str) or not _PATH_KEY.search(override.key_or_group):
+    if not isinstance(value, str) or not PATH_KEY.search(override.key_or_group):
         return line
     if not value or "${" in value or Path(value).is_absolute():
         return line

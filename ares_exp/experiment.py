@@ -156,6 +156,7 @@ class Experiment:
             unwritten_rows=self._unwritten_rows,
             snapshot_dir=self._parts.snapshots.output_dir,
             max_loop_lag_sec=self._max_loop_lag_sec,
+            threshold=self._settings.reward_threshold,
         )
 
     def _write_totals(self, summary: RunSummary) -> None:

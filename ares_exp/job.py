@@ -133,6 +133,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
         resume_diverged=values["resume_diverged"],
         monitor_interval_sec=values["monitor_interval_sec"],
         stall_warn_sec=values["stall_warn_sec"],
+        reward_threshold=values["reward_threshold"],
     )
 
 

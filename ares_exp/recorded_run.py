@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ SHOWN = 5
 SWEEP_RECORD = "multirun.yaml"
 MAX_RECORD_BYTES = 4 * 2**20
 """Hydra's records of a run take some kilobytes."""
+MAX_RECORD_DEPTH = 100
+PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory|replay|branch_from)$")
+"""Keys of a config whose value, if it is relative, begins at the folder where the run was started."""
 
 _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
@@ -260,7 +264,7 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: It cannot be read.
-        ConfigError: It is too long, or no YAML.
+        ConfigError: It is too long or too deep, refers to parts of itself, or is no YAML.
     """
     import yaml
 
@@ -268,8 +272,13 @@ def read_yaml(path: Path) -> Any:
         text = file.read(MAX_RECORD_BYTES + 1)
     if len(text) > MAX_RECORD_BYTES:
         raise _broken(path, f"at most {MAX_RECORD_BYTES:,} bytes", "more")
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for event in yaml.parse(text, Loader=loader):  # first: too deep a nesting crashes the C loader
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_RECORD_DEPTH or isinstance(event, yaml.AliasEvent):
+                raise _broken(path, f"at most {MAX_RECORD_DEPTH} levels, and no aliases", "others")
+        return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _broken(path, "YAML", str(error).splitlines()[0]) from error
 

@@ -209,6 +209,7 @@ class RunSummary:
         unwritten_rows: Results of these that are not in `episodes.jsonl`.
         snapshot_dir: The store that snapshots went to; `None` when none were to be taken.
         max_loop_lag_sec: The longest time for which the event loop was held up.
+        threshold: The reward from which on an attempt has passed.
     """
 
     planned: int
@@ -220,6 +221,7 @@ class RunSummary:
     unwritten_rows: int = 0
     snapshot_dir: Path | None = None
     max_loop_lag_sec: float = 0.0
+    threshold: float = 1.0
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
@@ -268,6 +270,7 @@ class RunSummary:
             "mean_reward": self.mean_reward,
             "outcomes": self.count(),
             **self.paid(),
+            "threshold": self.threshold,
             "interrupted": self.interrupted,
             "ended_by": self.ended_by,
             "wall_sec": self.wall_sec,

@@ -63,7 +63,7 @@ def mask_known_secrets(text: str) -> str:
     """`text` without the values of sensitive environment variables, as they are and as JSON spells them."""
     for secret in _known_secrets():
         text = text.replace(secret, MASK)
-        if (escaped := json.dumps(secret)[1:-1]) != secret:
+        if (escaped := _in_json(secret)) != secret:
             text = text.replace(escaped, MASK)
     return text
 
@@ -72,7 +72,7 @@ class KnownSecrets:
     """What `mask_known_secrets` masks, as it is known at this moment, to look for in bytes."""
 
     def __init__(self) -> None:
-        spellings = {spelling for secret in _known_secrets() for spelling in (secret, json.dumps(secret)[1:-1])}
+        spellings = {spelling for secret in _known_secrets() for spelling in (secret, _in_json(secret))}
         self._spellings = tuple(spelling.encode("utf-8", "surrogateescape") for spelling in sorted(spellings))
         self.longest = max(map(len, self._spellings), default=0)
 
@@ -139,7 +139,14 @@ def _scrub_argument(argument: str, known: tuple[str, ...]) -> str:
     return _scrub_text(argument, known)
 
 
+@functools.lru_cache(maxsize=1024)
+def _in_json(secret: str) -> str:
+    return json.dumps(secret)[1:-1]
+
+
 _protected: set[str] = set()
+_known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
+"""Among what the secrets were last looked for, how many values and which environment, and what they were."""
 
 
 def protect(values: Iterable[str]) -> None:
@@ -148,7 +155,21 @@ def protect(values: Iterable[str]) -> None:
 
 
 def _known_secrets() -> tuple[str, ...]:
-    """Protected values and those of sensitive variables, the longest first; short ones would mask ordinary words."""
+    """Protected values and those of sensitive variables, the longest first; short ones would mask ordinary words.
+
+    They are looked for anew whenever the environment has changed: every line that is written asks.
+    """
+    global _known
+    variables = getattr(os.environ, "_data", os.environ)  # undecoded: to compare these takes half a microsecond
+    before, secrets = _known
+    if (len(_protected), variables) != before:
+        now = len(_protected), dict(variables)
+        secrets = _look_for_secrets()
+        _known = now, secrets
+    return secrets
+
+
+def _look_for_secrets() -> tuple[str, ...]:
     named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))  # the shell's PWD
     values = {*_protected, *named}
     return tuple(sorted((value for value in values if len(value) >= 8), key=len, reverse=True))

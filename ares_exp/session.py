@@ -5,33 +5,35 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.earlier_sessions import EarlierSessions, settle
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import read_yaml
+from ares_exp.recorded_run import PATH_KEY, read_yaml
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir, append_line, write_atomically
 from ares_exp.secrets import scrub_argv
 
 SHOWN = 5
 
-HARMLESS = (
-    *("name", "attempts", "concurrency", "durability", "policy_timeout_sec", "objective", "hydra"),
-    *("monitor_interval_sec", "stall_warn_sec", "resume", "resume_force", "resume_redo", "resume_diverged"),
-    *("collector", "tracker", "snapshot", "wrapper", "retry", "budget"),
-    *("policy.api_key_env", "policy.timeout_sec", "policy.max_retries", "policy.retry_base_sec"),
-    *("policy.max_retry_wait_sec", "policy.max_concurrency", "policy.max_answer_bytes", "policy.preflight_timeout_sec"),
+_GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget")
+_TOP_LEVEL = (
+    *("name", "attempts", "branches", "concurrency", "durability", "policy_timeout_sec", "objective"),
+    *("reward_threshold", "monitor_interval_sec", "stall_warn_sec", *RESUME_KEYS),
 )
+_OF_THE_ENDPOINT = (
+    *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
+    *("max_answer_bytes", "preflight_timeout_sec"),
+)
+HARMLESS = (*_GROUPS, *_TOP_LEVEL, *(f"policy.{name}" for name in _OF_THE_ENDPOINT))
 """What may be set otherwise when a run is resumed: it changes no result."""
-
-_PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory)$")
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def open_session(
         earlier = replace(earlier, wall_sec=_wall_sec(run_dir, earlier.results))
     else:
         found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
-        run_dir.write_json(run_dir.provenance, found)
+        run_dir.write_json(run_dir.provenance, {**found, "cwd": str(Path.cwd())})
         write_atomically(run_dir.config, _as_yaml(config))  # the last one: with it there is a run
     line = {
         "began": time.time(),
@@ -118,7 +120,8 @@ def _check_same(
     was = read_yaml(run_dir.config)
     if not isinstance(was, dict):
         raise ConfigError(f"{run_dir.config} is broken: expected a config, got a {type(was).__name__}.")
-    differing = [*_differences(was, config), *_task_differences(recorded.get("tasks"), tasks)]
+    place = Path(str(recorded.get("cwd", ".")))
+    differing = [*_differences(was, config, place), *_task_differences(recorded.get("tasks"), tasks)]
     if not differing:
         return
     shown = "; ".join(differing[:SHOWN]) + (f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else "")
@@ -131,13 +134,18 @@ def _check_same(
     )
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> Iterator[str]:
+    """What differs. Paths are compared by what they mean: those of the run began at `place`."""
     old, new = dict(_flat(was)), dict(_flat(now))
     for key in [*new, *(key for key in old if key not in new)]:
         if any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS):
             continue
         before, after = old.get(key, "nothing"), new.get(key, "nothing")
-        if before != after and not (_PATH_KEY.search(key) and _same_path(before, after)):
+        if PATH_KEY.search(key) and isinstance(before, str) and isinstance(after, str):
+            same = (place / before).resolve() == Path(after).resolve()
+        else:
+            same = before == after
+        if not same:
             yield f"`{key}` was {before!r:.100} and is {after!r:.100}"
 
 
@@ -165,10 +173,6 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def _same_path(before: Any, after: Any) -> bool:
-    return isinstance(before, str) and isinstance(after, str) and Path(before).resolve() == Path(after).resolve()
-
-
 def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
     try:
         found = json.loads(run_dir.provenance.read_bytes())
@@ -181,12 +185,14 @@ def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     """Seconds that earlier sessions took; one that was killed took until the end of its last episode."""
-    try:
-        lines = [json.loads(line) for line in run_dir.sessions.read_bytes().splitlines()]
-        starts = [float(line["began"]) for line in lines if "began" in line]
-        ends = [float(line["ended"]) for line in lines if "ended" in line]
-    except (OSError, ValueError, TypeError, RecursionError):
-        return 0.0
+    starts: list[float] = []
+    ends: list[float] = []
+    with suppress(OSError):
+        for text in run_dir.sessions.read_bytes().splitlines():
+            with suppress(ValueError, TypeError, RecursionError):  # a torn line is of no use, the others are
+                line = json.loads(text)
+                starts += [float(line["began"])] if "began" in line else []
+                ends += [float(line["ended"])] if "ended" in line else []
     ends += [result.finished_at for result in results]
     total = 0.0
     for began, following in zip(starts, [*starts[1:], float("inf")], strict=True):

@@ -35,11 +35,13 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     separator = " · " if encodable("·", stream) else " | "
     if summary.results:
         write(stream, draw(_table(summary.final), stream))
-    statistics = RunStatistics.of(summary.results, planned=summary.planned)
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
+    rates, variation = list(_pass_rates(statistics)), list(_variation(statistics))
     lines = [
         separator.join(_totals(summary, statistics)),
-        *_pass_rates(statistics),
-        *_variation(statistics),
+        *rates,
+        *([""] if rates and variation else []),
+        *variation,
         *_snapshots(summary),
         "",
         *_places(run_dir),
@@ -134,7 +136,6 @@ def _pass_rates(statistics: RunStatistics) -> Iterator[str]:
         yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     if any(reward not in (0.0, 1.0) for task in statistics.tasks for reward in task.scored_rewards):
         yield f"pass: a reward of {format_number(statistics.threshold)} or more"
-    yield ""
 
 
 def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
@@ -142,7 +143,7 @@ def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
         if estimate is None:
             yield "-"
         else:
-            few = f" ({estimate.tasks} tasks)" if estimate.tasks < tasks else ""
+            few = f" (of {estimate.tasks} tasks)" if estimate.tasks < tasks else ""
             yield f"{format_estimate(estimate)}{few}"
 
 

@@ -6,20 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 from ares_exp.results import RunSummary
-from ares_exp.statistics.run_statistics import THRESHOLD, RunStatistics, json_ready
+from ares_exp.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.statistics.task_statistics import TaskStatistics
 
 SCHEMA_VERSION = 1
 
 
-def results_document(summary: RunSummary, *, threshold: float = THRESHOLD) -> dict[str, Any]:
-    """The content of `results.json`.
-
-    Args:
-        summary: What the run adds up to.
-        threshold: The reward from which on an attempt has passed.
-    """
-    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=threshold)
+def results_document(summary: RunSummary) -> dict[str, Any]:
+    """The content of `results.json`."""
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     return {
         "schema_version": SCHEMA_VERSION,
         "totals": json_ready(summary.to_dict()),

@@ -124,12 +124,13 @@ def _summary(run_dir: RunDir) -> RunSummary | None:
     summary = RunSummary(planned=0, results=results)
     planned = max(_planned(run_dir), len(summary.final))
     totals = _object(run_dir.summary)
-    wall_sec = totals.get("wall_sec")
+    wall_sec, threshold = totals.get("wall_sec"), totals.get("threshold")
     return RunSummary(
         planned=planned,
         results=results,
         interrupted=totals.get("interrupted") is True,
         wall_sec=float(wall_sec) if isinstance(wall_sec, int | float) else 0.0,
+        threshold=float(threshold) if isinstance(threshold, int | float) else 1.0,
     )
 
 

@@ -27,11 +27,12 @@ def objective(summary: RunSummary, name: str) -> float | None:
 
 def known_metrics(attempts: int) -> list[str]:
     """What a run of so many attempts a task can be judged by."""
-    results = [
-        EpisodeResult(str(number), "any", number, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
-        for number, reward in enumerate([None, *[1.0] * attempts])
-    ]
-    return [name.removeprefix(PREFIX) for name in _metrics(RunSummary(len(results), tuple(results)))]
+    results = tuple(
+        EpisodeResult("any", task, attempt, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
+        for task, reward in (("solved", 1.0), ("unscored", None))
+        for attempt in range(attempts)
+    )
+    return [name.removeprefix(PREFIX) for name in _metrics(RunSummary(len(results), results))]
 
 
 PHASES = ("start", "agent", "policy", "verify")
@@ -47,7 +48,7 @@ def check_objective(name: str, *, attempts: int) -> None:
         return
     raise ConfigError(
         f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
-        f"There is {', '.join(known)}."
+        f"There is {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
     )
 
 
@@ -55,4 +56,4 @@ def _metrics(summary: RunSummary) -> dict[str, float]:
     from ares_exp.statistics.metrics import metrics
     from ares_exp.statistics.run_statistics import RunStatistics
 
-    return metrics(RunStatistics.of(summary.results, planned=summary.planned))
+    return metrics(RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold))

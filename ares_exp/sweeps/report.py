@@ -140,7 +140,7 @@ def _row(name: str, job: JobFolder, overrides: Mapping[str, str], objective: str
     if summary is None:
         return Row(name, overrides, job.state, message=message)
     ended = [result for result in summary.final if result.outcome not in UNFINISHED]
-    found = metrics(RunStatistics.of(ended, planned=summary.planned))
+    found = metrics(RunStatistics.of(ended, planned=summary.planned, threshold=summary.threshold))
     paid = summary.paid()
     return Row(
         name,

@@ -67,7 +67,7 @@ def total_metrics(summary: RunSummary) -> dict[str, Any]:
     from ares_exp.statistics.metrics import metrics
     from ares_exp.statistics.run_statistics import RunStatistics
 
-    statistics = RunStatistics.of(summary.results, planned=summary.planned)
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     return dict(_flat("run", summary.to_dict())) | metrics(statistics)
 
 

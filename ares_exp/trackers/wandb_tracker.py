@@ -1,4 +1,4 @@
-"""Weights & Biases as a tracker. W&B lives in a thread of its own, so that the run never waits for it."""
+"""Weights & Biases as a tracker. W&B lives in threads of its own, so that the run never waits for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.options import Mode, WandbOptions, effective_mode
+from ares_exp.trackers.wandb_recording.recorded_files import RecordedFiles
 from ares_exp.trackers.wandb_recording.recording import WandbRecording
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_WAITING = 100
 """When so much waits for W&B, samples of the runner are dropped, and rows of the table go without a trajectory."""
+
+FILES_SHARE = 0.5
+"""Of the bound on `finish`: how long the table and the artifacts may be waited for."""
 
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]
@@ -91,40 +95,49 @@ class WandbTracker:
             init_timeout_sec=init_timeout_sec,
             finish_timeout_sec=finish_timeout_sec,
         )
-        self._writer = BackgroundWriter("W&B")
-        self._recording: WandbRecording | None = None
+        self._numbers = BackgroundWriter("W&B")
+        self._files = BackgroundWriter("W&B's table and artifacts")
+        self._session: tuple[WandbRecording, RecordedFiles] | None = None
 
     @property
     def failures(self) -> int:
         """How many times W&B failed so far."""
-        return self._writer.failures
+        return self._numbers.failures + self._files.failures
 
     def start(self, run: RunInfo) -> None:
         """Begins. W&B is imported and initialised in the background."""
         mode = effective_mode(self._options.mode)
         if mode == "disabled":
             return
-        recording = WandbRecording(self._options, run, online=mode == "online", report=self._writer.report)
-        self._writer.start()
-        self._writer.do(recording.begin)
-        self._recording = recording
+        recording = WandbRecording(self._options, run, online=mode == "online", report=self._numbers.report)
+        files = RecordedFiles(recording)
+        for writer, begin in ((self._numbers, recording.begin), (self._files, files.begin)):
+            writer.start()
+            writer.do(begin)
+        self._session = recording, files
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Records a finished try. Returns at once."""
-        if (recording := self._recording) is not None:
-            shown = trajectory if self._writer.waiting < MAX_WAITING else None
-            self._writer.do(lambda: recording.add_episode(result, shown))
+        if self._session is not None:
+            recording, files = self._session
+            shown = trajectory if self._files.waiting < MAX_WAITING else None
+            self._numbers.do(lambda: recording.add_episode(result))
+            self._files.do(lambda: files.add_episode(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Records how the runner does. Returns at once."""
-        if (recording := self._recording) is not None and self._writer.waiting < MAX_WAITING:
-            now = time.time()
-            self._writer.do(lambda: recording.add_system(sample, now))
+        if self._session is not None and self._numbers.waiting < MAX_WAITING:
+            recording, now = self._session[0], time.time()
+            self._numbers.do(lambda: recording.add_system(sample, now))
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""
-        if (recording := self._recording) is None:
+        if self._session is None:
             return
-        self._recording = None
-        self._writer.do(lambda: recording.end(summary))
-        self._writer.finish(self._options.finish_timeout_sec)
+        (recording, files), self._session = self._session, None
+        deadline = time.monotonic() + self._options.finish_timeout_sec
+        self._numbers.do(lambda: recording.add_totals(summary))
+        self._files.do(lambda: files.end(summary))
+        self._files.finish(FILES_SHARE * self._options.finish_timeout_sec)
+        self._numbers.do(lambda: recording.end(summary))
+        self._numbers.finish(max(deadline - time.monotonic(), 0.0))

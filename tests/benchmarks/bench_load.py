@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.components import Components, Settings
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits

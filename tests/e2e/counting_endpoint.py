@@ -19,6 +19,9 @@ from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 
+APPEND = 'echo "$said" >> /work/state; cat /work/state; ls -A /work'
+"""What the agent does at each turn."""
+
 
 class Turn(NamedTuple):
     """One request of one episode: its seed, and how many answers it had before."""
@@ -36,8 +39,9 @@ class CountingEndpoint(LoopbackEndpoint):
         down_at: Turns with this number are refused; `None`: none are.
     """
 
-    def __init__(self, *, turns: tuple[int, int] = (3, 6), latency_sec: float = 0.03) -> None:
+    def __init__(self, *, turns: tuple[int, int] = (3, 6), latency_sec: float = 0.03, command: str = APPEND) -> None:
         super().__init__(otherwise=self._answer)
+        self._command = command
         self.asked: Counter[Turn] = Counter()
         self.turns = turns
         self.down_at: int | None = None
@@ -73,7 +77,9 @@ class CountingEndpoint(LoopbackEndpoint):
         least, most = self.turns
         if turn.number == least + turn.seed % (most - least + 1) - 1:
             return SUBMIT
-        return f"```bash\nmkdir -p /work && echo {turn.number} {shown} >> /work/state; cat /work/state; ls -A /work\n```"
+        return (
+            f"```bash\nmkdir -p /work && echo {turn.number} {shown} >> /work/state; cat /work/state; ls -A /work\n```"
+        )
 
 
 def _usage(turn: Turn) -> dict[str, Any]:

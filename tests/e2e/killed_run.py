@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,15 @@ from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.leaks import processes, wait_until
 
 TASKS, ATTEMPTS, CONCURRENCY = 3, 2, 3
-STATE_OF_START_UP = (".hydra", "run.log", "episodes.jsonl", "config.yaml", "provenance.json", "sessions.jsonl", "answers")
+STATE_OF_START_UP = (
+    ".hydra",
+    "run.log",
+    "episodes.jsonl",
+    "config.yaml",
+    "provenance.json",
+    "sessions.jsonl",
+    "answers",
+)
 """What appears in the run directory, one after the other, before the first request."""
 
 TASK = """
@@ -104,7 +113,7 @@ class KilledRun:
 
     def begin(self, moment: Moment = Moment()) -> int:  # noqa: B008
         """Starts the run, kills it at that moment and returns the exit code."""
-        return self._play(
+        return self.play(
             moment,
             f"container={self.backend}",
             "env.path=tasks",
@@ -123,7 +132,7 @@ class KilledRun:
 
     def resume(self, moment: Moment = Moment(), *overrides: str) -> int:  # noqa: B008
         """Goes on with it, kills it at that moment and returns the exit code."""
-        return self._play(moment, "resume=run", *overrides)
+        return self.play(moment, "resume=run", *overrides)
 
     @property
     def said(self) -> str:
@@ -154,7 +163,7 @@ class KilledRun:
         found = [line for line in lines if any(mark in line for mark in marks)]
         return found + (_containers(self.pids) if self.backend == "docker" else [])
 
-    def _play(self, moment: Moment, *words: str) -> int:
+    def play(self, moment: Moment, *words: str) -> int:
         self.rows = _whole_lines(self.path / "episodes.jsonl")
         asked = self.endpoint.asked.total()
         reached = self.endpoint.when(asked + moment.requests) if moment.requests is not None else None
@@ -309,9 +318,9 @@ def main(backend: str, count: int, seed: int, overrides: Sequence[str]) -> int:
                 run = KilledRun(directory / str(number), own, backend, overrides)
                 try:
                     says = kill_and_resume(run, whole, moment, rng)
-                except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+                except (AssertionError, OSError, subprocess.TimeoutExpired):
                     failed += 1
-                    says = f"FAILED: {error!r}\n{run.said}"
+                    says = f"FAILED: {traceback.format_exc()}\n{run.said}"
                 told["lost"] += own.asked.total() - len(own.asked)
                 told["kills"] += run.kills
             print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)

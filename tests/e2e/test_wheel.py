@@ -39,7 +39,7 @@ def test_the_main_job_from_the_wheel(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "mean reward 1.00 over 2 scored" in done.stdout
+    assert "mean reward 1.00 [0.34, 1.00] over 2 scored" in done.stdout
     where = [sys.executable, "-c", "import ares_exp; print(ares_exp.__file__)"]
     found = subprocess.run(
         where, cwd=here, env={**os.environ, "PYTHONPATH": str(target)}, capture_output=True, text=True, check=True

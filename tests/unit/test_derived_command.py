@@ -31,6 +31,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
         run = tmp_path / "first"
         (run / ".hydra").mkdir(parents=True)
         (run / "episodes.jsonl").touch()
+        (run / "config.yaml").touch()
         (run / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
         sources = [{"path": config_dir, "schema": "file", "provider": "command-line"}] if config_dir else []
         runtime = {"cwd": str(cwd), "config_sources": sources}
@@ -246,3 +247,83 @@ def test_a_replay_of_a_run_leaves_out_what_did_not_end(recorded: Recorded) -> No
     assert composed("replay=first/cut")["env"]["tasks"] == ["fix"]
     write(run / "trajectories" / "e0.json", chat("e0", "sum"))
     assert composed("replay=first")["env"]["tasks"] == ["sum"]
+
+
+def test_a_run_goes_on_as_it_was_composed(recorded: Recorded, tmp_path: Path) -> None:
+    recorded("seed=5", "attempts=4", "env.tasks=[fix]", "env.limit=1", "policy=scripted", "policy.replies=[a]")
+    derived = derive([], ["resume=first", "concurrency=2"])
+    assert derived.source == tmp_path / "first"
+    assert derived.argv[-1] == "concurrency=2"
+    assert f'hydra.run.dir="{tmp_path / "first"}"' in derived.argv
+    config = composed("resume=first", "concurrency=2", "attempts=6")
+    assert (config["seed"], config["attempts"], config["concurrency"]) == (5, 6, 2)
+    assert (config["env"]["tasks"], config["env"]["limit"]) == (["fix"], 1)
+    assert (config["policy"]["replies"], config["resume"]) == (["a"], True)
+
+
+def test_what_was_said_of_one_session_does_not_count_for_the_next(recorded: Recorded) -> None:
+    recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "resume_diverged=restart", "hydra.run.dir=x")
+    config = composed("resume=first")
+    assert (config["resume_force"], config["resume_redo"], config["resume_diverged"]) == (False, None, "continue")
+    assert composed("resume=first", "resume_redo=[policy_error]")["resume_redo"] == ["policy_error"]
+
+
+def test_a_branch_and_a_replay_go_on_as_what_they_are(recorded: Recorded) -> None:
+    recorded("replay=old/e", "policy=replay", "policy.trajectory=old", "attempts=3", "env.tasks=[fix]")
+    config = composed("resume=first")
+    assert (config["replay"], config["attempts"], config["policy"]["trajectory"]) == ("old/e", 3, "old")
+    Path("first/.hydra/overrides.yaml").write_text(
+        json.dumps(["branch_from=old/e@1", "branches=4", "branch_inject=hi", "attempts=${branches}"])
+    )
+    config = composed("resume=first")
+    assert (config["branch_from"], config["attempts"], config["branch_inject"]) == ("old/e@1", 4, "hi")
+
+
+def test_a_run_that_goes_on_from_elsewhere_means_the_same_paths(recorded: Recorded, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    recorded("env.path=tasks", "branch_from=old/e@1", "attempts=2", cwd=there)
+    config = composed("resume=first")
+    assert config["env"]["path"] == str(there / "tasks")
+    assert config["branch_from"] == str(there / "old/e@1")
+
+
+def test_resume_is_a_key_like_others_when_it_names_nothing() -> None:
+    assert derive(["-m"], ["resume=true", "seed=1,2"]).argv == ["-m", "resume=true", "seed=1,2"]
+    assert derive([], ["resume=false"]).argv == ["resume=false"]
+
+
+def test_a_sweep_goes_on_as_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = tmp_path / "my sweep"
+    sweep.mkdir()
+    overrides = {"hydra": ["hydra.sweep.dir=my sweep"], "task": ["seed=1,2", "resume=true", "env.path=tasks"]}
+    hydra = {"hydra": {"overrides": overrides, "runtime": {"cwd": str(tmp_path / "there"), "config_sources": []}}}
+    (sweep / "multirun.yaml").write_text(json.dumps(hydra))
+    argv = derive([], ["resume='my sweep'", "concurrency=2"]).argv
+    assert argv == [
+        "-m",
+        "seed=1,2",
+        f'env.path="{tmp_path / "there" / "tasks"}"',
+        "resume=true",
+        f'hydra.sweep.dir="{sweep}"',
+        "concurrency=2",
+    ]
+    assert derive(["--multirun"], ["resume='my sweep'"]).argv[0] == "--multirun"
+
+
+@pytest.mark.parametrize(
+    ("flags", "typed", "expected"),
+    [
+        ([], ["resume=first", "replay=first"], "does one thing"),
+        ([], ["resume=first", "hydra.run.dir=x"], "goes on where it is"),
+        (["-m"], ["resume=first"], "leave `-m` out"),
+        ([], ["resume=first,second"], "got a sweep"),
+        ([], ["resume=nowhere"], "nowhere"),
+        ([], ["resume=empty"], "nothing to resume in empty"),
+    ],
+)
+def test_what_cannot_be_resumed(recorded: Recorded, flags: list[str], typed: list[str], expected: str) -> None:
+    recorded()
+    Path("empty").mkdir()
+    with pytest.raises(ConfigError, match=expected):
+        derive(flags, typed)

@@ -24,12 +24,16 @@ from tests.unit.trajectories.chats import chat, write
 ANSWER = LLMResponse.from_text("ls", cost=0.5, usage=Usage(prompt_tokens=10, generated_tokens=2))
 
 
-def row(episode_id: str, outcome: str, *, task: str = "fix", retry: int = 0, seed: int = 7, **more: Any) -> EpisodeResult:
+def row(
+    episode_id: str, outcome: str, *, task: str = "fix", retry: int = 0, seed: int = 7, **more: Any
+) -> EpisodeResult:
     reward = 1.0 if outcome in ("completed", "truncated") else None
     return EpisodeResult(episode_id, task, 0, seed, Outcome(outcome), reward, retry=retry, **more)
 
 
-def log(episode_id: str, *, task: str = "fix", retry: int = 0, seed: int = 7, parent: str | None = None) -> LoggedEpisode:
+def log(
+    episode_id: str, *, task: str = "fix", retry: int = 0, seed: int = 7, parent: str | None = None
+) -> LoggedEpisode:
     return LoggedEpisode(episode_id, task, 0, retry, seed, started_at=1.0, parent=parent)
 
 

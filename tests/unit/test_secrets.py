@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ares_exp.secrets import KnownSecrets, is_sensitive, scrub, scrub_argv
+from ares_exp.secrets import KnownSecrets, is_sensitive, mask_known_secrets, protect, scrub, scrub_argv
 
 SECRETS = """
     api_key API_KEY apiKey apikey OPENAI_API_KEY wandb-key access_key key api_keys secret SECRET_VALUE client_secrets
@@ -83,6 +83,18 @@ def test_known_secrets_are_found_in_bytes_as_they_are_and_as_json_spells_them(mo
     assert known.longest >= len('sk-"é"-012345'.encode())
     monkeypatch.setenv("MY_API_KEY", "")
     assert not KnownSecrets().found_in(b"")
+
+
+def test_what_becomes_a_secret_between_two_lines_is_masked_in_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "was-0815-1 is-0815-22 typed-0815-333"
+    monkeypatch.setenv("SOME_API_KEY", "was-0815-1")
+    assert mask_known_secrets(line) == "*** is-0815-22 typed-0815-333"
+    monkeypatch.setenv("SOME_API_KEY", "is-0815-22")
+    assert mask_known_secrets(line) == "was-0815-1 *** typed-0815-333"
+    protect(["typed-0815-333"])
+    assert mask_known_secrets(line) == "was-0815-1 *** ***"
+    monkeypatch.delenv("SOME_API_KEY")
+    assert mask_known_secrets(line) == "was-0815-1 is-0815-22 ***"
 
 
 def test_the_user_part_of_a_url_is_masked() -> None:

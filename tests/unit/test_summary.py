@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,80 @@ def test_a_row_for_each_task_then_the_totals(tmp_path: Path) -> None:
         ["count-words", "1", "0.50", "completed", "7", "0.3"],
         ["write-file", "1", "1.00", "completed", "2", "1.5"],
     ]
-    assert "mean reward 0.75 over 2 scored · 2 of 2 episodes finished · 2.3 s\n" in text
+    assert "mean reward 0.75 [0.20, 0.97] over 2 scored · 2 of 2 episodes finished · 2.3 s\n" in text
     assert "Without a reward" not in text
-    assert "means over the attempts" not in text
+    for told_of_more in ("means over the attempts", "pass@k", "flaky", "retried", "errors"):
+        assert told_of_more not in text
+
+
+def test_one_attempt_at_each_of_six_tasks_stays_short(tmp_path: Path) -> None:
+    results = tuple(_result(f"t{n}", float(n < 4)) for n in range(6))
+    lines = _render(RunSummary(6, results, wall_sec=2.0), tmp_path).splitlines()
+    assert lines[10] == "mean reward 0.67 [0.30, 0.90] over 6 scored · 6 of 6 episodes finished · 2.0 s"
+    assert lines[11:] == ["", f"Written to {tmp_path}"]
+
+
+def test_errors_as_zero_stand_beside_with_their_denominator(tmp_path: Path) -> None:
+    results = (_result("a", 1.0), _result("b", 1.0), _result("c", None))
+    text = _render(RunSummary(3, results), tmp_path)
+    assert "mean reward 1.00 [0.34, 1.00] over 2 scored · 0.67 [0.21, 0.94] over all 3, errors as zero · 3 of 3" in text
+
+
+def test_several_attempts_tell_pass_rates_and_flaky_tasks(tmp_path: Path) -> None:
+    results = tuple(
+        _result(task, reward, attempt=attempt)
+        for task, rewards in (("a", (1.0, 1.0, 0.0)), ("b", (0.0, 0.0, 0.0)), ("c", (1.0, 1.0, 1.0)))
+        for attempt, reward in enumerate(rewards)
+    )
+    lines = _render(RunSummary(9, results), tmp_path).splitlines()
+    begin = lines.index("k   pass@k              pass^k")
+    assert [line.split()[:2] for line in lines[begin + 1 : begin + 4]] == [["1", "0.56"], ["2", "0.67"], ["3", "0.67"]]
+    assert lines[begin + 3].endswith("0.33 [0.06, 0.79]")
+    assert lines[begin + 4 : begin + 7] == ["", "1 of 3 tasks flaky: a 2/3", ""]
+
+
+def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path: Path) -> None:
+    results = (
+        *(_result("a", reward, attempt=attempt) for attempt, reward in enumerate((0.5, 1.0))),
+        *(_result("b", reward, attempt=attempt) for attempt, reward in enumerate((1.0, None))),
+    )
+    text = _render(RunSummary(4, results), tmp_path)
+    assert "\n\n\n" not in text
+    assert "errors as zero   pass^k, likewise\n" in text
+    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 tasks)") == 2
+    assert "pass: a reward of 1.00 or more\n" in text
+
+
+def test_attempts_at_one_task_are_no_sample_of_tasks(tmp_path: Path) -> None:
+    results = tuple(_result("a", 1.0, attempt=attempt) for attempt in range(4))
+    assert "over 4 scored attempts at one task ·" in _render(RunSummary(4, results), tmp_path)
+
+
+def test_many_flaky_tasks_are_cut_with_a_note(tmp_path: Path) -> None:
+    results = tuple(_result(f"t{n:02}", float(attempt), attempt=attempt) for n in range(12) for attempt in range(2))
+    text = _render(RunSummary(24, results), tmp_path)
+    assert "12 of 12 tasks flaky: t00 1/2, t01 1/2," in text
+    assert "t07 1/2 and 4 more\n" in text
+
+
+def test_the_last_try_of_an_attempt_is_its_result(tmp_path: Path) -> None:
+    first, last = _result("a", None, steps=9), replace(_result("a", 1.0), retry=1)
+    text = _render(RunSummary(1, (first, last)), tmp_path)
+    assert _cells(text)[1:] == [["a", "1", "1.00", "completed", "2", "1.5"]]
+    assert "over 1 scored · 1 of 1 episodes finished" in text
+    assert "\n1 retried (2 tries): 1 AgentError\n" in text
+    assert "Without a reward" not in text
+
+
+def test_errors_are_counted_by_class(tmp_path: Path) -> None:
+    lost = replace(_result("c", None), error=ErrorInfo("ContainerDiedError", "gone"))
+    text = _render(RunSummary(3, (_result("a", None), _result("b", None), lost)), tmp_path)
+    assert "\nerrors: 2 AgentError, 1 ContainerDiedError\n" in text
+
+
+def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
+    text = _render(RunSummary(2, (_result("a", 1.0),), ended_by="the budget of $5 is spent"), tmp_path)
+    assert "1 of 2 episodes finished · 0.0 s · the budget of $5 is spent" in text
 
 
 def test_attempts_of_a_task_are_one_row_of_means(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,20 +29,18 @@ MAX_PAGES_BYTES = 256 * 2**20
 class EpisodesTable:
     """A `wandb.Table` that is logged in increments; rows that were logged are let go."""
 
-    def __init__(
-        self, log: Callable[[dict[str, Any]], None], scratch: Path, *, pages: bool, earlier: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, run: wandb.Run, scratch: Path, *, pages: bool, earlier: Mapping[str, Any]) -> None:
         """Makes the table; logs nothing yet.
 
         Args:
-            log: Logs a row of the run's history.
+            run: Gets it.
             scratch: Folder for files on their way to W&B.
             pages: Whether trajectories become pages.
             earlier: What `state` was when the run was recorded before.
         """
         import wandb
 
-        self._log = log
+        self._run = run
         self._scratch = scratch
         self._pages_left = MAX_PAGES_BYTES if pages else 0
         self._rows = _count(earlier.get("rows"))
@@ -93,7 +91,7 @@ class EpisodesTable:
         if not self._waiting_rows:
             return False
         try:
-            self._log({KEY: self._table})
+            self._run.log({KEY: self._table})
         finally:
             self._clean_up()
         self._rows += self._waiting_rows

@@ -90,7 +90,7 @@ def _settings(options: WandbOptions) -> wandb.Settings:
         silent=True,
         console="off",
         init_timeout=options.init_timeout_sec,
-        finish_timeout=0.9 * options.finish_timeout_sec,
+        finish_timeout=0.4 * options.finish_timeout_sec,
         finish_timeout_raises=True,
         # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
         x_disable_meta=True,
@@ -104,9 +104,10 @@ def _settings(options: WandbOptions) -> wandb.Settings:
 
 
 @contextlib.contextmanager
-def wandb_at_work(run_dir: Path, run_id: str) -> Iterator[None]:
+def folders_of(info: RunInfo, run_id: str) -> Iterator[None]:
     """Points W&B's own folders into a run directory, for one tracker at a time: environment variables set them."""
-    folder = (run_dir / "wandb").absolute()
+    folder = (info.run_dir / "wandb").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, str | None] = {
         "WANDB_DATA_DIR": str(folder),
         "WANDB_CACHE_DIR": str(folder / "cache"),

@@ -48,6 +48,7 @@ class EpisodeFiles(EpisodeCollector):
         self._durability = durability
         self._sync = GroupedSync()
         self._directory = WriterLock()
+        self._partials: dict[str, Path] = {}
 
     def begin_episode(
         self,
@@ -83,11 +84,13 @@ class EpisodeFiles(EpisodeCollector):
         raise NotImplementedError
 
     def _begun(self, handle: EpisodeHandle) -> None:
+        partial = self.output_dir / f"{handle.episode_id}{self.suffix}{PARTIAL}"
+        self._partials[handle.episode_id] = partial  # one object: making a path costs as much as writing to it
         head = opening_line(handle)
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             self._directory.acquire(self.output_dir, handle.episode_id)
-            append_text(self._partial(handle), head, flags=os.O_CREAT | os.O_EXCL)
+            append_text(partial, head, flags=os.O_CREAT | os.O_EXCL)
             if self._durability == "step":
                 self._sync.want(self.output_dir)
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
@@ -99,7 +102,7 @@ class EpisodeFiles(EpisodeCollector):
             if first:
                 raise handle.unwritten  # told once
             return
-        path = self._partial(handle)
+        path = self._partials[handle.episode_id]
         try:
             append_text(path, step_line(encoded, first=first))
         except OSError as error:
@@ -109,7 +112,7 @@ class EpisodeFiles(EpisodeCollector):
             self._sync.want(path)
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
-        partial = self._partial(handle)
+        partial = self._partials.pop(handle.episode_id)
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             whole = partial if handle.unwritten is None else None
@@ -123,6 +126,3 @@ class EpisodeFiles(EpisodeCollector):
         for path in (finished, finished.with_name(f"{finished.name}{PARTIAL}")):
             if path.exists():
                 raise FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")
-
-    def _partial(self, handle: EpisodeHandle) -> Path:
-        return self.output_dir / f"{handle.episode_id}{self.suffix}{PARTIAL}"

@@ -74,7 +74,7 @@ def test_two_runs_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "key A B policy.temperature 0 1 B against A" in text
     assert "output_dir" not in text
     assert "B against A, on 8 tasks that both have mean reward" in text
-    assert "mean reward +0.47 [+0.25, +0.68], p = 0.016 (sign-flip test)" in text
+    assert "mean reward +0.47 [+0.26, +0.68], p = 0.016 (sign-flip test)" in text
     assert "per attempt: tokens 1,000 -> 1,500 (+50%), $ 0.01 -> 0.01 (+50%), seconds 2.00 -> 2.00 (+0%)" in text
     assert "B is better than A (p = 0.016)." in text
     assert "would settle it" not in text
@@ -114,7 +114,7 @@ def test_what_would_settle_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (
             [2, 4, 0, 1],
             [4, 2, 1, 0],
-            "No difference was observed. On these 4 tasks, a difference of 1.62 or more would show (power 80%).",
+            "No difference was observed. On these 4 tasks, a difference of 0.95 or more would show (power 80%).",
         ),
         ([2], [3], "More attempts at the one task cannot settle it"),
     ],

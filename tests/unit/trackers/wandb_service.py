@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,8 +62,7 @@ class WandbService:
         class Handler(_Handler):
             served = service
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="wandb-service")
 
@@ -218,6 +218,10 @@ class WandbService:
     def _MarkRunFilesUploaded(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"markRunFilesUploaded": {"success": True}}
 
+    def _ArtifactType(self, variables: dict[str, Any]) -> dict[str, Any]:
+        types = [one.type for one in self.artifacts if one.name == variables["name"].partition(":")[0]]
+        return {"project": {"artifact": {"artifactType": {"name": types[0]}} if types else None}}
+
     def _FetchArtifactDigestAlgorithm(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"project": None}
 
@@ -229,6 +233,16 @@ class WandbService:
 
     def _artifact_url(self, artifact_id: str, name: str) -> str:
         return f"{self.url}/artifact/{self.artifacts.index(self._artifact(artifact_id))}/{name}"
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection; that a client is gone is nobody's fault."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -247,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
                 operation = asked.get("operationName") or asked["query"].split("(")[0].split("{")[0].split()[-1]
                 answer = {"data": self.served.answer(operation, asked.get("variables") or {})}
             else:
-                self.served.stream(self.path, json.loads(body))
+                self.served.stream(self.path, json.loads(body or "{}"))
                 answer = {}
             self.served.changed.notify_all()
         self._reply(answer)
