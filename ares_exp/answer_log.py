@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.run_dir import append_text, dump_json, write_atomically
+from ares_exp.run_dir import append_text, atomic_file, dump_json
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import (
@@ -114,7 +114,8 @@ class AnswerLog:
         lines = [dump_json(head), *map(self._line, taken_over)]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, "".join(f"{line}\n" for line in lines))
+            with atomic_file(self._path, sync=bool(taken_over)) as file:  # what is new is not synced either
+                file.writelines(f"{line}\n".encode() for line in lines)
         except OSError as error:
             self._give_up(error)
         return not self._broken

@@ -22,16 +22,20 @@ Examples:
   python -m ares_exp policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
   python -m ares_exp env.tasks='fix-*' attempts=8 concurrency=16
   python -m ares_exp -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  python -m ares_exp resume=outputs/default/2026-01-31_12-00-00     go on with a run or a sweep that was ended or killed
   python -m ares_exp replay=outputs/default/2026-01-31_12-00-00/fix-bug
   python -m ares_exp branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0
 """
 
 FOOTER = """\
 Flags:
-  -m, --multirun    sweep: every combination of comma-separated values is a run
+  -m, --multirun    sweep: every combination of comma-separated values is a run (hydra/launcher=joblib: side by side)
   --cfg job         print the composed config (with -p GROUP one part of it) and leave
   --config-dir DIR  your own options: DIR/policy/mine.yaml is policy=mine
   --hydra-help      Hydra's own flags
+
+Of what was played (each with --help): python -m ares_exp.sweeps FOLDER, .compare RUN RUN, .merge OUT SHARD SHARD,
+.trajectories, .snapshots.
 
 Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the config or the preflight is at fault;
 130 interrupted.

@@ -135,31 +135,32 @@ class EpisodePlayer:
     def _make_policy(self, playing: Playing) -> ResumablePolicy:
         planned, earlier = playing.planned, playing.planned.earlier
         spec = EpisodeSpec(planned.task_name, planned.attempt, planned.seed, retry=planned.retry, on_wait=playing.grant)
+        playing.log = self.begin_log(planned, started_at=playing.started_at)
         client: LLMClient = self._parts.policy.for_episode(spec)
         if self._parts.branching is not None:
             client = self._parts.branching.policy(client)
         return ResumablePolicy(
             client,
-            self._begin_log(playing),
+            playing.log,
             earlier=earlier.exchanges if earlier is not None else (),
             begin_at=playing.from_snapshot or 0,
             paid=partial(self._paid, planned.episode_id),
             on_divergence=self._settings.resume_diverged,
         )
 
-    def _begin_log(self, playing: Playing) -> AnswerLog:
-        """The log of the episode, which takes the place of that of the try before."""
-        planned, earlier = playing.planned, playing.planned.earlier
+    def begin_log(self, planned: PlannedEpisode, *, started_at: float) -> AnswerLog:
+        """The log of an episode, which takes the place of that of the try whose answers it takes over. Blocking."""
+        earlier = planned.earlier
         begun = LoggedEpisode(
             episode_id=planned.episode_id,
             task_name=planned.task_name,
             attempt=planned.attempt,
             retry=planned.retry,
             seed=planned.seed,
-            started_at=playing.started_at,
+            started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        playing.log = log = AnswerLog(self._run_dir.answers, begun)
+        log = AnswerLog(self._run_dir.answers, begun)
         if log.begin(earlier.exchanges if earlier is not None else ()) and earlier is not None:
             AnswerLog(self._run_dir.answers, earlier).discard()
         return log

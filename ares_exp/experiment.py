@@ -17,6 +17,7 @@ from ares_exp.earlier_sessions import EarlierSessions
 from ares_exp.episode_plan import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.episode_player import EpisodePlayer
 from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError, UserError
+from ares_exp.garbage_collector import collecting_seldom
 from ares_exp.llms.response import LLMResponse
 from ares_exp.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.playing import Playing
@@ -129,7 +130,8 @@ class Experiment:
         try:
             if owed:
                 await self._prepare_branching()
-                await self._play_all(owed)
+                with collecting_seldom():
+                    await self._play_all(owed)
         finally:
             self._progress.stop()
         summary = self._summarise(len(planned), earlier.wall_sec + time.monotonic() - began)
@@ -244,10 +246,19 @@ class Experiment:
             logger.info("Episode %s", planned.episode_id, exc_info=error)
             failure = error
         await finish(self._record(playing, failure))
+        playing.policy = None  # which may know this episode in turn: without that circle it is freed at once
         again = self._next(playing, failure)
         if again is not None:
             self._progress.expect_another()
+            if again.planned.earlier is None:
+                await asyncio.to_thread(self._promise, playing, again.planned)
         return again
+
+    def _promise(self, playing: Playing, following: PlannedEpisode) -> None:
+        """Has the try that follows a log before its time comes: it is owed also if this process dies until then."""
+        self._player.begin_log(following, started_at=time.time())
+        if playing.log is not None:
+            playing.log.discard()
 
     def _next(self, playing: Playing, failure: BaseException | None) -> Again | None:
         """The try that follows on this one, if one does."""
@@ -268,8 +279,6 @@ class Experiment:
         wait_sec = self._parts.retry.wait_sec(failure, result.outcome, tries)
         if wait_sec is None:
             return None
-        if playing.log is not None:
-            playing.log.discard()
         seed = episode_seed(self._settings.seed, *planned.slot, retry)
         return Again(planned.anew(retry=retry, seed=seed), wait_sec)
 

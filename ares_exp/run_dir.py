@@ -118,6 +118,8 @@ def fresh_dir(path: str) -> str:
 
 def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
     """What to say of a `hydra.run.dir=…` that holds another run, before Hydra writes into it; else `None`."""
+    if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
+        return None
     for argument in argv:
         key, _, value = argument.partition("=")
         if key == "hydra.run.dir" and (Path(value.strip("'\"")) / EPISODES).exists():

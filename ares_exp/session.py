@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +197,7 @@ def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
                 ends += [float(line["ended"])] if "ended" in line else []
     ends += [result.finished_at for result in results]
     total = 0.0
-    for began, following in zip(starts, [*starts[1:], float("inf")], strict=True):
+    for began, following in pairwise([*starts, math.inf]):
         total += max((end - began for end in ends if began <= end < following), default=0.0)
     return total
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
 
-from ares_exp.errors import NondeterministicCallError
+from ares_exp.errors import EpisodeStateError, NondeterministicCallError
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -51,6 +51,25 @@ class LoopOwner(Protocol):
         ...
 
 
+class _Nobody:
+    """The owner of a loop whose agent has ended: nothing is carried out any more."""
+
+    def set_timer(self, handle: asyncio.TimerHandle) -> None:
+        """Its time never comes."""
+
+    def drop_timer(self, handle: asyncio.TimerHandle) -> None:
+        """None is set."""
+
+    def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> NoReturn:
+        raise EpisodeStateError("The agent phase is over: no more threads.")
+
+    def report(self, context: dict[str, Any]) -> None:
+        """Nobody asks any more what becomes of the agent."""
+
+    def note_refusal(self, error: NondeterministicCallError) -> None:
+        """As `report`."""
+
+
 class AgentLoop(asyncio.AbstractEventLoop):
     """An event loop with tasks, futures and timers, and nothing else.
 
@@ -62,11 +81,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, owner: LoopOwner) -> None:
-        """Nothing is ready. The owner keeps the loop, not the loop its owner: an agent that has ended is freed at once."""
+        """Nothing is ready."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
-        self._owner: LoopOwner = weakref.proxy(owner)
+        self._owner: LoopOwner = owner
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._ready: deque[asyncio.Handle] = deque()
 
@@ -100,6 +119,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
             self.is_pumping = False
             sys.set_asyncgen_hooks(*generators)
             asyncio.events._set_running_loop(outer)
+
+    def let_go(self) -> None:
+        """The agent has ended. Without its loop holding it, all that it was made of is freed at once."""
+        self._owner = _Nobody()
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Closes an asynchronous generator that the agent has dropped half read; the loop outside would, otherwise."""

@@ -186,8 +186,14 @@ class AgentRuntime:
                 call.work.cancel()
         if self.task is not None and self.task.done() and not self.task.cancelled():
             self.task.exception()  # seen here: asyncio would report it again as never retrieved
-        if self.has_ended and not self._works:  # nothing will be told any more, so whoever listened is let go of
-            self._on_llm = self._on_change = lambda *_: None
+        if self.has_ended and not self._works:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Breaks the circles of references, so that the whole episode is freed without the garbage collector."""
+        self._on_llm, self._on_change = lambda _: None, lambda: None
+        if self._agent_loop is not None:
+            self._agent_loop.let_go()
 
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,11 +15,12 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.normalisers import Normaliser, UserNormaliser, make_normalisers
 from ares_exp.policies.oracle import ORACLE_MODEL
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
-from ares_exp.policies.replay_report import ReplayedEpisode, ReplayReport
+from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
 from ares_exp.policies.request_comparison import Match, RequestComparison, StepComparison
-from ares_exp.results import EpisodeResult
+from ares_exp.results import EpisodeResult, final_results
 from ares_exp.trajectories.first_difference import Difference, first_difference
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
+from ares_exp.trajectories.stored_episode import StoredEpisode
 from ares_exp.trajectories.stored_episodes import load
 
 SHOWN_CHARS = 120
@@ -68,12 +69,13 @@ class ReplayPolicy(SharedPolicy):
         one = self._episode_id
         try:
             stored = load(self._path, partial=one is not None, skip_broken=one is not None)
-            recorded = [found.load() for found in stored if one in (None, found.episode_id)]
+            wanted = _last_tries(stored) if one is None else [found for found in stored if found.episode_id == one]
+            recorded = [found.load() for found in wanted]
         except TrajectoryFormatError as error:
             raise PreflightError(f"Cannot read `policy.trajectory`: {error}") from None
         if not recorded:
-            wanted = "recorded episodes" if one is None else f"the trajectory of episode {one}"
-            raise PreflightError(f"Expected {wanted} in `policy.trajectory`, found none in {self._path}.")
+            expected = "recorded episodes" if one is None else f"the trajectory of episode {one}"
+            raise PreflightError(f"Expected {expected} in `policy.trajectory`, found none in {self._path}.")
         # What the oracle did can only be done again with the solution in place.
         self.needs_solution = any(_is_oracle(episode) for episode in recorded)
         self._episodes = {}
@@ -81,7 +83,7 @@ class ReplayPolicy(SharedPolicy):
             self._episodes.setdefault(episode.task_name, []).append(episode)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """The recording of that task; attempt n plays the n-th recorded one, starting over after the last."""
+        """The recording of that task; attempt n plays the n-th that was recorded, starting over after the last."""
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
@@ -100,17 +102,39 @@ class ReplayPolicy(SharedPolicy):
         return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport:
-        """How what was played compares with what was recorded; for after the run."""
+        """How what was played compares with what was recorded; for after the run.
+
+        Of a resumed run, what ended in an earlier session is left out: its requests were compared there.
+        """
         episodes = []
-        for result in results:
-            if (recorded := self._recorded(result.task_name, result.attempt)) is not None:
-                played = self._played.get((result.task_name, result.attempt))
+        for result in final_results(results):
+            recorded = self._recorded(result.task_name, result.attempt)
+            played = self._played.get((result.task_name, result.attempt))
+            if recorded is not None and (played is not None or result.outcome not in ENDED_BY_ITSELF):
                 episodes.append(ReplayedEpisode.of(recorded, result, played.steps if played is not None else ()))
         return ReplayReport(self._path, tuple(one.name for one in self._normalisers), tuple(episodes))
 
     def _recorded(self, task_name: str, attempt: int) -> EpisodeTrajectory | None:
         recorded = self._episodes.get(task_name)
         return recorded[attempt % len(recorded)] if recorded else None
+
+
+def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
+    """The last try of every attempt, those of a run in the order of its attempts; what names no attempt counts too."""
+    runs: dict[Path, int] = {}
+    last: dict[tuple[int, str, int | str], StoredEpisode] = {}
+    for found in stored:
+        run = runs.setdefault(found.path.parent, len(runs))
+        attempt = found.metadata.get("attempt")
+        slot = run, found.task_name, attempt if isinstance(attempt, int) else found.episode_id
+        if slot not in last or _number(found, "retry") >= _number(last[slot], "retry"):
+            last[slot] = found
+    return sorted(last.values(), key=lambda found: (runs[found.path.parent], _number(found, "attempt")))
+
+
+def _number(found: StoredEpisode, name: str) -> int:
+    value = found.metadata.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _is_oracle(episode: EpisodeTrajectory) -> bool:

@@ -14,7 +14,8 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 SCHEMA_VERSION = 1
 MATCHING = (Match.EXACT, Match.NORMALISED)
 
-_ENDED_BY_ITSELF = (Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Outcome.VERIFIER_ERROR)
+ENDED_BY_ITSELF = (Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Outcome.VERIFIER_ERROR)
+"""How an episode ends that was played as far as its agent went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class ReplayedEpisode:
     def score(self) -> Score:
         """Of its steps."""
         matching = self.count(*MATCHING)
-        missed = self.count(Match.NOT_REACHED) if self.outcome in _ENDED_BY_ITSELF else 0
+        missed = self.count(Match.NOT_REACHED) if self.outcome in ENDED_BY_ITSELF else 0
         return Score(matching, matching + self.count(Match.DIFFERENT, Match.EXTRA) + missed)
 
     def count(self, *matches: Match) -> int:

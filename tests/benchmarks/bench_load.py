@@ -34,7 +34,6 @@ from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts
-from ares_exp.components import Components, Settings
 from ares_exp.experiment import Experiment
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
@@ -128,11 +127,8 @@ class Tasks:
         )
 
 
-def experiment(tasks: Tasks, policy: Work, concurrency: int, folder: Path) -> Experiment:
+def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir) -> Experiment:
     """The experiment as the command line makes it, but for the containers and the tracker."""
-    run_dir = RunDir(folder / "run")
-    with run_dir.owned():
-        pass
     components = Components(
         source=tasks,
         agent_factory=ShellAgentFactory(),
@@ -146,11 +142,12 @@ def experiment(tasks: Tasks, policy: Work, concurrency: int, folder: Path) -> Ex
     return Experiment(components, settings, run_dir)
 
 
-async def play(made: Experiment, folder: Path) -> RunSummary:
+async def play(made: Experiment, run_dir: RunDir) -> RunSummary:
     """Plays it from its plan to its end."""
-    names = await made.prepare()
-    summary = await made.run(names, RunInfo(run_dir=folder, name="load", run_id="load"))
-    await made.close(summary)
+    with run_dir.owned():
+        names = await made.prepare()
+        summary = await made.run(names, RunInfo(run_dir=run_dir.path, name="load", run_id="load"))
+        await made.close(summary)
     return summary
 
 
@@ -202,20 +199,21 @@ def measure(concurrency: int, latency: float, rounds: int) -> Measured:
 
     policy = Work(latency, on_begin=begun)
     with tempfile.TemporaryDirectory(prefix="ares_exp-load-") as folder:
-        made = experiment(Tasks(measured.episodes), policy, concurrency, Path(folder))
+        run_dir = RunDir(Path(folder) / "run")
+        made = experiment(Tasks(measured.episodes), policy, concurrency, run_dir)
         measured.rss_before = process.memory_info().rss
 
         async def main() -> RunSummary:
             watch = asyncio.create_task(_watch_lag(measured))
             try:
-                return await play(made, Path(folder))
+                return await play(made, run_dir)
             finally:
                 watch.cancel()
 
         began, cpu_began = time.perf_counter(), time.process_time()
         summary = asyncio.run(main())
         measured.cpu_sec = time.process_time() - cpu_began
-        written = len(list((Path(folder) / "run" / "trajectories").glob("*.json")))
+        written = len(list(run_dir.trajectories.glob("*.json")))
     if not summary.complete or written != measured.episodes:
         raise RuntimeError(f"Expected {measured.episodes} episodes with a file each, got {written}: {summary.count()}")
     measured.steps = policy.steps
@@ -236,7 +234,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=1.0, help="seconds for an answer")
     parser.add_argument("--rounds", type=int, default=5, help="finished episodes for each one under way")
     given = parser.parse_args()
-    print(f"Answers of {given.latency:g} s, {STEPS[0]} to {STEPS[1]} steps, Python {sys.version.split()[0]}\n\n{HEADER}")
+    print(f"Answers of {given.latency:g} s, {STEPS[0]} to {STEPS[1]} steps, Python {sys.version.split()[0]}\n")
+    print(HEADER)
     memory = []
     for concurrency in given.concurrency:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:

@@ -77,9 +77,7 @@ class CountingEndpoint(LoopbackEndpoint):
         least, most = self.turns
         if turn.number == least + turn.seed % (most - least + 1) - 1:
             return SUBMIT
-        return (
-            f"```bash\nmkdir -p /work && echo {turn.number} {shown} >> /work/state; cat /work/state; ls -A /work\n```"
-        )
+        return f"```bash\nmkdir -p /work; said='{turn.seed} {turn.number} {shown}'; {self._command}\n```"
 
 
 def _usage(turn: Turn) -> dict[str, Any]:

@@ -163,14 +163,15 @@ class KilledRun:
         found = [line for line in lines if any(mark in line for mark in marks)]
         return found + (_containers(self.pids) if self.backend == "docker" else [])
 
-    def play(self, moment: Moment, *words: str) -> int:
+    def play(self, moment: Moment, *words: str, cwd: str = "") -> int:
+        """Runs a command, kills it at that moment and returns the exit code."""
         self.rows = _whole_lines(self.path / "episodes.jsonl")
         asked = self.endpoint.asked.total()
         reached = self.endpoint.when(asked + moment.requests) if moment.requests is not None else None
         with (self.directory / "said").open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ares_exp", *words],
-                cwd=self.directory,
+                cwd=self.directory / cwd,
                 env={**os.environ, "TMPDIR": str(self.directory / "tmp")},
                 stdout=said,
                 stderr=subprocess.STDOUT,

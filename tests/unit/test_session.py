@@ -151,6 +151,15 @@ def test_seconds_of_all_sessions_are_added_up(run_dir: RunDir) -> None:
     assert earlier.wall_sec == 16.0
 
 
+@pytest.mark.parametrize("text", ["", '{"began"', '{"ended": 5.0}\n', "[]\n5\n"])
+def test_a_run_without_a_whole_session(run_dir: RunDir, text: str) -> None:
+    opened(run_dir)
+    run_dir.sessions.write_text(text)
+    earlier = opened(run_dir).earlier
+    assert earlier is not None
+    assert earlier.wall_sec == 0.0
+
+
 def test_a_session_ends(run_dir: RunDir) -> None:
     opened(run_dir)
     run_dir.answers.mkdir()

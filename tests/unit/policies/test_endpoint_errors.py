@@ -18,7 +18,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
-from tests.loopback_endpoint import LoopbackEndpoint, error, json_body
+from tests.loopback_endpoint import LoopbackEndpoint, completion, error, json_body
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
 
@@ -111,6 +111,13 @@ async def test_an_error_after_a_good_status_is_one_with_the_status_that_it_names
     assert type(raised) is QuotaError
     assert raised.status == 402
     assert len(endpoint.requests) == 3
+
+
+async def test_an_answer_beside_an_error_is_an_answer(endpoint: LoopbackEndpoint) -> None:
+    endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
+    policy = make(endpoint, max_retries=0)
+    assert (await policy(HI)).text == "paid for"
+    await policy.close()
 
 
 async def test_the_remedy_is_told(endpoint: LoopbackEndpoint) -> None:

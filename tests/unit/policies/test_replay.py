@@ -154,6 +154,7 @@ async def test_an_episode_that_never_asked(tmp_path: Path) -> None:
     [episode] = policy.report([failed]).episodes
     assert [step.match for step in episode.steps] == [Match.NOT_REACHED] * 2
     assert (episode.score.value, episode.score) == (None, Score(0, 0))
+    policy.for_episode(EpisodeSpec("fix-bug"))
     [episode] = policy.report([result(outcome=Outcome.AGENT_ERROR, reward=None)]).episodes
     assert episode.score == Score(0, 2)
 
@@ -175,6 +176,35 @@ async def test_one_episode_of_several(tmp_path: Path) -> None:
 async def test_a_seed_that_is_none(tmp_path: Path, seed: object) -> None:
     policy = await ready(recording(tmp_path, replace(chat(), metadata={"seed": seed})))
     assert policy.seed_of("fix-bug", 0) is None
+
+
+async def test_attempts_are_played_in_their_order_and_of_each_the_last_try(tmp_path: Path) -> None:
+    def attempt(name: str, number: int, *, began: float, retry: int = 0, length: int) -> EpisodeTrajectory:
+        metadata = {"attempt": number, **({"retry": retry} if retry else {})}
+        return replace(chat(name, length=length), start_time=began, end_time=began + 1, metadata=metadata)
+
+    recording(
+        tmp_path / "run" / "trajectories",
+        attempt("second", 1, began=5.0, length=4),
+        attempt("lost", 0, began=6.0, length=2),
+        attempt("again", 0, began=9.0, retry=1, length=5),
+    )
+    recording(tmp_path / "other" / "trajectories", attempt("of-another-run", 0, began=7.0, length=3))
+    policy = await ready(tmp_path)
+    for number in range(4):
+        policy.for_episode(EpisodeSpec("fix-bug", number))
+    report = policy.report([result(attempt=number) for number in range(4)])
+    assert [one.recorded_id for one in report.episodes] == ["again", "second", "of-another-run", "again"]
+
+
+async def test_what_an_earlier_session_played_is_left_out_of_the_report(tmp_path: Path) -> None:
+    policy = await ready(recording(tmp_path, chat(length=4)))
+    await play(policy.for_episode(EpisodeSpec("fix-bug", 1)), requests(chat(length=4)))
+    tries = [result(attempt=1, outcome=Outcome.CONTAINER_ERROR, reward=None), replace(result(attempt=1), retry=1)]
+    not_started = result(attempt=2, outcome=Outcome.CONTAINER_ERROR, reward=None)
+    report = policy.report([result(attempt=0), *tries, not_started])
+    assert [(one.attempt, one.outcome) for one in report.episodes] == [(1, "completed"), (2, "container_error")]
+    assert report.score == Score(3, 3)
 
 
 async def test_a_task_that_was_not_recorded(tmp_path: Path) -> None:

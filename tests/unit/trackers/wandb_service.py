@@ -44,7 +44,9 @@ class WandbService:
         runs: The variables of every `UpsertBucket`, by run id.
         lines: The lines of each streamed file (`wandb-history.jsonl`, …) by run id and file.
         artifacts: Every artifact, in the order of their creation.
-        mood: `well`; `broken`: every answer is a 500; `silent`: nothing is answered until `close`.
+        views: The variables of every saved view.
+        unknown: What was asked that it does not understand.
+        mood: `well`; `broken`: every answer is a 500; `refusing`: a 403; `silent`: nothing is answered until `close`.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,7 @@ class WandbService:
         self.lines: dict[tuple[str, str], dict[int, Any]] = {}
         self.run_files: dict[tuple[str, str], bytes] = {}
         self.artifacts: list[ServedArtifact] = []
+        self.views: list[dict[str, Any]] = []
         self.unknown: list[str] = []
         self.asked: list[str] = []
         self.mood = "well"
@@ -218,6 +221,10 @@ class WandbService:
     def _MarkRunFilesUploaded(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"markRunFilesUploaded": {"success": True}}
 
+    def _UpsertView2(self, variables: dict[str, Any]) -> dict[str, Any]:
+        self.views.append(variables)
+        return {"upsertView": {"view": {"id": "view", "name": variables["name"]}, "inserted": True}}
+
     def _ArtifactType(self, variables: dict[str, Any]) -> dict[str, Any]:
         types = [one.type for one in self.artifacts if one.name == variables["name"].partition(":")[0]]
         return {"project": {"artifact": {"artifactType": {"name": types[0]}} if types else None}}
@@ -239,6 +246,7 @@ class _Server(ThreadingHTTPServer):
     """A thread for each connection; that a client is gone is nobody's fault."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):
@@ -279,6 +287,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Deals with the request as the mood says, unless it is well."""
         if self.served.mood == "broken":
             self._reply({}, 500)
+        elif self.served.mood == "refusing":
+            self._reply({"errors": [{"message": "permission denied"}]}, 403)
         elif self.served.mood == "silent":
             self.served._closing.wait()
             self.close_connection = True

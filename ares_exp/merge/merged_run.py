@@ -1,0 +1,151 @@
+"""Writes the run directory that several become. It appears whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.hydra_resolvers import HYDRA_RECORDS
+from ares_exp.merge.shards import SELECTION, Shard, Shards
+from ares_exp.recorded_run import read_yaml
+from ares_exp.results import RunSummary
+from ares_exp.run_dir import RunDir, sync_to_disk
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
+
+PARTS = "parts"
+
+
+def write_merged_run(out: Path, shards: Shards) -> RunSummary:
+    """Writes the directory and returns what it adds up to.
+
+    Raises:
+        ConfigError: There is something already, or it cannot be written.
+    """
+    from ares_exp.statistics.results_document import results_document
+
+    summary = shards.summary()
+    try:
+        with _appearing(out) as place:
+            merged = RunDir(place)
+            merged.episodes.write_bytes(b"".join(shards.lines()))
+            for number, shard in enumerate(shards.shards):
+                _link_episodes(shard, merged, number)
+                _keep_records(shard, place / PARTS / str(number))
+            _write_records(shards, merged)
+            merged.write_json(merged.results, results_document(summary))
+            merged.write_json(merged.summary, {**summary.to_dict(), "warnings": list(shards.warnings)})
+            sync_to_disk(merged.episodes)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {out}: {error.strerror or error}.") from None
+    return summary
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A directory beside `out` that becomes it when the body ends without an exception."""
+    if out.exists():
+        raise ConfigError(f"Expected a directory that is not there yet, but {out} exists. Choose another one.")
+    place = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
+    place.mkdir(parents=True)
+    try:
+        yield place
+        place.rename(out)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    sync_to_disk(out.absolute().parent)
+
+
+def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
+    """Trajectories and what the verifiers said. A name that is taken gets the number of the shard."""
+    for name in (*RUN_FOLDERS, merged.verifier.name):
+        for source in _files(shard.run_dir.path / name):
+            target = merged.path / name / source.relative_to(shard.run_dir.path / name)
+            _link(source, target if not target.exists() else target.with_name(f"{number}-{target.name}"))
+    for name in RUN_FILES:
+        if (shard.run_dir.path / name).is_file():
+            _append(shard.run_dir.path / name, merged.path / name)
+
+
+def _keep_records(shard: Shard, place: Path) -> None:
+    run_dir = shard.run_dir
+    for path in (run_dir.config, run_dir.provenance, run_dir.sessions, run_dir.summary, run_dir.results, run_dir.log):
+        if path.is_file():
+            _link(path, place / path.name)
+    for path in _files(run_dir.path / HYDRA_RECORDS):
+        _link(path, place / HYDRA_RECORDS / path.name)
+
+
+def _write_records(shards: Shards, merged: RunDir) -> None:
+    """The config and the records of the first shard, with the tasks of all."""
+    from omegaconf import OmegaConf
+
+    first, names = shards.shards[0], list(shards.tasks)
+    env = first.config.get("env")
+    config = dict(first.config)
+    if isinstance(env, Mapping):
+        config["env"] = {**env, "tasks": names, "exclude": [], "limit": None}
+    merged.config.write_text(_yaml(config), encoding="utf-8")
+    provenance = {
+        **first.provenance,
+        "run_id": os.urandom(4).hex(),
+        "tasks": shards.tasks,
+        "merged_from": [
+            {
+                "path": str(shard.run_dir.path.resolve()),
+                "run_id": shard.provenance.get("run_id"),
+                "hostname": shard.provenance.get("hostname"),
+            }
+            for shard in shards.shards
+        ],
+    }
+    merged.write_json(merged.provenance, provenance)
+    source, target = first.run_dir.path / HYDRA_RECORDS, merged.path / HYDRA_RECORDS
+    if not (source / "overrides.yaml").is_file() or not (source / "hydra.yaml").is_file():
+        return
+    overrides = read_yaml(source / "overrides.yaml")
+    if isinstance(overrides, list):
+        kept = [str(one) for one in overrides if str(one).partition("=")[0].lstrip("+~") not in SELECTION]
+        target.mkdir()
+        shutil.copyfile(source / "hydra.yaml", target / "hydra.yaml")
+        quoted = ",".join(f'"{name}"' for name in names)
+        (target / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create([*kept, f"env.tasks=[{quoted}]"])))
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The regular files below a folder; links are not followed, as they may lead anywhere."""
+    for path in sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else ():
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def _append(source: Path, target: Path) -> None:
+    """Appends the whole lines of a file; a compressed one as it is."""
+    data = source.open("rb")
+    with data, target.open("ab") as file:
+        if source.suffix == ".jsonl":
+            for line in data:
+                if line.endswith(b"\n"):
+                    file.write(line)
+        else:
+            shutil.copyfileobj(data, file)

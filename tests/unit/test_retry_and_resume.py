@@ -1,0 +1,58 @@
+"""A run that ends while a try waits for its time: the try is owed when the run is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+
+from ares_exp.answer_log import logged_episodes
+from ares_exp.earlier_sessions import settle
+from ares_exp.episode_plan import episode_seed, plan_episodes
+from ares_exp.errors import PolicyError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.retries import RetryRules
+from ares_exp.run_dir import RunDir
+from tests.leaks import wait_until
+from tests.unit.test_experiment import Answers, experiment, play, rows
+
+
+class Fails(Answers):
+    """Fails so often, and then answers."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        if self.left:
+            self.left -= 1
+            raise PolicyError("down")
+        return await super().__call__(request)
+
+
+async def test_a_try_that_waits_is_owed(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    retry = RetryRules(policy_error=1, base_sec=80_000, max_wait_sec=80_000)
+    made = experiment(tmp_path, count=1, policy=Fails(1), retry=retry, run_dir=run_dir)
+    playing = asyncio.create_task(play(made, tmp_path))
+    waits = functools.partial(wait_until, lambda: [log.retry for log in logged_episodes(run_dir.answers)] == [1])
+    assert await asyncio.to_thread(waits)
+    made.interrupt()
+    await playing
+    assert [(row["outcome"], row["retry"]) for row in rows(tmp_path)] == [("policy_error", 0)]
+    earlier = settle(run_dir)
+    assert [(one.outcome, one.retry, one.num_steps) for one in earlier.results[1:]] == [("lost", 1, 0)]
+    [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
+    assert (owed.retry, owed.seed) == (2, episode_seed(0, "task-0", 0, 1))
+    assert owed.earlier is not None
+    assert owed.earlier.exchanges == ()
+
+
+async def test_a_try_that_came_to_its_end_leaves_no_log(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    retry = RetryRules(policy_error=2, base_sec=0)
+    summary = await play(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
+    assert summary.complete
+    assert len(rows(tmp_path)) == 5
+    assert logged_episodes(run_dir.answers) == []

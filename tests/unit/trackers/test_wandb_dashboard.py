@@ -1,0 +1,75 @@
+"""The dashboard shows what the tracker logs, and is saved where the service is reachable."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.monitoring.runner_monitor import RunnerMonitor
+from ares_exp.results import RunSummary
+from ares_exp.trackers.commands.dashboard import BARS, LINES, TABLE
+from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.unit.trackers.tracked_run import RESULTS, run_info
+from tests.unit.trackers.wandb_file import WandbFile
+from tests.unit.trackers.wandb_service import WandbService
+
+
+def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a process of its own: W&B reads its settings once."""
+    command = [sys.executable, "-m", "ares_exp.trackers", "dashboard", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_panel_shows_something_that_is_logged(no_account: None, tmp_path: Path) -> None:
+    tracker = WandbTracker()
+
+    async def watch() -> None:
+        async with RunnerMonitor(list, tracker.log_system, print):
+            pass
+
+    tracker.start(run_info(tmp_path))
+    for result in RESULTS:
+        tracker.log_episode(result)
+    asyncio.run(watch())
+    tracker.finish(RunSummary(3, RESULTS))
+    recorded = WandbFile(tmp_path)
+    logged = {key for row in recorded.history for key in row}
+    drawn = {key for plots in LINES.values() for axis, keys in plots.values() for key in (axis, *keys)}
+    assert {key for key in drawn if not key.startswith("outcome/")} - logged == set()
+    assert {key for keys in BARS.values() for key in keys} - set(recorded.summary) == set()
+    assert any(key.startswith(f"{TABLE}.") for key in recorded.summary)
+
+
+@pytest.mark.once
+def test_a_view_of_a_group_is_saved(service: WandbService) -> None:
+    done = dashboard("--entity", "me", "--group", "a/sweep")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{service.url}/me/ares_exp")
+    (view,) = service.views
+    assert (view["entityName"], view["projectName"], view["displayName"]) == ("me", "ares_exp", "a/sweep")
+    spec = json.loads(view["spec"])["section"]
+    assert [one["name"] for one in spec["panelBankConfig"]["sections"]] == ["Results", *LINES, "Trajectories"]
+    assert "a/sweep" in json.dumps(spec["runSets"])
+    assert "stat/mean_reward_low" in view["spec"]
+
+
+@pytest.mark.once
+def test_without_a_key_the_command_says_so(no_account: None) -> None:
+    done = dashboard("--entity", "me")
+    assert done.returncode == 2
+    assert "WANDB_API_KEY" in done.stderr
+
+
+@pytest.mark.once
+def test_a_service_that_refuses_is_one_paragraph(service: WandbService) -> None:
+    service.mood = "refusing"
+    done = dashboard("--entity", "me")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: W&B did not take the view for me/ares_exp")
+    assert done.stderr.count("\n") == 1
