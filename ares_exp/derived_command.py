@@ -29,7 +29,6 @@ OF_ONE_SESSION = (*RESUME_KEYS, "hydra.run.dir", "hydra.sweep.dir", "hydra.mode"
 """What was said of a session, and not of the run or the sweep."""
 
 
-
 class DerivedCommand(NamedTuple):
     """A command line, ready for Hydra.
 

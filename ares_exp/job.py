@@ -176,7 +176,12 @@ class _Job:
         digests = await asyncio.to_thread(task_digests, source, task_names)
         with self._run_dir.owned(resume=self._config["resume"]):
             warnings = self._experiment.warnings
-            session = await asyncio.to_thread(open_session, self._run_dir, self._config, provenance, digests, warnings)
+            try:
+                session = await asyncio.to_thread(
+                    open_session, self._run_dir, self._config, provenance, digests, warnings
+                )
+            except OSError as error:
+                raise ConfigError(f"Cannot write in the run directory {self._run_dir.path}: {error}.") from error
             info = RunInfo(
                 run_dir=self._run_dir.path,
                 name=f"{self._config['name']}/{self._run_dir.path.name}",

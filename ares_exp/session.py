@@ -24,6 +24,8 @@ from ares_exp.run_dir import RunDir, append_line, write_atomically
 from ares_exp.secrets import scrub_argv
 
 SHOWN = 5
+MAX_BYTES = 64 * 2**20
+"""Of what a run recorded of itself, so much is read."""
 
 _GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget")
 _TOP_LEVEL = (
@@ -77,6 +79,7 @@ def open_session(
 
     Raises:
         ConfigError: The run in the directory is another one, or cannot be read.
+        OSError: Nothing can be written in the directory.
     """
     earlier: EarlierSessions | None = None
     run_id = os.urandom(4).hex()
@@ -175,9 +178,14 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES)
+
+
 def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
     try:
-        found = json.loads(run_dir.provenance.read_bytes())
+        found = json.loads(_read(run_dir.provenance))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
     if not isinstance(found, dict):
@@ -190,7 +198,7 @@ def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     starts: list[float] = []
     ends: list[float] = []
     with suppress(OSError):
-        for text in run_dir.sessions.read_bytes().splitlines():
+        for text in _read(run_dir.sessions).splitlines():
             with suppress(ValueError, TypeError, RecursionError):  # a torn line is of no use, the others are
                 line = json.loads(text)
                 starts += [float(line["began"])] if "began" in line else []

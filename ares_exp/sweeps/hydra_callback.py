@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,23 +54,12 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir)
         _pin(config, folder)
         _refuse_secrets_on_disk(config)
-        record = folder / MULTIRUN
-        recorded = record.read_text(encoding="utf-8") if record.exists() else ""
-        if recorded and not config.resume:
-            raise SweepRefused(
-                f"Expected a folder of this sweep's own, but {folder} holds another sweep. Choose a fresh one with "
-                "`hydra.sweep.dir=…`, or go on with that sweep with `resume=true`."
-            )
-        plan = SweepPlan.of(config)
         try:
-            plan.check_continues(SweepPlan.read(folder))
+            self._begin(config, folder)
         except ConfigError as error:
             raise SweepRefused(str(error)) from None
-        folder.mkdir(parents=True, exist_ok=True)
-        plan.write(folder)
-        self._record = recorded or _without_secrets(config)
-        self._keep_record(folder)
-        (folder / STOP).unlink(missing_ok=True)
+        except OSError as error:
+            raise SweepRefused(f"Cannot write in the sweep's folder {folder}: {error.strerror}.") from None
         SweepCallback.sweep_dir = folder
         if not config.hydra.launcher._target_.endswith(BASIC_LAUNCHER):
             SweepCallback.interruption = Interruption(folder)
@@ -78,6 +68,22 @@ class SweepCallback(Callback):
         """In the job's own process: the sweeper has written the record anew by now, secrets included."""
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
+
+    def _begin(self, config: DictConfig, folder: Path) -> None:
+        record = folder / MULTIRUN
+        recorded = record.read_text(encoding="utf-8") if record.exists() else ""
+        if recorded and not config.resume:
+            raise ConfigError(
+                f"Expected a folder of this sweep's own, but {folder} holds another sweep. Choose a fresh one with "
+                "`hydra.sweep.dir=…`, or go on with that sweep with `resume=true`."
+            )
+        plan = SweepPlan.of(config)
+        plan.check_continues(SweepPlan.read(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        plan.write(folder)
+        self._record = recorded or _without_secrets(config)
+        self._keep_record(folder)
+        (folder / STOP).unlink(missing_ok=True)
 
     def _keep_record(self, folder: Path) -> None:
         """`multirun.yaml` is that of the command which began the sweep."""
@@ -110,7 +116,8 @@ def end_sweep(exit_code: int) -> int:
             _discard(folder)
             return exit_code
         report.write()
-        render_report(report, sys.stdout)
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            render_report(report, sys.stdout)
     except (UserError, OSError) as error:
         logger.warning("The sweep's summary cannot be made: %s", error)
         return max(exit_code, INCOMPLETE)

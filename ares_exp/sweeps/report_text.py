@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ares_exp.command_line.table import columns_that_fit, make_table
@@ -63,14 +65,20 @@ def _lines(report: SweepReport) -> Iterator[str]:
             others = f"{rivals} other" if rivals == 1 else f"{rivals} others"
             yield (
                 f"  Its interval overlaps with {'that' if rivals == 1 else 'those'} of {others}: "
-                f"`python -m ares_exp.compare {report.path}` tells what differs by more than chance."
+                f"`python -m ares_exp.compare {_shown(report.path)}` tells what differs by more than chance."
             )
     failed = [row for row in report.rows if row.message is not None]
     yield from (f"job {row.job} failed: {one_line(row.message or '', 240)}" for row in failed[:MAX_FAILURES])
     if len(failed) > MAX_FAILURES:
         yield f"and {len(failed) - MAX_FAILURES} more failed, see failure.json in their folders"
     if counts[JobState.COMPLETE] < len(report.rows):
-        yield f"To go on with what is not complete: python -m ares_exp resume={report.path}"
+        yield f"To go on with what is not complete: python -m ares_exp resume={_shown(report.path)}"
+
+
+def _shown(path: Path) -> str:
+    """A path as it can be typed here."""
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return shlex.quote(str(here))
 
 
 def _named(row: Row) -> str:

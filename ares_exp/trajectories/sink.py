@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ class Sink:
         self._keywords = {
             name: _keywords(getattr(collector, name)) for name in ("begin_episode", "record_step", "end_episode")
         }
+        self._takes_episode = bool(self._known("record_step", {"episode": None}))
         self._told: set[str] = set()
         self._episode: object | None = None
         self._active = False
@@ -46,8 +48,9 @@ class Sink:
     def record(self, record: StepRecord) -> None:
         """Records a step of the open episode, if there is one."""
         if self._active:
+            more = {"episode": self._episode} if self._takes_episode else {}
             with self._reported("record_step"):
-                self._collector.record_step(record, **self._known("record_step", {"episode": self._episode}))
+                self._collector.record_step(record, **more)
 
     def end(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> EpisodeTrajectory | None:
         """Ends the open episode, if there is one; returns it, `None` where the collector failed."""
@@ -83,8 +86,13 @@ def knows_handles(collector: TrajectoryCollector) -> bool:
     return names is None or "episode" in names
 
 
-def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of the keywords that `function` takes; `None` when it takes any."""
+def _keywords(method: Callable[..., Any]) -> frozenset[str] | None:
+    """Names of the keywords that `method` takes; `None` when it takes any."""
+    return _keywords_of(getattr(method, "__func__", method))
+
+
+@functools.lru_cache(maxsize=256)  # of a few functions, for every episode
+def _keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None

@@ -59,7 +59,9 @@ class Work(SharedPolicy):
         steps: Answers that were given.
     """
 
-    def __init__(self, latency: float, *, steps: tuple[int, int] = STEPS, on_begin: Callable[[], None]) -> None:
+    def __init__(
+        self, latency: float, *, steps: tuple[int, int] = STEPS, on_begin: Callable[[], None] = lambda: None
+    ) -> None:
         self.begun = self.steps = 0
         self._latency, self._range, self._on_begin = latency, steps, on_begin
 

@@ -53,6 +53,9 @@ echo "0.$((sum % 900 + 100))" > /logs/verifier/reward.txt
 """
 """The reward tells what the episode has done."""
 
+ENDED = (-signal.SIGKILL, 130)
+"""Exit codes of a process that was killed, or interrupted."""
+
 Slot = tuple[str, int]
 
 
@@ -89,10 +92,10 @@ class KilledRun:
         endpoint: Answers.
         backend: `local` or `docker`.
         overrides: Of its first command.
-        kills: How many processes were killed while episodes were under way.
+        kills: How many processes were killed, or interrupted.
         tries: Episodes that had a log of answers when a process was killed.
-        rows: Whole rows, as they were when a process was killed last.
-        answered: How many answers were given again, by the last try of each attempt.
+        rows: Whole rows, as the last process has left them.
+        pids: Of all its processes.
     """
 
     directory: Path
@@ -191,7 +194,7 @@ class KilledRun:
         finally:
             process.kill()
             process.wait()
-        if code == -signal.SIGKILL:
+        if code in ENDED:
             self.kills += 1
             self.tries |= {path.stem for path in (self.path / "answers").glob("*.jsonl")}
         now = _whole_lines(self.path / "episodes.jsonl")
@@ -280,7 +283,7 @@ def moments(count: int, requests: int, rng: random.Random) -> list[Moment]:
 def kill_and_resume(run: KilledRun, whole: KilledRun, moment: Moment, rng: random.Random) -> str:
     """Kills the run, resumes it, sometimes kills it again in that, until it is complete. Says what happened."""
     code = run.begin(moment)
-    words = ["killed" if code == -signal.SIGKILL else f"ended with {code}"]
+    words = ["killed" if code in ENDED else f"ended with {code}"]
     begun, kept = (run.path / "config.yaml").exists(), records(run.path)
     if not begun:
         assert run.resume() == 2

@@ -200,9 +200,6 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     complete = [path.parent.name for path in folder.glob("*/results.json")]
 
     assert cli("-m", "seed=3", "hydra.sweep.dir=s").returncode == 2, "another sweep would be a mixture"
-    other = cli(*words, "resume=true", "step_limit=8,10")
-    assert "its job 1 is `" in other.stderr
-    assert other.returncode == 2
     assert digests(folder) == before
 
     done = cli("resume=s", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
@@ -216,11 +213,8 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     ]
     for path, digest in before.items():
         assert digests(folder)[path] == digest, "Hydra's records stay as they were"
+    assert "4 jobs: 4 complete" in done.stdout
     assert {path.parent.parent.name for path in folder.glob("*/.hydra/overrides.yaml")} == set("0123")
-    shown = subprocess.run(
-        [sys.executable, "-m", "ares_exp.sweeps", "s"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "4 jobs: 4 complete" in shown.stdout
 
 
 def digests(folder: Path) -> dict[str, str]:

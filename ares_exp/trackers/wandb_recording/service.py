@@ -90,7 +90,7 @@ def _settings(options: WandbOptions) -> wandb.Settings:
         silent=True,
         console="off",
         init_timeout=options.init_timeout_sec,
-        finish_timeout=0.4 * options.finish_timeout_sec,
+        finish_timeout=0.9 * options.finish_timeout_sec,
         finish_timeout_raises=True,
         # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
         x_disable_meta=True,

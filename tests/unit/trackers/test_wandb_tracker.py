@@ -219,7 +219,7 @@ def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
     _play(tracker, tmp_path / "run")
     assert tracker.failures == len(log) == 2
     assert "table and artifacts did not finish" in log[0]
-    assert "did not finish within 0.00" in log[1]
+    assert log[1].startswith("W&B did not finish")
     for thread in threading.enumerate():
         if thread.name == "tracker":
             thread.join(30.0)
