@@ -56,7 +56,6 @@ def run_job(config: DictConfig) -> RunSummary:
     logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
     if sweeps:
         sys.stdout.write(f"\n#{hydra.job.num}: {' '.join(scrub_argv(overrides))}\n")
-        scrub_hydra_records(Path(hydra.sweep.dir), sys.argv[1:])
     try:
         values = _resolved(config)
         validate(values)

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.errors import ConfigError
 from ares_exp.recorded_results import read_results
 from ares_exp.recorded_run import MAX_RECORD_BYTES, RecordedRun, is_recorded_run
@@ -110,7 +111,8 @@ def _overrides(path: Path) -> dict[str, str] | None:
         lines = RecordedRun(path).overrides()
     except ConfigError:  # a run that was merged, or made by a program: it has other names
         return None
-    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+    overrides = (line.partition("=") for line in lines)
+    return {key: value for key, _, value in overrides if key not in RESUME_KEYS}
 
 
 def _config(path: Path) -> dict[str, str] | None:

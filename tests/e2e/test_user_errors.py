@@ -63,7 +63,7 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["durability=sometimes"], "none or episode or step"),
         (["collector.json.durability=x"], "collector.json.durability"),
         (["collector.json.compression=gzip"], "collector.json.compression"),
-        (["collector.output_dir=x"], "collector.json.output_dir"),
+        (["collector=[json,jsonl]", "collector.output_dir=x"], "collector.json.output_dir"),
         (["--config-dir", "broken", "collector=[json,plain]"], "# @package collector.NAME"),
         (["--config-dir", "broken", "policy=yaml"], "broken/policy/yaml.yaml"),
         (["--config-dir", "broken", "policy=targetless"], "_target_"),

@@ -63,13 +63,14 @@ def trajectories_artifact(run_dir: Path, run_id: str) -> wandb.Artifact | None:
 
     run = RunDir(run_dir)
     results = [path for path in (run.episodes, run.summary, run_dir / "results.json") if path.is_file()]
-    trajectories = [path for path in _files(run.trajectories) if not path.name.endswith(PARTIAL)][:MAX_FILES]
+    trajectories = [path for path in _files(run.trajectories) if not path.name.endswith(PARTIAL)]
     if not results and not trajectories:
         return None
-    artifact = wandb.Artifact(f"run-{run_id}-trajectories", type="trajectories")
+    left_out = {"files_left_out": len(trajectories) - MAX_FILES} if len(trajectories) > MAX_FILES else None
+    artifact = wandb.Artifact(f"run-{run_id}-trajectories", type="trajectories", metadata=left_out)
     for path in results:
         artifact.add_file(str(path), name=path.name, skip_cache=True)
-    for path in trajectories:
+    for path in trajectories[:MAX_FILES]:
         # A file of one episode never changes, and is not copied; one of several grows when the run is resumed.
         policy: Literal["immutable", "mutable"] = "immutable" if path.suffix == ".json" else "mutable"
         name = path.relative_to(run_dir).as_posix()
@@ -118,9 +119,8 @@ def code_artifact(run_id: str) -> wandb.Artifact:
     Raises:
         OSError: A file cannot be read.
     """
-    import wandb
-
     import ares_exp
+    import wandb
 
     artifact = wandb.Artifact(f"run-{run_id}-code", type="code")
     package = Path(ares_exp.__file__).parent
