@@ -85,6 +85,8 @@ class Scheduler:
                 timer.cancel()
             for worker in self._workers:
                 worker.cancel()
+            if unfinished := [worker for worker in self._workers if not worker.done() and not self.interrupted]:
+                await asyncio.wait(unfinished, timeout=INTERRUPT_GRACE_SEC)
 
     async def _work(self) -> None:
         while not self.interrupted and (planned := await self._ready.get()) is not None:

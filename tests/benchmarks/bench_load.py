@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.components import Components, Settings
 from ares_exp.containers.container import ContainerSpec, ExecResult
@@ -48,7 +46,6 @@ from tests.benchmarks.bench_step import InMemoryContainer, InMemoryTask
 CONCURRENCIES = (1, 10, 100, 1000)
 STEPS = (10, 30)
 MESSAGE_CHARS = 2048
-TICK_SEC = 0.01
 
 
 class Work(SharedPolicy):
@@ -190,12 +187,11 @@ def measure(concurrency: int, latency: float, rounds: int) -> Measured:
     """Plays `rounds + 1` times as many episodes as there are at once, and says what that took."""
     logging.disable(logging.INFO)
     measured = Measured(concurrency, latency, episodes=concurrency * (rounds + 1))
-    process = psutil.Process()
 
     def begun() -> None:
         finished = policy.begun - concurrency
         if finished in (concurrency, rounds * concurrency):
-            measured.rss[finished] = process.memory_info().rss
+            measured.rss[finished] = _rss()
         if policy.begun == measured.episodes:
             measured.full_sec, measured.full_steps = time.perf_counter() - began, policy.steps
 
@@ -203,31 +199,20 @@ def measure(concurrency: int, latency: float, rounds: int) -> Measured:
     with tempfile.TemporaryDirectory(prefix="ares_exp-load-") as folder:
         run_dir = RunDir(Path(folder) / "run")
         made = experiment(Tasks(measured.episodes), policy, concurrency, run_dir)
-        measured.rss_before = process.memory_info().rss
-
-        async def main() -> RunSummary:
-            watch = asyncio.create_task(_watch_lag(measured))
-            try:
-                return await play(made, run_dir)
-            finally:
-                watch.cancel()
-
+        measured.rss_before = _rss()
         began, cpu_began = time.perf_counter(), time.process_time()
-        summary = asyncio.run(main())
+        summary = asyncio.run(play(made, run_dir))
         measured.cpu_sec = time.process_time() - cpu_began
         written = len(list(run_dir.trajectories.glob("*.json")))
     if not summary.complete or written != measured.episodes:
         raise RuntimeError(f"Expected {measured.episodes} episodes with a file each, got {written}: {summary.count()}")
-    measured.steps = policy.steps
+    measured.steps, measured.lag_sec = policy.steps, summary.max_loop_lag_sec
     measured.rss_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return measured
 
 
-async def _watch_lag(measured: Measured) -> None:
-    while True:
-        began = time.perf_counter()
-        await asyncio.sleep(TICK_SEC)
-        measured.lag_sec = max(measured.lag_sec, time.perf_counter() - began - TICK_SEC)
+def _rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main() -> None:

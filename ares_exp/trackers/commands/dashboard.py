@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.command_line.terminal import printable
 from ares_exp.errors import UserError
 from ares_exp.trackers.wandb_recording.recording import FINISHED, WALL_SEC
+from ares_exp.trackers.wandb_recording.service import no_traces
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
@@ -80,6 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     if find_spec("wandb_workspaces") is None:
         raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
+    with no_traces() as environment:
+        os.environ.update(environment)
+        url = _save(arguments)
+    sys.stdout.write(f"{printable(url)}\n")
+    return EXIT_OK
+
+
+def _save(arguments: argparse.Namespace) -> str:
     import wandb
 
     wandb.setup(settings=wandb.Settings(silent=True))
@@ -89,13 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         view = workspace(arguments.entity, arguments.project, group=arguments.group, name=arguments.name)
         view.save()  # type: ignore[no-untyped-call]
+        return str(view.url)
     except Exception as error:  # whatever W&B raises, its service is what it is about
         raise UserError(
             f"W&B did not take the view for {arguments.entity}/{arguments.project}: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:300]}. Look at WANDB_API_KEY, WANDB_BASE_URL, the entity and the project."
         ) from None
-    sys.stdout.write(f"{printable(view.url)}\n")
-    return EXIT_OK
+    finally:
+        wandb.teardown()
 
 
 def workspace(entity: str, project: str, *, group: str | None = None, name: str | None = None) -> Workspace:

@@ -12,6 +12,7 @@ from ares_exp.command_line.terminal import printable
 from ares_exp.errors import UserError
 from ares_exp.trackers.wandb_recording.record_file import record_files
 from ares_exp.trackers.wandb_recording.relocation import relocate
+from ares_exp.trackers.wandb_recording.service import no_traces
 
 EXIT_OK, EXIT_NOT_ALL = 0, 1
 SYNCED = ".synced"
@@ -54,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         _mark(session).unlink(missing_ok=True)
     sys.stdout.flush()
     # Its output is for the user; each session by itself, in their order.
-    done = subprocess.run([sys.executable, "-m", "wandb", "sync", *map(os.fspath, sessions)], check=False)
+    with no_traces() as environment:
+        command = [sys.executable, "-m", "wandb", "sync", *map(os.fspath, sessions)]
+        done = subprocess.run(command, env=environment, check=False)
     failed = [session for session in sessions if not _mark(session).exists()]
     for session in failed:
         sys.stderr.write(f"not uploaded: {printable(str(session))}\n")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -131,6 +132,13 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextlib.contextmanager
+def no_traces() -> Iterator[dict[str, str]]:
+    """An environment in which W&B's own logs and caches, which belong to no run, go to a folder that is removed."""
+    with tempfile.TemporaryDirectory(prefix="ares_exp-wandb-", ignore_cleanup_errors=True) as folder:
+        yield {**os.environ, **dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TMPDIR"), folder)}
 
 
 def end_service() -> None:

@@ -46,10 +46,12 @@ def test_every_panel_shows_something_that_is_logged(no_account: None, tmp_path: 
 
 
 @pytest.mark.once
-def test_a_view_of_a_group_is_saved(service: WandbService) -> None:
+def test_a_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     done = dashboard("--entity", "me", "--group", "a/sweep")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{service.url}/me/ares_exp")
+    assert not (tmp_path / "wandb").exists()
     (view,) = service.views
     assert (view["entityName"], view["projectName"], view["displayName"]) == ("me", "ares_exp", "a/sweep")
     spec = json.loads(view["spec"])["section"]

@@ -41,8 +41,9 @@ def local_paths(run_dir: Path, session: int) -> list[Path]:
 
 
 def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
-    service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     play(tmp_path / "here")
     assert all(path.is_relative_to(tmp_path / "here") for path in local_paths(tmp_path / "here", 0))
     there = tmp_path / "elsewhere" / "there"
@@ -62,6 +63,7 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     assert [row["_step"] for row in history] == sorted({row["_step"] for row in history})
     assert service.summary("run-1")["run/tries"] == 4
 
+    assert not Path("wandb").exists(), "W&B logs in the working directory"
     requests = len(service.asked)
     assert main(["sync", str(there.parent)]) == 0
     assert "Nothing to upload" in capfd.readouterr().out
@@ -80,7 +82,7 @@ def test_what_is_missing_is_told_and_what_is_in_place_is_left_alone(tmp_path: Pa
 
 
 def test_a_service_that_is_gone_is_exit_code_1(
-    service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     play(tmp_path)
     service.mood = "refusing"
