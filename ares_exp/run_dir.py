@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.secrets import mask_known_secrets
 
 EPISODES = "episodes.jsonl"
+_appending = threading.Lock()
 USED = (
     "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."
 )
@@ -84,10 +86,11 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
     data = text.encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
     try:
-        written = os.write(descriptor, data)
-        if written != len(data):
-            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        with _appending:  # what another thread appends after half a line would go with that
+            written = os.write(descriptor, data)
+            if written != len(data):
+                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if sync:
             os.fsync(descriptor)
     finally:

@@ -188,27 +188,31 @@ def measure(concurrency: int, latency: float, rounds: int) -> Measured:
     logging.disable(logging.INFO)
     measured = Measured(concurrency, latency, episodes=concurrency * (rounds + 1))
 
-    def begun() -> None:
+    def on_begin() -> None:
         finished = policy.begun - concurrency
         if finished in (concurrency, rounds * concurrency):
             measured.rss[finished] = _rss()
         if policy.begun == measured.episodes:
             measured.full_sec, measured.full_steps = time.perf_counter() - began, policy.steps
 
-    policy = Work(latency, on_begin=begun)
+    policy = Work(latency, on_begin=on_begin)
     with tempfile.TemporaryDirectory(prefix="ares_exp-load-") as folder:
-        run_dir = RunDir(Path(folder) / "run")
-        made = experiment(Tasks(measured.episodes), policy, concurrency, run_dir)
+        _play_all(Work(0.0), 1, 1, RunDir(Path(folder) / "first"))  # what is imported and compiled once
         measured.rss_before = _rss()
         began, cpu_began = time.perf_counter(), time.process_time()
-        summary = asyncio.run(play(made, run_dir))
+        summary = _play_all(policy, measured.episodes, concurrency, RunDir(Path(folder) / "run"))
         measured.cpu_sec = time.process_time() - cpu_began
-        written = len(list(run_dir.trajectories.glob("*.json")))
-    if not summary.complete or written != measured.episodes:
-        raise RuntimeError(f"Expected {measured.episodes} episodes with a file each, got {written}: {summary.count()}")
     measured.steps, measured.lag_sec = policy.steps, summary.max_loop_lag_sec
     measured.rss_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return measured
+
+
+def _play_all(policy: Work, episodes: int, concurrency: int, run_dir: RunDir) -> RunSummary:
+    summary = asyncio.run(play(experiment(Tasks(episodes), policy, concurrency, run_dir), run_dir))
+    written = len(list(run_dir.trajectories.glob("*.json")))
+    if not summary.complete or written != episodes:
+        raise RuntimeError(f"Expected {episodes} episodes with a file each, got {written}: {summary.count()}")
+    return summary
 
 
 def _rss() -> int:
