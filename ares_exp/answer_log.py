@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.recorded_results import MAX_COUNT, MAX_NUMBER
 from ares_exp.run_dir import append_text, atomic_file, dump_json
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
@@ -85,7 +86,7 @@ class LoggedEpisode:
                     record = decoder.decode(json.loads(line.text))
                     assert record.observation is not None
                     assert record.action is not None
-                    exchanges.append(Exchange(record.observation, deserialize_llm_response(record.action)))
+                    exchanges.append(Exchange(record.observation, _countable(deserialize_llm_response(record.action))))
             except Exception as error:
                 logger.info("%s: used up to line %d (%s)", path, len(exchanges) + 1, error)
         return cls(**head, exchanges=tuple(exchanges))
@@ -164,6 +165,16 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
     return found
 
 
+def _countable(answer: LLMResponse) -> LLMResponse:
+    """The answer, if what it cost can be added up: the file may come from anybody."""
+    counts = answer.usage.prompt_tokens, answer.usage.generated_tokens
+    if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
+        raise ValueError("expected numbers of tokens")
+    if not (isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER):
+        raise ValueError("expected a cost")
+    return answer
+
+
 def _head(line: str) -> dict[str, Any]:
     kinds: dict[str, Any] = {
         "episode_id": str,
@@ -181,6 +192,6 @@ def _head(line: str) -> dict[str, Any]:
     for name, kind in kinds.items():
         value = head[name]
         counts = isinstance(value, int | float) and name != "seed"
-        if not isinstance(value, kind) or (counts and not 0 <= value < 2**53):
+        if not isinstance(value, kind) or (counts and not 0 <= value < MAX_COUNT):
             raise ValueError(f"expected another kind of {name}, got {value!r:.80}")
     return head

@@ -115,6 +115,7 @@ class BudgetMeter:
                 process. Those of earlier sessions do not: the run can be gone on with when their cause is gone.
         """
         self._budget = budget
+        self._is_unlimited = budget == Budget()
         self._clock = clock
         self._began = clock()
         self._since = since
@@ -169,6 +170,8 @@ class BudgetMeter:
 
     def exhausted(self) -> str | None:
         """What to tell the user when a budget is used up; `None`: none is."""
+        if self._is_unlimited:
+            return None
         if (reached := self._budget.reached(self.spent)) is not None:
             return _in_words("run", "budget", *reached)
         if self._sweep_dir is not None and (reached := self._budget.sweep.reached(self.spent_by_sweep)) is not None:

@@ -35,7 +35,7 @@ Flags:
   --hydra-help      Hydra's own flags
 
 Of what was played (each with --help): python -m ares_exp.sweeps FOLDER, .compare RUN RUN, .merge OUT SHARD SHARD,
-.trajectories, .snapshots.
+.trajectories, .snapshots, .trackers.
 
 Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the config or the preflight is at fault;
 130 interrupted.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ares_exp.errors import ConfigError
+from ares_exp.results import Outcome
 from ares_exp.secrets import scrub
 from ares_exp.trajectories.collectors.grouped_sync import Durability
 
@@ -129,9 +130,17 @@ def validate(config: Mapping[str, Any]) -> None:
             continue
         too_low = (least is not None and not value >= least) or (above is not None and not value > above)
         if too_low or not math.isfinite(value):
-            expected = f"at least {least:g}" if least is not None else f"a number above {above:g}"
+            if least is not None:
+                expected = f"at least {least:g}"
+            else:
+                expected = "a finite number" if above is None else f"a number above {above:g}"
             optional = f", or drop the limit with `{item.name}=null`" if item.default is None else ""
             raise ConfigError(f"Expected `{item.name}` to be {expected}, got {value!r}. Set `{item.name}=…`{optional}.")
+    outcomes = [outcome.value for outcome in Outcome]
+    for outcome in config["resume_redo"] or ():
+        if outcome not in outcomes:
+            close = close_matches(outcome, outcomes)
+            raise ConfigError(f"Expected `resume_redo` to name some of {', '.join(outcomes)}, got {outcome!r}.{close}")
     name = config["name"]
     if not name or Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"Expected `name` to be a folder name without slashes, got {name!r}.")

@@ -8,14 +8,15 @@ changes one number of the recorded policy, and `policy=other` drops all that was
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import PATH_KEY, SWEEP_RECORD, EpisodeRef, RecordedRun, RecordedSweep
+from ares_exp.override_text import listed, quoted
+from ares_exp.recorded_overrides import check_recorded_overrides
+from ares_exp.recorded_run import PATH_KEY, SWEEP_RECORD, EpisodeRef, RecordedRun, RecordedSweep, is_folder_of_runs
 from ares_exp.run_dir import RunDir
-from ares_exp.secrets import MASK
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -64,6 +65,8 @@ def derive(flags: Sequence[str], overrides: Sequence[str]) -> DerivedCommand:
     if named.is_sweep_override():
         raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Give each a command of its own.")
     if verb == "resume":
+        if not named.value():  # a variable of the shell that was not set, and no `.`
+            raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
         return _resume(Path(str(named.value())).expanduser(), flags, [one for one in typed if one is not named])
     ref = EpisodeRef.parse(str(named.value()))
     needed = (_replay if verb == "replay" else _branch)(ref, typed)
@@ -86,17 +89,17 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override]) -> Deri
     if (place / SWEEP_RECORD).is_file():
         run: RecordedRun = RecordedSweep(place)
         flags = flags if {"-m", "--multirun"} & {*flags} else [*flags, "-m"]
-        needed = ["resume=true", f"hydra.sweep.dir={_quoted(str(place))}"]
+        needed = ["resume=true", f"hydra.sweep.dir={quoted(str(place))}"]
     else:
         if {"-m", "--multirun"} & {*flags}:
             raise ConfigError(f"{path} is one run and no sweep: leave `-m` out.")
-        if place.is_dir() and not RunDir(place).has_run:
+        if place.is_dir() and not RunDir(place).has_run and not is_folder_of_runs(place):
             raise ConfigError(
                 f"There is nothing to resume in {path}: its run was killed before it began, or there was none. Start "
                 "it again."
             )
         run = RecordedRun(place)
-        needed = ["resume=true", f"hydra.run.dir={_quoted(str(place))}"]
+        needed = ["resume=true", f"hydra.run.dir={quoted(str(place))}"]
     recorded = _inherited(run, OF_ONE_SESSION)
     return DerivedCommand([*flags, *_merged(recorded, _parsed([*needed, *_search_path(run)]), typed)], source=place)
 
@@ -115,12 +118,12 @@ def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
         raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
     attempts = Counter(episode.task_name for episode in episodes)
     return [
-        f"replay={_quoted(str(ref))}",
+        f"replay={quoted(str(ref))}",
         "policy=replay",
-        f"policy.trajectory={_quoted(str(ref.run.path))}",
-        f"policy.episode={'null' if ref.episode is None else _quoted(ref.episode.episode_id)}",
+        f"policy.trajectory={quoted(str(ref.run.path))}",
+        f"policy.episode={'null' if ref.episode is None else quoted(ref.episode.episode_id)}",
         "policy.strict=false",
-        f"env.tasks={_listed(attempts)}",
+        f"env.tasks={listed(attempts)}",
         f"attempts={max(attempts.values())}",
         "snapshot=none",
     ]
@@ -138,8 +141,8 @@ def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
         )
         raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {ref}: {have}.")
     return [
-        f"branch_from={_quoted(str(ref))}",
-        f"env.tasks={_listed([episode.task_name])}",
+        f"branch_from={quoted(str(ref))}",
+        f"env.tasks={listed([episode.task_name])}",
         "attempts=${branches}",
     ]
 
@@ -169,7 +172,7 @@ def _from(place: Path, override: Override) -> str:
         return line
     if not value or "${" in value or Path(value).is_absolute():
         return line
-    return f"{line.partition('=')[0]}={_quoted(str(place / value))}"
+    return f"{line.partition('=')[0]}={quoted(str(place / value))}"
 
 
 def _search_path(run: RecordedRun) -> list[str]:
@@ -180,7 +183,7 @@ def _search_path(run: RecordedRun) -> list[str]:
             raise ConfigError(f"{run.path} was composed with the options in {folder}, which is no folder any more.")
         if not folder.is_absolute() or folder.resolve().is_relative_to(run.path.resolve()):
             raise ConfigError(f"Expected the folder of options of {run.path} outside of it, got {folder}.")
-    return [f"hydra.searchpath={_listed(f'file://{folder}' for folder in folders)}"] if folders else []
+    return [f"hydra.searchpath={listed(f'file://{folder}' for folder in folders)}"] if folders else []
 
 
 def _merged(recorded: Sequence[Override], needed: Sequence[Override], typed: Sequence[Override]) -> list[str]:
@@ -189,7 +192,7 @@ def _merged(recorded: Sequence[Override], needed: Sequence[Override], typed: Seq
 
     later = [*needed, *typed]
     kept = [one for one in recorded if not any(_covers(new.key_or_group, one.key_or_group) for new in later)]
-    _check_reusable(kept)
+    check_recorded_overrides(kept)
     kept += [one for one in needed if not any(_covers(new.key_or_group, one.key_or_group) for new in typed)]
     added = {one.key_or_group: one.type for one in recorded if one.type in (OverrideType.ADD, OverrideType.FORCE_ADD)}
     lines = [str(one.input_line) for one in kept]
@@ -199,30 +202,6 @@ def _merged(recorded: Sequence[Override], needed: Sequence[Override], typed: Seq
         elif one.type is not OverrideType.DEL:  # the recorded override had made the key: it is made anew, or not at all
             lines.append(f"++{str(one.input_line).lstrip('+')}")
     return lines
-
-
-def _check_reusable(recorded: Sequence[Override]) -> None:
-    """Refuses what is on disk without its secret, and what could make a run directory start a program.
-
-    Raises:
-        ConfigError: With what is to be typed again.
-    """
-    if masked := [one.key_or_group for one in recorded if MASK in str(one.input_line)]:
-        again = " ".join(f"{key}=…" for key in masked)
-        raise ConfigError(
-            f"The recorded run was given secrets, which are not kept on disk, for {', '.join(masked)}. "
-            f"Give them again ({again}), or leave one out with `~{masked[0]}`."
-        )
-    if resolved := [str(one.input_line) for one in recorded if "${oc." in str(one.input_line)]:
-        raise ConfigError(
-            "The recorded run reads something of this machine in an override, which is not taken over from a file: "
-            f"`{resolved[0]}`. Type it again if you trust it."
-        )
-    if classes := [str(one.input_line) for one in recorded if "_target_" in str(one.input_line)]:
-        raise ConfigError(
-            f"The recorded run names a class on its command line, which is not taken over from a file: `{classes[0]}`. "
-            "Type it again if you trust it."
-        )
 
 
 def _covers(key: str, other: str) -> bool:
@@ -238,15 +217,3 @@ def _parsed(lines: Sequence[str]) -> list[Override]:
 
 def _key(line: str) -> str:
     return line.partition("=")[0].lstrip("+~")
-
-
-def _quoted(text: str) -> str:
-    """A string of Hydra's grammar in which nothing is interpolated."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    quoted: Any = QuotedString(text=text.replace("${", "\\${"), quote=Quote.double).with_quotes()
-    return str(quoted)
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return f"[{','.join(map(_quoted, texts))}]"

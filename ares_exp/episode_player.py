@@ -64,7 +64,9 @@ class EpisodePlayer:
         Raises:
             EpisodeError, CancelledError: What ended it.
         """
-        start_from = await asyncio.to_thread(self._start, playing)
+        start_from = None
+        if playing.planned.earlier is not None or self._parts.branching is not None:
+            start_from = await asyncio.to_thread(self._start, playing)
         playing.environment = environment = self._make_environment(playing.planned, start_from)
         playing.policy = await asyncio.to_thread(self._make_policy, playing)
         await run_episode(

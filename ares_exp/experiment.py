@@ -122,8 +122,8 @@ class Experiment:
             run_dir=self._run_dir.path,
             sweep_dir=self._settings.sweep_dir,
         )
-        self._progress = Progress(len(owed))
-        await asyncio.to_thread(self._guard, "Reading what the sweep has spent", self._meter.refresh)
+        self._progress = Progress(len(owed), before=len(planned) - len(owed))
+        await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)
         self._progress.start()
@@ -321,8 +321,15 @@ class Experiment:
         """For what is spent without an answer of this run's: time, and what the other jobs of a sweep spend."""
         while True:
             await asyncio.sleep(BUDGET_INTERVAL_SEC)
-            await asyncio.to_thread(self._guard, "Reading what the sweep has spent", self._meter.refresh)
+            await asyncio.to_thread(self._refresh_budget)
             self._check_budget()
+
+    def _refresh_budget(self) -> None:
+        """Looks at the other jobs of the sweep. What cannot be read stays so: that is said once. Blocking."""
+        try:
+            self._meter.refresh()
+        except (ConfigError, OSError) as error:
+            self._warn(f"What the jobs of the sweep have spent cannot be read, and does not count: {error}")
 
     def _log_system(self, sample: Mapping[str, float]) -> None:
         self._guard("The tracker", lambda: self._parts.tracker.log_system(sample))

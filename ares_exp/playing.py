@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +50,10 @@ class Playing:
         planned, tally, environment = self.planned, self.tally, self.environment
         last = tally.last or _last_step(environment)
         outcome, error = _ending(last, failure, environment)
+        reward = last.reward if last is not None else None
+        if reward is not None and not math.isfinite(reward):
+            outcome, error = Outcome.ERRORED, ErrorInfo("ValueError", f"the environment's reward is {reward}")
+            reward = None
         verdict = getattr(environment, "verdict", None)
         waited = {"rate_limit": tally.waited_sec} if tally.waited_sec else {}
         return EpisodeResult(
@@ -57,7 +62,7 @@ class Playing:
             attempt=planned.attempt,
             seed=planned.seed,
             outcome=outcome,
-            reward=last.reward if last is not None else None,
+            reward=reward,
             rewards=dict(verdict.rewards) if verdict is not None else {},
             error=error,
             num_steps=tally.num_steps,
@@ -82,11 +87,13 @@ class Playing:
 
     def _replayed(self) -> Replayed | None:
         earlier, policy = self.planned.earlier, self.policy
-        if earlier is None or policy is None:
+        if earlier is None:
             return None
-        given = [exchange.answer for exchange in earlier.exchanges[: policy.given_again]]
-        taken_over = Replayed.of(earlier.episode_id, given)
-        return replace(taken_over, from_snapshot=self.from_snapshot, diverged_at=policy.diverged_at)
+        count, diverged_at = (
+            (self.from_snapshot or 0, None) if policy is None else (policy.given_again, policy.diverged_at)
+        )
+        taken_over = Replayed.of(earlier.episode_id, [exchange.answer for exchange in earlier.exchanges[:count]])
+        return replace(taken_over, from_snapshot=self.from_snapshot, diverged_at=diverged_at)
 
 
 def _ending(

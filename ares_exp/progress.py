@@ -31,6 +31,7 @@ class Progress:
         self,
         total: int,
         *,
+        before: int = 0,
         stream: TextIO | None = None,
         is_tty: bool | None = None,
         interval_sec: float = 5.0,
@@ -40,12 +41,14 @@ class Progress:
 
         Args:
             total: Episodes that are planned.
+            before: Those that need not be played: earlier sessions of the run have done them.
             stream: Where to show progress; standard error by default.
             is_tty: Whether `stream` is a terminal that can redraw a line; found out by default.
             interval_sec: Seconds between two lines where `stream` is no terminal.
             clock: Seconds that only grow.
         """
         self._total = total
+        self._before = before
         self._stream = stream if stream is not None else sys.stderr
         self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
         self._interval_sec = interval_sec
@@ -101,7 +104,9 @@ class Progress:
     def line(self) -> str:
         """The state in one line; what is not known yet is left out."""
         elapsed = self._clock() - self._started_at
-        parts = [f"{self._done}/{self._total} done"]
+        parts = [f"{self._done}/{self._total} done"] if self._total or not self._before else []
+        if self._before:
+            parts.append(f"{self._before} done before")
         if self._running:
             parts.append(f"{len(self._running)} running")
         if self._scored:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from ares_exp.errors import ConfigError
 from ares_exp.results import EpisodeResult
+from ares_exp.run_dir import open_regular
 
 MAX_ROWS = 2_000_000
 MAX_ROW_BYTES = 4 * 2**20
@@ -41,10 +42,8 @@ def read_results(path: Path) -> RecordedResults:
     """
     results: list[EpisodeResult] = []
     whole_bytes, number = 0, 0
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ConfigError(f"Cannot read {path}: expected a regular file.")
     try:
-        with path.open("rb") as lines:
+        with open_regular(path) as lines:
             while line := lines.readline(MAX_ROW_BYTES + 1):
                 number += 1
                 if len(line) > MAX_ROW_BYTES or number > MAX_ROWS:

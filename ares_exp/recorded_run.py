@@ -12,7 +12,7 @@ from typing import Any, Self
 from ares_exp.config import close_matches
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError
 from ares_exp.results import Outcome
-from ares_exp.run_dir import EPISODES, RunDir
+from ares_exp.run_dir import EPISODES, RunDir, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
@@ -122,7 +122,7 @@ class RecordedRun:
     def _rows(self) -> Iterator[RecordedEpisode]:
         """The rows; a torn one is that of an episode which never ended."""
         try:
-            with (self.path / EPISODES).open("rb") as lines:
+            with open_regular(self.path / EPISODES) as lines:
                 for line in lines:
                     if (episode := _of_row(line)) is not None:
                         yield episode
@@ -268,7 +268,7 @@ def read_yaml(path: Path) -> Any:
     """
     import yaml
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         text = file.read(MAX_RECORD_BYTES + 1)
     if len(text) > MAX_RECORD_BYTES:
         raise _broken(path, f"at most {MAX_RECORD_BYTES:,} bytes", "more")
@@ -290,6 +290,11 @@ def _broken(path: Path, expected: str, got: str) -> ConfigError:
 def is_recorded_run(path: Path) -> bool:
     """Whether a run wrote in `path`. Raises `OSError` for a path that cannot be one."""
     return (path / EPISODES).is_file()
+
+
+def is_folder_of_runs(path: Path) -> bool:
+    """Whether `path`, which is no run, has runs in it. Raises `OSError` if it cannot be read."""
+    return not is_recorded_run(path) and any(map(is_recorded_run, path.iterdir()))
 
 
 def _kind(value: object) -> str:

@@ -59,6 +59,10 @@ ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABAND
 """How a try ends whose answers are of no more use: its attempt has a result, or is started anew."""
 
 
+MAX_MESSAGE = 20_000
+"""Characters of an error's text that are kept: whatever it quotes, a row can be read back."""
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
     """What went wrong: the exception's class name and text, or the limit that truncated an episode."""
@@ -69,7 +73,10 @@ class ErrorInfo:
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """The record of an exception."""
-        return cls(type(error).__name__, str(error) or type(error).__name__)
+        text = str(error) or type(error).__name__
+        if len(text) > MAX_MESSAGE:
+            text = f"{text[:MAX_MESSAGE]}… ({len(text):,} characters)"
+        return cls(type(error).__name__, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def append_line(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) -> None:
-    """Appends `text` in one write, whole or not at all. Concurrent writers do not mix.
+    """Appends `text` in one write, whole or not at all. Concurrent writers do not mix; a link is not followed.
 
     Args:
         path: The file.
@@ -84,7 +85,7 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
         OSError: The disk is full, or something else; the file is as it was.
     """
     data = text.encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o644)
     try:
         with _appending:  # what another thread appends after half a line would go with that
             written = os.write(descriptor, data)
@@ -95,6 +96,21 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Opens a file for reading: not a pipe or a device, which might never end, or never begin.
+
+    Raises:
+        OSError: It cannot be opened, or is something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "expected a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def sync_to_disk(path: Path) -> None:
@@ -130,15 +146,24 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    """Holds a file until it is closed, or until this process is no more."""
+def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
+    """Holds a file or folder until it is closed, or until this process is no more.
+
+    Args:
+        descriptor: Of the open file.
+        path: What it stands for.
+        what: What that is.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
     import fcntl
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"The run in {path} is under way: another process plays it. Wait until it has ended."
+            f"The {what} in {path} is under way: another process plays it. Wait until it has ended."
         ) from None
     except OSError:  # a file system without such locks
         return
@@ -183,13 +208,15 @@ class RunDir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.episodes, os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL), 0o644)
+            descriptor = os.open(
+                self.episodes, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if resume else os.O_EXCL), 0o644
+            )
         except FileExistsError:
             raise ConfigError(USED.format(self.path)) from None
         except OSError as error:
             raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
         try:
-            _lock(descriptor, self.path)
+            lock(descriptor, self.path)
             yield
         finally:
             os.close(descriptor)

@@ -20,7 +20,7 @@ from ares_exp.earlier_sessions import EarlierSessions, settle
 from ares_exp.errors import ConfigError
 from ares_exp.recorded_run import PATH_KEY, read_yaml
 from ares_exp.results import EpisodeResult, RunSummary
-from ares_exp.run_dir import RunDir, append_line, write_atomically
+from ares_exp.run_dir import RunDir, append_line, open_regular, write_atomically
 from ares_exp.secrets import scrub_argv
 
 SHOWN = 5
@@ -159,7 +159,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
     if gone := [name for name in before if name not in tasks]:
         yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
     if new := [name for name in tasks if name not in before]:
-        yield f"{_counted(new)} not selected then ({', '.join(new[:SHOWN])})"
+        yield f"{_counted(new)} new ({', '.join(new[:SHOWN])})"
     if changed := [name for name, digest in tasks.items() if before.get(name) not in (None, digest)]:
         yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
 
@@ -179,7 +179,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(MAX_BYTES)
 
 
@@ -199,7 +199,7 @@ def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     ends: list[float] = []
     with suppress(OSError):
         for text in _read(run_dir.sessions).splitlines():
-            with suppress(ValueError, TypeError, RecursionError):  # a torn line is of no use, the others are
+            with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a torn line is no use
                 line = json.loads(text)
                 starts += [float(line["began"])] if "began" in line else []
                 ends += [float(line["ended"])] if "ended" in line else []

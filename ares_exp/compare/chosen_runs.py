@@ -12,12 +12,13 @@ from typing import Any
 from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.errors import ConfigError
 from ares_exp.recorded_results import read_results
-from ares_exp.recorded_run import MAX_RECORD_BYTES, RecordedRun, is_recorded_run
-from ares_exp.run_dir import RunDir
+from ares_exp.recorded_run import MAX_RECORD_BYTES, RecordedRun, is_recorded_run, read_yaml
+from ares_exp.run_dir import RunDir, open_regular
 from ares_exp.statistics.run_statistics import RunStatistics
 
 MOST_RUNS = 100
 MOST_KEYS = 5_000
+TARGET = "_target_"
 OWN_PLACE = ("output_dir", "resume")
 """Last parts of config keys that say where a run wrote, or that it was gone on with: no two runs agree on them."""
 
@@ -46,7 +47,7 @@ class ChosenRun:
 
 
 def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
-    """Reads the runs; a sweep folder stands for all of its jobs.
+    """Reads the runs, each once; a sweep folder stands for all of its jobs in which an episode has ended.
 
     Args:
         paths: Run directories and sweep folders.
@@ -56,10 +57,11 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
     Raises:
         ConfigError: One of them is neither, has no results, or cannot be read; or there are too many or too few.
     """
-    places = [place for path in paths for place in _runs_in(path)]
+    places = list({place.resolve(): place for path in paths for place in _runs_in(path)}.values())
     if not 2 <= len(places) <= MOST_RUNS:
         raise ConfigError(
-            f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or a sweep folder."
+            f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or the folder of a "
+            "sweep in which the episodes of two jobs have ended."
         )
     runs = [
         _read(place, letter=_letters(number), threshold=threshold, level=level) for number, place in enumerate(places)
@@ -69,9 +71,19 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
 
 
 def differing_config(runs: Sequence[ChosenRun]) -> dict[str, tuple[str | None, ...]]:
-    """The keys on which the configs of the runs disagree, with the value of each run, `None` where it has none."""
+    """The keys on which the configs of the runs disagree, with the value of each run, `None` where it has none.
+
+    Of a component that another has taken the place of, the class and the arguments that all have.
+    """
     known = [run.config for run in runs if run.config is not None]
-    return {key: tuple((run.config or {}).get(key) for run in runs) for key in _differing(known)}
+    keys = _differing(known)
+    exchanged = tuple(key.removesuffix(TARGET) for key in keys if key.endswith(TARGET))
+    told = [
+        key
+        for key in keys
+        if key.endswith(TARGET) or not key.startswith(exchanged) or all(key in config for config in known)
+    ]
+    return {key: tuple((run.config or {}).get(key) for run in runs) for key in told}
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -84,6 +96,7 @@ def _runs_in(path: Path) -> list[Path]:
         raise ConfigError(f"Expected a run directory, got {str(path)!r:.200}: {error}") from None
     if not is_sweep:
         return [RecordedRun(path).path]  # says what is there instead
+    jobs = [job for job in jobs if RunDir(job).episodes.stat().st_size]
     return sorted(jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
 
 
@@ -117,13 +130,9 @@ def _overrides(path: Path) -> dict[str, str] | None:
 
 def _config(path: Path) -> dict[str, str] | None:
     """The config by dotted keys; `None` where there is none that can be read."""
-    import yaml
-
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_RECORD_BYTES)
-        config = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        config = read_yaml(path)
+    except (OSError, ConfigError):
         return None
     found: dict[str, str] = {}
     pending: list[tuple[str, Any]] = [("", config)]
@@ -144,7 +153,7 @@ def _shown(value: Any) -> str:
 
 def _record(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = json.loads(file.read(MAX_RECORD_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -12,6 +12,7 @@ from typing import Any
 from ares_exp.errors import ConfigError
 from ares_exp.hydra_resolvers import HYDRA_RECORDS
 from ares_exp.merge.shards import SELECTION, Shard, Shards
+from ares_exp.override_text import listed
 from ares_exp.recorded_run import read_yaml
 from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, sync_to_disk
@@ -68,14 +69,14 @@ def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
             target = merged.path / name / source.relative_to(shard.run_dir.path / name)
             _link(source, target if not target.exists() else target.with_name(f"{number}-{target.name}"))
     for name in RUN_FILES:
-        if (shard.run_dir.path / name).is_file():
+        if _is_plain(shard.run_dir.path / name):
             _append(shard.run_dir.path / name, merged.path / name)
 
 
 def _keep_records(shard: Shard, place: Path) -> None:
     run_dir = shard.run_dir
     for path in (run_dir.config, run_dir.provenance, run_dir.sessions, run_dir.summary, run_dir.results, run_dir.log):
-        if path.is_file():
+        if _is_plain(path):
             _link(path, place / path.name)
     for path in _files(run_dir.path / HYDRA_RECORDS):
         _link(path, place / HYDRA_RECORDS / path.name)
@@ -83,8 +84,6 @@ def _keep_records(shard: Shard, place: Path) -> None:
 
 def _write_records(shards: Shards, merged: RunDir) -> None:
     """The config and the records of the first shard, with the tasks of all."""
-    from omegaconf import OmegaConf
-
     first, names = shards.shards[0], list(shards.tasks)
     env = first.config.get("env")
     config = dict(first.config)
@@ -106,29 +105,32 @@ def _write_records(shards: Shards, merged: RunDir) -> None:
     }
     merged.write_json(merged.provenance, provenance)
     source, target = first.run_dir.path / HYDRA_RECORDS, merged.path / HYDRA_RECORDS
-    if not (source / "overrides.yaml").is_file() or not (source / "hydra.yaml").is_file():
+    if not _is_plain(source / "overrides.yaml") or not _is_plain(source / "hydra.yaml"):
         return
     overrides = read_yaml(source / "overrides.yaml")
     if isinstance(overrides, list):
         kept = [str(one) for one in overrides if str(one).partition("=")[0].lstrip("+~") not in SELECTION]
         target.mkdir()
         shutil.copyfile(source / "hydra.yaml", target / "hydra.yaml")
-        quoted = ",".join(f'"{name}"' for name in names)
-        (target / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create([*kept, f"env.tasks=[{quoted}]"])))
+        (target / "overrides.yaml").write_text(_yaml([*kept, f"env.tasks={listed(names)}"]), encoding="utf-8")
 
 
-def _yaml(config: Mapping[str, Any]) -> str:
+def _yaml(data: Any) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     return text
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """The regular files below a folder; links are not followed, as they may lead anywhere."""
     for path in sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else ():
-        if path.is_file() and not path.is_symlink():
+        if _is_plain(path):
             yield path
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _link(source: Path, target: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_results import read_results
+from ares_exp.recorded_results import MAX_NUMBER, read_results
 from ares_exp.recorded_run import is_recorded_run, read_yaml
 from ares_exp.results import EpisodeResult, RunSummary
-from ares_exp.run_dir import RunDir
+from ares_exp.run_dir import RunDir, open_regular
 from ares_exp.session import HARMLESS
 
 MAX_BYTES = 64 * 2**20
@@ -125,7 +125,7 @@ def _read(path: Path) -> Shard:
     if not isinstance(tasks, dict):
         raise ConfigError(f"{run_dir.provenance} is broken: expected the names of the tasks.")
     recorded = read_results(run_dir.episodes)
-    with run_dir.episodes.open("rb") as file:
+    with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
     if len(lines) != len(recorded.results):
         raise ConfigError(f"{run_dir.episodes} changes while it is read: merge runs that have ended.")
@@ -135,7 +135,7 @@ def _read(path: Path) -> Shard:
 def _object(path: Path) -> dict[str, Any] | None:
     """A JSON file that holds an object; `None` where there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = json.loads(file.read(MAX_BYTES))
     except FileNotFoundError:
         return None
@@ -221,4 +221,4 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, int | float) and 0 <= value < MAX_NUMBER else 0.0

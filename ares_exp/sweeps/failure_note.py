@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ares_exp import exit_codes
 from ares_exp.errors import ConfigError
-from ares_exp.run_dir import dump_json, write_atomically
+from ares_exp.run_dir import dump_json, open_regular, write_atomically
 from ares_exp.secrets import MASK, typed_secrets
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class FailureNote:
             ConfigError: It is broken.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 note = json.loads(file.read(8 * MAX_CHARS))
             code, message = note["exit_code"], note["message"]
         except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +13,11 @@ from hydra.experimental.callback import Callback
 
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.exit_codes import INCOMPLETE, INTERRUPTED, USAGE
-from ares_exp.run_dir import write_atomically
+from ares_exp.override_text import quoted
+from ares_exp.run_dir import RunDir, lock, write_atomically
 from ares_exp.secrets import MASK, scrub, typed_secrets
 from ares_exp.sweeps.interruption import STOP, Interruption
+from ares_exp.sweeps.job_folder import job_folders
 from ares_exp.sweeps.plan import PLAN, SweepPlan
 
 if TYPE_CHECKING:
@@ -36,10 +39,12 @@ class SweepCallback(Callback):
     Attributes:
         sweep_dir: Folder of the sweep that this process began; `None` as long as it has begun none.
         interruption: How it ends early, if its jobs run in other processes.
+        held: The folder, open and locked until this process ends: two would fall out about the jobs.
     """
 
     sweep_dir: ClassVar[Path | None] = None
     interruption: ClassVar[Interruption | None] = None
+    held: ClassVar[int | None] = None
 
     def __init__(self) -> None:
         """Knows no sweep yet."""
@@ -77,9 +82,16 @@ class SweepCallback(Callback):
                 f"Expected a folder of this sweep's own, but {folder} holds another sweep. Choose a fresh one with "
                 "`hydra.sweep.dir=…`, or go on with that sweep with `resume=true`."
             )
+        if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
+            raise ConfigError(
+                f"Expected a folder of this sweep's own, but {folder} holds another run, {other}. Choose a fresh one "
+                "with `hydra.sweep.dir=…`."
+            )
         plan = SweepPlan.of(config)
         plan.check_continues(SweepPlan.read(folder))
         folder.mkdir(parents=True, exist_ok=True)
+        SweepCallback.held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock(SweepCallback.held, folder, what="sweep")
         plan.write(folder)
         self._record = recorded or _without_secrets(config)
         self._keep_record(folder)
@@ -124,6 +136,11 @@ def end_sweep(exit_code: int) -> int:
     return exit_code if exit_code == INTERRUPTED else max(exit_code, report.exit_code)
 
 
+def _run_in(folder: Path) -> Path | None:
+    """A run that the summary would take for a job of the sweep, or whose directory the folder is."""
+    return folder if RunDir(folder).has_run else next(job_folders(folder), None)
+
+
 def _discard(folder: Path) -> None:
     """Removes what was written for a sweep of which no job could be composed; anything else stays."""
     for name in (MULTIRUN, PLAN):
@@ -134,13 +151,11 @@ def _discard(folder: Path) -> None:
 
 def _pin(config: DictConfig, folder: Path) -> None:
     """Has every job's config, composed anew in whatever process, name this very folder."""
-    from hydra.core.override_parser.types import Quote, QuotedString
     from omegaconf import open_dict, read_write
 
-    name: Any = QuotedString(text=str(folder).replace("${", "\\${"), quote=Quote.double).with_quotes()
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(folder).replace("${", "\\${")
-        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={name}")
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
 
 
 def _refuse_secrets_on_disk(config: DictConfig) -> None:

@@ -15,7 +15,7 @@ from ares_exp.hydra_resolvers import HYDRA_RECORDS
 from ares_exp.recorded_results import read_results
 from ares_exp.recorded_run import read_yaml
 from ares_exp.results import RunSummary
-from ares_exp.run_dir import RunDir
+from ares_exp.run_dir import RunDir, open_regular
 from ares_exp.secrets import scrub
 from ares_exp.sweeps.failure_note import FailureNote
 
@@ -155,7 +155,7 @@ def _object(path: Path) -> dict[str, Any]:
         ConfigError: It is broken.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = json.loads(file.read(MAX_BYTES))
     except FileNotFoundError:
         return {}

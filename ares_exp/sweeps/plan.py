@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.errors import ConfigError
-from ares_exp.run_dir import dump_json, write_atomically
+from ares_exp.run_dir import dump_json, open_regular, write_atomically
 from ares_exp.secrets import scrub_argv
 from ares_exp.sweeps.objective import DEFAULT
 
@@ -63,7 +63,7 @@ class SweepPlan:
 
         path = sweep_dir / PLAN
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = json.loads(file.read(MAX_BYTES))
             plan = TypeAdapter(cls).validate_python(data)
         except FileNotFoundError:

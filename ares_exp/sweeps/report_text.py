@@ -57,7 +57,8 @@ def _lines(report: SweepReport) -> Iterator[str]:
         yield f"and {len(report.rows) - MAX_ROWS} more jobs, in sweep.json"
     counts = Counter(row.state for row in report.rows)
     states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
-    yield f"{len(report.rows)} jobs: {states}; {report.plan.objective} with 95 % intervals, errors as zero"
+    jobs = "1 job" if len(report.rows) == 1 else f"{len(report.rows)} jobs"
+    yield f"{jobs}: {states}; {report.plan.objective} with 95 % intervals, errors as zero"
     best = report.best
     if best is not None and len(report.rows) > 1:
         yield f"* best: {_named(best)}, {report.plan.objective} {_objective(best)}"

@@ -133,7 +133,7 @@ def _cut_torn_line(path: Path) -> None:
     """Removes a last line without an end, as a crash in the middle of writing leaves it."""
     if not path.exists():
         return
-    with path.open("r+b") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _LONGEST_TORN_LINE, 0))
         tail = file.read()

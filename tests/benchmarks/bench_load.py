@@ -1,6 +1,6 @@
 """How many episodes one process holds: the whole experiment, with a policy that takes a second for each answer.
 
-Run by hand: `python -m tests.benchmarks.bench_load` (some eight minutes; `--latency 0.05 --rounds 2` for a look). Each
+Run by hand: `python -m tests.benchmarks.bench_load` (some ten minutes; `--latency 0.05 --rounds 2` for a look). Each
 row is a process of its own: the real experiment with the shell agent, the JSON collector and the async wrapper, on
 containers in memory; episodes of 10 to 30 steps, with answers and outputs of 2 KB.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -57,6 +58,27 @@ def test_a_refused_job_in_the_middle(cli: Any, tmp_path: Path, launcher: str, tr
     assert len(files) == (2 if tracker == "wandb" else 0)
     for file in files:
         assert b"default/s" in file.read_bytes(), "the group is the sweep, in every process"
+
+
+def test_a_folder_is_one_sweeps_and_one_processes(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.yaml").touch()
+    command = ("-m", "tracker=none", "env.limit=1", "seed=1")
+    for used in ("runs", "runs/first"):
+        done = cli(*command, f"hydra.sweep.dir={used}")
+        assert done.returncode == 2
+        assert f"{used} holds another run" in done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "first", "runs"]
+    (tmp_path / "s").mkdir()
+    held = os.open(tmp_path / "s", os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = cli(*command, "hydra.sweep.dir=s")
+    finally:
+        os.close(held)
+    assert done.returncode == 2
+    assert "The sweep in s is under way" in done.stderr
+    assert not list((tmp_path / "s").iterdir())
 
 
 def test_typed_secrets_stay_out_of_the_sweeps_folder(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:

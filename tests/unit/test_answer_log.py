@@ -179,3 +179,13 @@ def test_a_log_that_cannot_be_begun(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert not log.begin(exchanges(1))
     log.append(request(1), ANSWERS[1])
     assert caplog.text.count("cannot be resumed") == 1
+
+
+@pytest.mark.parametrize("count", ["many", -1, 10**400])
+def test_what_cannot_be_added_up_is_not_used(tmp_path: Path, count: object) -> None:
+    path = written(tmp_path, 2)
+    head, first, second = path.read_text().splitlines()
+    changed = json.loads(second)
+    changed["action"]["usage"]["prompt_tokens"] = count
+    path.write_text("\n".join((head, first, json.dumps(changed))) + "\n")
+    assert len(LoggedEpisode.read(path).exchanges) == 1

@@ -28,6 +28,8 @@ def test_the_defaults_are_valid() -> None:
         ("timeout_multiplier", float("inf"), "above 0"),
         ("timeout_multiplier", float("nan"), "above 0"),
         ("policy_timeout_sec", 0.0, "above 0"),
+        ("reward_threshold", float("nan"), "a finite number, got nan"),
+        ("resume_redo", ["lost", "policy_eror"], "got 'policy_eror'. Did you mean `policy_error`"),
         ("name", "", "folder name"),
         ("name", "..", "folder name"),
         ("name", "a/b", "folder name"),

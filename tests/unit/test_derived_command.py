@@ -207,6 +207,49 @@ def test_a_class_is_not_taken_from_a_file(recorded: Recorded, line: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("name='${ oc.env:HOME}'", "reads something"),
+        ("policy=../../../tmp/theirs", "option from elsewhere"),
+        ("collector=[json,'../theirs']", "option from elsewhere"),
+        ("hydra/launcher=../../theirs", "option from elsewhere"),
+        ("hydra.searchpath=['file:///tmp/theirs']", "sets up Hydra"),
+        ("+hydra.job.env_set.LD_PRELOAD=/tmp/theirs.so", "sets up Hydra"),
+        ("hydra.callbacks.theirs=${policy}", "sets up Hydra"),
+        ("hydra.launcher.setup=['sh theirs.sh']", "sets up Hydra"),
+        ("hydra.sweeper.storage='redis://theirs'", "sets up Hydra"),
+        ("hydra.sweeper.params={hydra.searchpath: there}", "sets up Hydra"),
+        ("hydra.sweep.subdir=/tmp", "sets up Hydra"),
+    ],
+)
+def test_a_recorded_override_starts_nothing(recorded: Recorded, line: str, expected: str) -> None:
+    recorded(line)
+    with pytest.raises(ConfigError, match=expected):
+        derive([], ["resume=first"])
+    again = derive([], ["resume=first", line]).argv  # typed again, it is the user's own
+    assert line.lstrip("+") in [one.lstrip("+") for one in again]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "name=${hydra:job.name}",
+        "env.tasks=['a \\${oc.env:HOME}']",
+        "attempts=${branches}",
+        "policy.base_url='http://x/../y'",
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.partition=gpu",
+        "hydra.launcher.timeout_min=60",
+        "hydra.sweeper.params={seed: 'choice(1,2)'}",
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+    ],
+)
+def test_what_starts_nothing_is_taken_over(recorded: Recorded, line: str) -> None:
+    recorded(line)
+    assert line in derive([], ["resume=first"]).argv
+
+
+@pytest.mark.parametrize(
     ("typed", "expected"),
     [
         (["replay=first", "branch_from=first/fix@1"], "does one thing"),
@@ -320,6 +363,8 @@ def test_a_sweep_goes_on_as_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ([], ["resume=first,second"], "got a sweep"),
         ([], ["resume=nowhere"], "nowhere"),
         ([], ["resume=empty"], "nothing to resume in empty"),
+        ([], ["resume="], "got no directory"),
+        ([], ["resume=."], r"is a folder of runs \(first\)"),
     ],
 )
 def test_what_cannot_be_resumed(recorded: Recorded, flags: list[str], typed: list[str], expected: str) -> None:

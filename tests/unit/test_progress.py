@@ -86,6 +86,11 @@ def test_attempts_of_one_task_are_counted_apart() -> None:
     assert "1/3 done | 1 running" in progress.line()
 
 
+def test_what_earlier_sessions_did_is_said_beside() -> None:
+    assert Progress(2, before=3, stream=io.StringIO()).line().startswith("0/2 done | 3 done before | 0")
+    assert Progress(0, before=5, stream=io.StringIO()).line().startswith("5 done before | 0")
+
+
 def test_an_episode_that_never_started_counts_as_done() -> None:
     progress = Progress(1, stream=io.StringIO())
     progress.episode_finished(_result("a", None))

@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 import signal
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.run_dir import RunDir, append_line, write_atomically
+from ares_exp.run_dir import RunDir, append_line, open_regular, write_atomically
 
 
 def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
@@ -71,6 +72,22 @@ def test_lines_are_appended(tmp_path: Path) -> None:
     for number in range(3):
         append_line(tmp_path / "x.jsonl", {"n": number, "text": "ä\n"})
     assert [json.loads(line)["n"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == [0, 1, 2]
+
+
+def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "episodes.jsonl").symlink_to("mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_line(tmp_path / "episodes.jsonl", {"n": 1})
+    with pytest.raises(ConfigError), RunDir(tmp_path).owned(resume=True):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="regular file"):
+        open_regular(tmp_path / "pipe")
 
 
 def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_another_experiment_is_refused(run_dir: RunDir, changed: dict[str, Any],
     ("tasks", "expected"),
     [
         ({"fix": "d1"}, "1 task is no longer selected (sum)"),
-        ({**TASKS, "new": "d3", "more": "d4"}, "2 tasks are not selected then (new, more)"),
+        ({**TASKS, "new": "d3", "more": "d4"}, "2 tasks are new (new, more)"),
         ({"fix": "other", "sum": "d2"}, "the files of 1 task have changed (fix)"),
     ],
 )

@@ -62,7 +62,7 @@ def trajectories_artifact(run_dir: Path, run_id: str) -> wandb.Artifact | None:
     import wandb
 
     run = RunDir(run_dir)
-    results = [path for path in (run.episodes, run.summary, run_dir / "results.json") if path.is_file()]
+    results = [path for path in (run.episodes, run.summary, run.results) if path.is_file() and not path.is_symlink()]
     trajectories = [path for path in _files(run.trajectories) if not path.name.endswith(PARTIAL)]
     if not results and not trajectories:
         return None
@@ -119,8 +119,9 @@ def code_artifact(run_id: str) -> wandb.Artifact:
     Raises:
         OSError: A file cannot be read.
     """
-    import ares_exp
     import wandb
+
+    import ares_exp
 
     artifact = wandb.Artifact(f"run-{run_id}-code", type="code")
     package = Path(ares_exp.__file__).parent
@@ -150,7 +151,9 @@ def _fits(files: list[Path], limit_mb: float) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Plain files below a folder, without hidden ones, in order."""
+    """Plain files below a folder, without hidden ones, in order. Links are not followed, as they may lead anywhere."""
+    if folder.is_symlink():
+        return
     for directory, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in sorted(names):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ares_exp.run_dir import dump_json, write_atomically
+from ares_exp.run_dir import dump_json, open_regular, write_atomically
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.options import sweep_run_id
 
@@ -44,7 +44,7 @@ class WandbIdentity:
 def read_identity(run_dir: Path) -> WandbIdentity | None:
     """The W&B run of a run directory; `None` where there is none that can be read."""
     try:
-        with _path(run_dir).open("rb") as file:
+        with open_regular(_path(run_dir)) as file:
             data = json.loads(file.read(MAX_BYTES))
         run_id, project, entity, table = (data.get(name) for name in ("id", "project", "entity", "table"))
     except (OSError, ValueError, AttributeError):

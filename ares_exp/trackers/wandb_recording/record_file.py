@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ares_exp.run_dir import open_regular
+
 HEADER = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
 _BLOCK = 32768
 _CHUNK = struct.Struct("<IHB")  # checksum, length, kind
@@ -36,7 +38,7 @@ def read_records(path: Path) -> Iterator[Any]:
     from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(len(HEADER)) != HEADER:
             raise ValueError(f"{path} is no record file of W&B")
         for data in _payloads(file, path):

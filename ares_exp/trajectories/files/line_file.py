@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from ares_exp.run_dir import atomic_file
+from ares_exp.run_dir import atomic_file, open_regular
 
 ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
@@ -54,7 +54,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
         OSError: It cannot be read, or not be decompressed.
         ValueError: While reading: a line is no UTF-8, or a bound is passed (`TextTooLongError`).
     """
-    with path.open("rb") as raw, _decompressed(raw, path) as file:
+    with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
             yield _lines(file)
         elif path.suffix == ZSTD:  # no way to the middle but through the beginning
@@ -69,7 +69,7 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
     Raises:
         OSError, ValueError: As `read_lines` does.
     """
-    with path.open("rb") as raw, _decompressed(raw, path) as file:
+    with open_regular(path) as raw, _decompressed(raw, path) as file:
         lines = _lines(file)
         first = next(lines, Line(0, 1, ""))
         if path.suffix == ZSTD:

@@ -175,11 +175,37 @@ def test_a_sweep_is_all_of_its_jobs_named_by_what_differs(tmp_path: Path, capsys
     assert "task A B C D E F G H I J K" in text
 
 
+def test_every_run_is_taken_once_and_a_job_without_results_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweep"
+    jobs = [_run(sweep / str(job), _tasks([job, 2])) for job in range(3)]
+    (jobs[1] / "episodes.jsonl").write_text("")
+    assert [run["path"] for run in _document(capsys, jobs[2], sweep)["runs"]] == [str(jobs[2]), str(jobs[0])]
+
+
+def test_of_an_exchanged_component_its_own_arguments_are_not_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = ("{_target_: chat, model: m, seed: 1}", "{_target_: oracle, seed: 2}")
+    runs = [_run(tmp_path / name, _tasks([1, 2])) for name in ("a", "b")]
+    for run, policy in zip(runs, policies, strict=True):
+        (run / "config.yaml").write_text(f"policy: {policy}\n")
+    differing = _document(capsys, *runs)["differing_config"]
+    assert differing == {"policy._target_": ["chat", "oracle"], "policy.seed": ["1", "2"]}
+
+
 def test_names_where_overrides_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [_run(tmp_path / name, _tasks([1, 2]), *own) for name, own in (("a", ()), ("b", ("seed=1",)), ("c", ()))]
     (runs[2] / ".hydra" / "overrides.yaml").unlink()
     (runs[2] / "config.yaml").write_bytes(b"\xff\x00: [")
     assert [run["name"] for run in _document(capsys, *runs)["runs"]] == ["defaults", "seed=1", str(runs[2])]
+
+
+def test_a_config_that_is_nested_too_deeply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [_run(tmp_path / name, {"t": [1.0]}) for name in "ab"]
+    (runs[0] / "config.yaml").write_text("a: " + "[" * 400_000)
+    assert _compare(capsys, *runs)[0] == 0
 
 
 def test_the_last_try_of_an_attempt_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

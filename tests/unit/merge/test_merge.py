@@ -49,6 +49,22 @@ def test_two_shards_become_one_run(tmp_path: Path, shards: list[str], capsys: py
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_shards_of_others(tmp_path: Path, shards: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    first, out = Path(shards[0]), tmp_path / "out"
+    (tmp_path / "mine").write_text("mine\n")
+    for name in ("trajectories.jsonl", "run.log"):
+        (first / name).unlink(missing_ok=True)
+        (first / name).symlink_to(tmp_path / "mine")
+    (first / "summary.json").write_text('{"recording_failures": Infinity, "wall_sec": 1%s}' % ("0" * 400))
+    provenance = json.loads((first / "provenance.json").read_text())
+    (first / "provenance.json").write_text(json.dumps({**provenance, "tasks": {'a"],x=[': None, "a": None}}))
+    (first / ".hydra" / "overrides.yaml").write_text(json.dumps(["name=${"]))
+    assert main([str(out), *shards]) == 1, capsys.readouterr().err  # an attempt was not played
+    assert (out / "trajectories.jsonl").read_text() == '"b"\n'
+    assert not (out / "parts" / "0" / "run.log").exists()
+    assert RecordedRun(out).overrides() == ["name=${", 'env.tasks=["a\\"],x=[","a","b"]']
+
+
 def test_what_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed = shard(tmp_path / "killed", "a", None, ended=False)
     config = yaml.safe_load((killed / "config.yaml").read_text())
