@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from ares_exp.command_line.terminal import one_line
 from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.errors import ConfigError
 from ares_exp.recorded_results import read_results
@@ -96,8 +98,12 @@ def _runs_in(path: Path) -> list[Path]:
         raise ConfigError(f"Expected a run directory, got {str(path)!r:.200}: {error}") from None
     if not is_sweep:
         return [RecordedRun(path).path]  # says what is there instead
-    jobs = [job for job in jobs if RunDir(job).episodes.stat().st_size]
-    return sorted(jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
+    jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
+    begun = [job for job in jobs if RunDir(job).episodes.stat().st_size]
+    if left_out := ", ".join(job.name for job in jobs if job not in begun):
+        said = f"No episode has ended in these jobs of {path}, they are left out: {left_out}"
+        sys.stderr.write(f"warning: {one_line(said, 500)}\n")
+    return begun
 
 
 def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenRun:

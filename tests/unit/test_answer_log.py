@@ -181,11 +181,11 @@ def test_a_log_that_cannot_be_begun(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.text.count("cannot be resumed") == 1
 
 
-@pytest.mark.parametrize("count", ["many", -1, 10**400])
+@pytest.mark.parametrize("count", ["many", -1, 10**400], ids=["text", "negative", "endless"])
 def test_what_cannot_be_added_up_is_not_used(tmp_path: Path, count: object) -> None:
     path = written(tmp_path, 2)
-    head, first, second = path.read_text().splitlines()
+    head, first, second = path.read_text().rstrip("\n").split("\n")
     changed = json.loads(second)
-    changed["action"]["usage"]["prompt_tokens"] = count
+    changed["action"]["usage"] = {"prompt_tokens": count, "generated_tokens": 1}
     path.write_text("\n".join((head, first, json.dumps(changed))) + "\n")
     assert len(LoggedEpisode.read(path).exchanges) == 1
