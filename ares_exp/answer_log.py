@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.recorded_results import MAX_COUNT, MAX_NUMBER
+from ares_exp.recorded_results import MAX_COUNT, is_countable
 from ares_exp.run_dir import append_text, atomic_file, dump_json
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
@@ -46,7 +46,7 @@ class LoggedEpisode:
 
     Attributes:
         episode_id, task_name, attempt, retry, seed: As in its `EpisodeResult`.
-        started_at: Epoch seconds.
+        started_at: Epoch seconds; 0.0 of one that has not begun: it waits for its retry.
         parent: The episode that it took the first answers over from, if it did.
         taken_over: How many.
         exchanges: The answers it got, in order.
@@ -61,6 +61,11 @@ class LoggedEpisode:
     parent: str | None = None
     taken_over: int = 0
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was under way."""
+        return self.started_at > 0
 
     @property
     def slot(self) -> tuple[str, int]:
@@ -167,11 +172,8 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 def _countable(answer: LLMResponse) -> LLMResponse:
     """The answer, if what it cost can be added up: the file may come from anybody."""
-    counts = answer.usage.prompt_tokens, answer.usage.generated_tokens
-    if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
-        raise ValueError("expected numbers of tokens")
-    if not (isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER):
-        raise ValueError("expected a cost")
+    if not is_countable(answer):
+        raise ValueError("expected numbers of tokens and a cost")
     return answer
 
 

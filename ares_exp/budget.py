@@ -11,9 +11,9 @@ from typing import Annotated
 import pydantic
 from pydantic import Field
 
-from ares_exp.errors import ContextOverflowError, RefusalError
+from ares_exp.errors import ConfigError, ContextOverflowError, RefusalError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.recorded_results import read_results
+from ares_exp.recorded_results import is_countable, read_results
 from ares_exp.results import EpisodeResult, Outcome
 from ares_exp.run_dir import RunDir
 
@@ -128,7 +128,12 @@ class BudgetMeter:
         self._spent_by_jobs = Spent()
 
     def add_answer(self, episode_id: str, answer: LLMResponse) -> None:
-        """Counts an answer that was paid for, of an episode that has not ended yet."""
+        """Counts an answer that was paid for, of an episode that has not ended yet.
+
+        One that cannot be counted is not: it ends the episode.
+        """
+        if not is_countable(answer):
+            return
         new = Spent(tokens=answer.usage.total_tokens, cost=answer.cost)
         self._under_way[episode_id] = self._under_way.get(episode_id, Spent()) + new
         self._spent += new
@@ -143,18 +148,30 @@ class BudgetMeter:
         """Reads what the other jobs of the sweep have spent since the last time. Blocking; for a thread.
 
         Raises:
-            ConfigError: What one of them recorded is malformed.
+            ConfigError: What some of them recorded is malformed. These stay as they were known; all others are up to
+                date.
         """
+        from ares_exp.sweeps.job_folder import job_folders
+
         if self._sweep_dir is None:
             return
         own = self._run_dir.resolve() if self._run_dir is not None else None
-        folders = (path for path in self._sweep_dir.iterdir() if path.is_dir() and path.resolve() != own)
-        jobs = {}
-        for folder, _ in zip(folders, range(MAX_JOBS), strict=False):
-            if (job := _Job.read(folder, self._jobs.get(folder), self._since)) is not None:
-                jobs[folder] = job
+        folders = (path for path in job_folders(self._sweep_dir) if path.resolve() != own)
+        jobs, broken = dict(self._jobs), list[str]()
+        try:
+            for folder, _ in zip(folders, range(MAX_JOBS), strict=False):
+                try:
+                    job = _Job.read(folder, jobs.get(folder), self._since)
+                except ConfigError as error:
+                    broken.append(str(error))
+                else:
+                    jobs |= {folder: job} if job is not None else {}
+        except ConfigError as error:  # a folder of jobs
+            broken.append(str(error))
         self._jobs = jobs
         self._spent_by_jobs = sum((job.spent for job in jobs.values()), Spent())
+        if broken:
+            raise ConfigError(" ".join(broken))
 
     @property
     def spent(self) -> Spent:

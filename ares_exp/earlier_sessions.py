@@ -10,22 +10,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ares_exp.answer_log import SUFFIX, LoggedEpisode, logged_episodes
 from ares_exp.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.errors import TrajectoryFormatError, UserError
 from ares_exp.recorded_results import read_results
-from ares_exp.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed, final_results
+from ares_exp.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, ErrorInfo, Outcome, Replayed, final_results
 from ares_exp.rollout import Tally
 from ares_exp.run_dir import RunDir
 from ares_exp.trajectories.stored_episode import StoredEpisode
 
 logger = logging.getLogger(__name__)
-
-UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
-"""How a try ends that says nothing about its attempt."""
 
 Slot = tuple[str, int]
 
@@ -63,6 +60,8 @@ class EarlierSessions:
             last, log = final.get(one.slot), self.logs.get(one.slot)
             if last is None:
                 new.append(one)
+            elif log is not None and not log.has_begun:
+                begun.append(replace(one, episode_id=log.episode_id, seed=log.seed, retry=log.retry))
             elif last.outcome in UNFINISHED or last.outcome.value in redo:
                 retry = last.retry + 1
                 if log is not None:
@@ -91,24 +90,27 @@ def settle(run_dir: RunDir, *, wall_sec: float = 0.0) -> EarlierSessions:
     logs = logged_episodes(run_dir.answers)
     ended = {result.episode_id for result in results}
     _recover_trajectories(run_dir.path)
-    lost = [log for log in logs if log.episode_id not in ended]
+    lost = [log for log in logs if log.episode_id not in ended and log.has_begun]
+    under_way = {log.slot for log in lost}
+    never = [log for log in logs if not log.has_begun and log.slot in under_way]  # promised by a try without a row
     recorded = _recorded(run_dir.path, {log.episode_id for log in lost})
     new = [_row(log, recorded.get(log.episode_id)) for log in sorted(lost, key=lambda one: one.retry)]
     for result in new:
         run_dir.append_episode(result.to_dict())
     results += new
-    return EarlierSessions(tuple(results), tuple(new), _latest(run_dir, logs, results), wall_sec)
+    return EarlierSessions(tuple(results), tuple(new), _latest(run_dir, logs, results, never), wall_sec)
 
 
 def _latest(
-    run_dir: RunDir, logs: Sequence[LoggedEpisode], results: Sequence[EpisodeResult]
+    run_dir: RunDir, logs: Sequence[LoggedEpisode], results: Sequence[EpisodeResult], never: Sequence[LoggedEpisode]
 ) -> dict[Slot, LoggedEpisode]:
     """The newest log of every attempt without a reward; the others are of no more use, and go.
 
     It is not always that of the last try: one that ended early has taken nothing over yet.
     """
     used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in ANSWERS_USED_UP}
-    newest = {log.slot: log for log in sorted(logs, key=lambda one: one.retry) if log.slot not in used_up}
+    useful = [log for log in logs if log.slot not in used_up and log not in never]
+    newest = {log.slot: log for log in sorted(useful, key=lambda one: one.retry)}
     for log in logs:
         if newest.get(log.slot) is not log:
             (run_dir.answers / f"{log.episode_id}{SUFFIX}").unlink(missing_ok=True)

@@ -201,7 +201,7 @@ class UnsendableRequestError(WireFormatError):
 
 
 class MalformedAnswerError(WireFormatError):
-    """What an endpoint answered is no chat completion."""
+    """What an endpoint answered is no chat completion, or what an answer cost or used cannot be counted."""
 
 
 class ContainerError(EpisodeError):

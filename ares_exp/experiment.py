@@ -22,7 +22,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.playing import Playing
 from ares_exp.progress import Progress
-from ares_exp.results import ANSWERS_USED_UP, EpisodeResult, RunSummary
+from ares_exp.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir
 from ares_exp.scheduler import Again, Scheduler
 from ares_exp.trackers.tracker import RunInfo
@@ -114,6 +114,10 @@ class Experiment:
         planned = self._plan(task_names)
         asked = {one.slot for one in planned}
         self._results = [result for result in earlier.results if (result.task_name, result.attempt) in asked]
+        for result in self._results:
+            if result.reward is None and result.outcome not in UNFINISHED:
+                slot = result.task_name, result.attempt
+                self._tries[slot] = self._tries.get(slot, 0) + 1
         owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
         self._meter = BudgetMeter(
             self._parts.budget,
@@ -247,24 +251,12 @@ class Experiment:
             failure = error
         await finish(self._record(playing, failure))
         playing.policy = None  # which may know this episode in turn: without that circle it is freed at once
-        again = self._next(playing, failure)
-        if again is not None:
-            self._progress.expect_another()
-            if again.planned.earlier is None:
-                await asyncio.to_thread(self._promise, playing, again.planned)
-        return again
+        return playing.again
 
-    def _promise(self, playing: Playing, following: PlannedEpisode) -> None:
-        """Has the try that follows a log before its time comes: it is owed also if this process dies until then."""
-        self._player.begin_log(following, started_at=time.time())
-        if playing.log is not None:
-            playing.log.discard()
-
-    def _next(self, playing: Playing, failure: BaseException | None) -> Again | None:
+    def _next(self, playing: Playing, result: EpisodeResult, failure: BaseException | None) -> Again | None:
         """The try that follows on this one, if one does."""
         planned = playing.planned
-        result = playing.ended
-        if result is None or result.reward is not None or failure is None or self._scheduler.interrupted:
+        if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
         retry = planned.retry + 1
         if isinstance(failure, ResumeDivergedError):
@@ -287,23 +279,32 @@ class Experiment:
         if playing.ended is not None:
             return
         playing.ended = result = playing.result(failure)
+        playing.again = self._next(playing, result, failure)
         self._failures += playing.environment.collector_failures if playing.environment is not None else 0
         del self._playing[result.episode_id]
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
         await asyncio.to_thread(self._write, playing, result)
         self._progress.episode_finished(result)
+        if playing.again is not None:
+            self._progress.expect_another()
         trajectory = playing.environment.trajectory if playing.environment is not None else None
         self._guard("The tracker", lambda: self._parts.tracker.log_episode(result, trajectory))
         self._meter.add(result)
         self._check_budget()
 
     def _write(self, playing: Playing, result: EpisodeResult) -> None:
-        """The row, after which the log of an attempt with a result is of no more use."""
+        """The row, after which the log of an attempt with a result is of no more use.
+
+        A try that follows has a log before: it is owed also if this process dies while it waits for its time.
+        """
+        begins_anew = playing.again is not None and playing.again.planned.earlier is None
+        if playing.again is not None and begins_anew:
+            self._player.begin_log(playing.again.planned, started_at=0.0)
         row = result.to_dict()
         if not self._guard("Writing the result's row", lambda: self._run_dir.append_episode(row)):
             self._unwritten_rows += 1
-        elif playing.log is not None and result.outcome in ANSWERS_USED_UP:
+        elif playing.log is not None and (begins_anew or result.outcome in ANSWERS_USED_UP):
             playing.log.discard()
 
     def _pay(self, episode_id: str, answer: LLMResponse) -> None:

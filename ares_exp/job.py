@@ -24,6 +24,7 @@ from ares_exp.policies.policy import RunReport, as_policy
 from ares_exp.provenance import collect_provenance
 from ares_exp.recorded_run import EpisodeRef
 from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.resumed_config import restore
 from ares_exp.run_dir import RunDir
 from ares_exp.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
 from ares_exp.session import close_session, open_session, task_digests
@@ -34,6 +35,8 @@ from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
 
 
 def run_job(config: DictConfig) -> RunSummary:
@@ -57,6 +60,8 @@ def run_job(config: DictConfig) -> RunSummary:
     if sweeps:
         sys.stdout.write(f"\n#{hydra.job.num}: {' '.join(scrub_argv(overrides))}\n")
     try:
+        if config.resume and run_dir.has_run and (changed := restore(config, run_dir, overrides)):
+            logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
         values = _resolved(config)
         validate(values)
         chosen = replace(settings(values), sweep_dir=Path(hydra.sweep.dir) if sweeps else None)
@@ -212,7 +217,7 @@ class _Job:
         try:
             self._run_dir.write_json(self._run_dir.replay, report.to_dict())
         except OSError as error:
-            logging.getLogger(__name__).warning("Writing replay.json failed: %s", error)
+            logger.warning("Writing replay.json failed: %s", error)
         return report
 
     def _on_signal(self, preparing: asyncio.Future[Sequence[str]]) -> None:

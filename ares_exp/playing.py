@@ -14,6 +14,7 @@ from ares_exp.episode_plan import PlannedEpisode
 from ares_exp.policies.resumed import ResumablePolicy
 from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.rollout import Tally
+from ares_exp.scheduler import Again
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 
 
@@ -30,6 +31,7 @@ class Playing:
         log: What it was answered, on disk; `None` until it is made.
         from_snapshot: How many answers of an earlier try the snapshot has that it goes on with.
         ended: The row that it became; `None` until then.
+        again: The try that follows on it, if one does.
     """
 
     planned: PlannedEpisode
@@ -40,6 +42,7 @@ class Playing:
     log: AnswerLog | None = None
     from_snapshot: int | None = None
     ended: EpisodeResult | None = None
+    again: Again | None = None
 
     def result(self, failure: BaseException | None) -> EpisodeResult:
         """The episode as a row. A LAST step that was reached counts, whatever came after it.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ares_exp.errors import ConfigError
+from ares_exp.llms.response import LLMResponse
 from ares_exp.results import EpisodeResult
 from ares_exp.run_dir import open_regular
 
@@ -60,6 +61,13 @@ def read_results(path: Path) -> RecordedResults:
             "Only a torn last line is left out; repair this one, or remove it to go without its episode."
         ) from None
     return RecordedResults(tuple(results), torn=False, whole_bytes=whole_bytes)
+
+
+def is_countable(answer: LLMResponse) -> bool:
+    """Whether what an answer cost and used can be added up, and the sums read back: it may come from anybody."""
+    counts = answer.usage.prompt_tokens, answer.usage.generated_tokens
+    is_counted = all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
+    return is_counted and isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
 
 
 def _parse(line: bytes) -> EpisodeResult:

@@ -11,15 +11,13 @@ from typing import Any, Self
 
 from ares_exp.config import close_matches
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError
+from ares_exp.record_files import broken, read_yaml
 from ares_exp.results import Outcome
 from ares_exp.run_dir import EPISODES, RunDir, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
 SWEEP_RECORD = "multirun.yaml"
-MAX_RECORD_BYTES = 4 * 2**20
-"""Hydra's records of a run take some kilobytes."""
-MAX_RECORD_DEPTH = 100
 PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory|replay|branch_from)$")
 """Keys of a config whose value, if it is relative, begins at the folder where the run was started."""
 
@@ -177,7 +175,7 @@ class RecordedRun:
             ) from error
 
     def _broken(self, name: str, expected: str, got: str) -> ConfigError:
-        return _broken(self.path / ".hydra" / name, expected, got)
+        return broken(self.path / ".hydra" / name, expected, got)
 
 
 class RecordedSweep(RecordedRun):
@@ -191,7 +189,7 @@ class RecordedSweep(RecordedRun):
         """The overrides it was started with, those of Hydra itself included. Raises `ConfigError` as for a run."""
         found = self._overrides()
         if not all(isinstance(line, str) for line in found):
-            raise _broken(self.path / SWEEP_RECORD, "lists of overrides", "something else")
+            raise broken(self.path / SWEEP_RECORD, "lists of overrides", "something else")
         return found
 
     def _overrides(self) -> list[Any]:
@@ -199,7 +197,7 @@ class RecordedSweep(RecordedRun):
             recorded = self._hydra_record("hydra.yaml")["hydra"]["overrides"]
             return [*recorded["hydra"], *recorded["task"]]
         except (KeyError, TypeError):
-            raise _broken(self.path / SWEEP_RECORD, "`hydra.overrides`", "none") from None
+            raise broken(self.path / SWEEP_RECORD, "`hydra.overrides`", "none") from None
 
     def _hydra_record(self, name: str) -> Any:
         try:
@@ -257,34 +255,6 @@ class EpisodeRef:
         if self.episode is None:
             return str(self.run.path)
         return f"{self.run.path / self.episode.episode_id}{'' if self.step is None else f'@{self.step}'}"
-
-
-def read_yaml(path: Path) -> Any:
-    """What a record of a run holds.
-
-    Raises:
-        OSError: It cannot be read.
-        ConfigError: It is too long or too deep, refers to parts of itself, or is no YAML.
-    """
-    import yaml
-
-    with open_regular(path) as file:
-        text = file.read(MAX_RECORD_BYTES + 1)
-    if len(text) > MAX_RECORD_BYTES:
-        raise _broken(path, f"at most {MAX_RECORD_BYTES:,} bytes", "more")
-    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
-    try:
-        for event in yaml.parse(text, Loader=loader):  # first: too deep a nesting crashes the C loader
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_RECORD_DEPTH or isinstance(event, yaml.AliasEvent):
-                raise _broken(path, f"at most {MAX_RECORD_DEPTH} levels, and no aliases", "others")
-        return yaml.load(text, Loader=loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _broken(path, "YAML", str(error).splitlines()[0]) from error
-
-
-def _broken(path: Path, expected: str, got: str) -> ConfigError:
-    return ConfigError(f"{path} is broken: expected {expected}, got {got}.")
 
 
 def is_recorded_run(path: Path) -> bool:

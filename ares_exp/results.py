@@ -55,6 +55,9 @@ class Outcome(StrEnum):
         return next((outcome for kind, outcome in classes if isinstance(error, kind)), cls.ERRORED)
 
 
+UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
+"""How a try ends that says nothing about its attempt."""
+
 ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
 """How a try ends whose answers are of no more use: its attempt has a result, or is started anew."""
 
@@ -236,6 +239,11 @@ class RunSummary:
         return final_results(self.results)
 
     @property
+    def finished(self) -> tuple[EpisodeResult, ...]:
+        """Attempts that have a result, be it an error."""
+        return tuple(result for result in self.final if result.outcome not in UNFINISHED)
+
+    @property
     def scored(self) -> tuple[EpisodeResult, ...]:
         """Attempts that have a reward."""
         return tuple(result for result in self.final if result.reward is not None)
@@ -271,7 +279,7 @@ class RunSummary:
         """JSON-ready form of the totals (the episodes are in `episodes.jsonl`)."""
         return {
             "planned": self.planned,
-            "finished": len(self.final),
+            "finished": len(self.finished),
             "tries": len(self.results),
             "scored": len(self.scored),
             "mean_reward": self.mean_reward,

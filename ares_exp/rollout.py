@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
-from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError
+from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
+from ares_exp.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
 """`start`: container and agent; `policy`: an answer; `environment`: commands and, at the end, the verifier; `end`: that
@@ -154,5 +155,10 @@ async def _ask(
         tally.policy_sec += time.perf_counter() - began
     if not isinstance(response, LLMResponse):
         raise PolicyError(f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}.")
+    if not is_countable(response):
+        raise MalformedAnswerError(
+            f"Expected the policy's answer to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
+            f"0 or more tokens, below {MAX_COUNT:,}, got cost={response.cost!r:.80}, usage={response.usage!r:.200}."
+        )
     tally.add(response)
     return response

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.derived_command import RESUME_KEYS
+from ares_exp.dotted_keys import dotted_items
 from ares_exp.earlier_sessions import EarlierSessions, settle
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import PATH_KEY, read_yaml
+from ares_exp.record_files import read_json_object, read_record, read_yaml
+from ares_exp.recorded_run import PATH_KEY
 from ares_exp.results import EpisodeResult, RunSummary
-from ares_exp.run_dir import RunDir, append_line, open_regular, write_atomically
+from ares_exp.run_dir import RunDir, append_line, write_atomically
 from ares_exp.secrets import scrub_argv
 
 SHOWN = 5
-MAX_BYTES = 64 * 2**20
-"""Of what a run recorded of itself, so much is read."""
 
 _GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget")
 _TOP_LEVEL = (
@@ -100,6 +100,7 @@ def open_session(
         "ares_exp_version": provenance["ares_exp_version"],
         "argv": scrub_argv(sys.argv),
         "resumed": earlier is not None,
+        "attempts": config["attempts"],
     }
     append_line(run_dir.sessions, line)
     return Session(run_id, earlier)
@@ -141,7 +142,7 @@ def _check_same(
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> Iterator[str]:
     """What differs. Paths are compared by what they mean: those of the run began at `place`."""
-    old, new = dict(_flat(was)), dict(_flat(now))
+    old, new = dict(dotted_items(was)), dict(dotted_items(now))
     for key in [*new, *(key for key in old if key not in new)]:
         if any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS):
             continue
@@ -170,35 +171,19 @@ def _counted(names: Sequence[str], *, verb: bool = True) -> str:
     return f"{len(names)} tasks are" if verb else f"{len(names)} tasks"
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value
-
-
-def _read(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read(MAX_BYTES)
-
-
 def _read_provenance(run_dir: RunDir) -> dict[str, Any]:
     try:
-        found = json.loads(_read(run_dir.provenance))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json_object(run_dir.provenance)
+    except OSError as error:
         raise ConfigError(f"{run_dir.provenance} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{run_dir.provenance} is broken: expected an object, got a {type(found).__name__}.")
-    return found
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     """Seconds that earlier sessions took; one that was killed took until the end of its last episode."""
     starts: list[float] = []
     ends: list[float] = []
-    with suppress(OSError):
-        for text in _read(run_dir.sessions).splitlines():
+    with suppress(OSError, ConfigError):
+        for text in read_record(run_dir.sessions).splitlines():
             with suppress(ValueError, TypeError, OverflowError, RecursionError):  # a torn line is no use
                 line = json.loads(text)
                 starts += [float(line["began"])] if "began" in line else []

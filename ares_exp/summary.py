@@ -106,7 +106,7 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         yield f"mean reward {format_estimate(scored.mean_reward)} over {scored.attempts} scored{alone}"
         if every.mean_reward is not None and every.attempts > scored.attempts:
             yield f"{format_estimate(every.mean_reward)} over all {every.attempts}, errors as zero"
-    yield f"{statistics.attempts} of {summary.planned} episodes finished"
+    yield f"{len(summary.finished)} of {summary.planned} episodes finished"
     tokens = totals["prompt_tokens"] + totals["generated_tokens"]
     if tokens:
         yield f"{tokens:,} tokens ({totals['generated_tokens']:,} generated)"

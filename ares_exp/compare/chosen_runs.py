@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
 from ares_exp.command_line.terminal import one_line
 from ares_exp.derived_command import RESUME_KEYS
+from ares_exp.dotted_keys import dotted_items
 from ares_exp.errors import ConfigError
+from ares_exp.record_files import read_json_object, read_yaml
 from ares_exp.recorded_results import read_results
-from ares_exp.recorded_run import MAX_RECORD_BYTES, RecordedRun, is_recorded_run, read_yaml
-from ares_exp.run_dir import RunDir, open_regular
+from ares_exp.recorded_run import RecordedRun, is_recorded_run
+from ares_exp.run_dir import RunDir
 from ares_exp.statistics.run_statistics import RunStatistics
 
 MOST_RUNS = 100
@@ -140,15 +142,11 @@ def _config(path: Path) -> dict[str, str] | None:
         config = read_yaml(path)
     except (OSError, ConfigError):
         return None
-    found: dict[str, str] = {}
-    pending: list[tuple[str, Any]] = [("", config)]
-    while pending and len(found) < MOST_KEYS:
-        key, value = pending.pop()
-        if isinstance(value, dict) and value and key.count(".") < 20:
-            pending += [(f"{key}.{name}" if key else str(name), one) for name, one in list(value.items())[:MOST_KEYS]]
-        elif key.rpartition(".")[2] not in OWN_PLACE:
-            found[key] = _shown(value)
-    return found
+    return {
+        key: _shown(value)
+        for key, value in islice(dotted_items(config), MOST_KEYS)
+        if key.rpartition(".")[2] not in OWN_PLACE
+    }
 
 
 def _shown(value: Any) -> str:
@@ -159,11 +157,9 @@ def _shown(value: Any) -> str:
 
 def _record(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:
-            data = json.loads(file.read(MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return read_json_object(path)
+    except (OSError, ConfigError):
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:

@@ -13,7 +13,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.hydra_resolvers import HYDRA_RECORDS
 from ares_exp.merge.shards import SELECTION, Shard, Shards
 from ares_exp.override_text import listed
-from ares_exp.recorded_run import read_yaml
+from ares_exp.record_files import read_yaml
 from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, sync_to_disk
 from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS

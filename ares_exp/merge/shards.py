@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ares_exp.dotted_keys import dotted_items
 from ares_exp.errors import ConfigError
+from ares_exp.record_files import read_json_object, read_yaml
 from ares_exp.recorded_results import MAX_NUMBER, read_results
-from ares_exp.recorded_run import is_recorded_run, read_yaml
+from ares_exp.recorded_run import is_recorded_run
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir, open_regular
 from ares_exp.session import HARMLESS
 
-MAX_BYTES = 64 * 2**20
 SHOWN = 5
 SELECTION = ("env.tasks", "env.exclude", "env.limit")
 MAY_DIFFER = (*SELECTION, *(key for key in HARMLESS if key not in ("attempts", "branches")))
@@ -135,19 +136,15 @@ def _read(path: Path) -> Shard:
 def _object(path: Path) -> dict[str, Any] | None:
     """A JSON file that holds an object; `None` where there is no file."""
     try:
-        with open_regular(path) as file:
-            found = json.loads(file.read(MAX_BYTES))
+        return read_json_object(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is broken: expected an object, got a {type(found).__name__}.")
-    return found
 
 
 def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) -> None:
-    ours, theirs = dict(_flat(first.config)), dict(_flat(other.config))
+    ours, theirs = dict(dotted_items(first.config)), dict(dotted_items(other.config))
     differing = [
         f"`{key}` is {ours.get(key, 'nothing')!r:.100} and {theirs.get(key, 'nothing')!r:.100}"
         for key in dict.fromkeys([*ours, *theirs])
@@ -210,14 +207,6 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
 def _selector(shard: Shard) -> Any:
     env = shard.config.get("env")
     return env.get("tasks") if isinstance(env, dict) else None
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value
 
 
 def _number(value: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from contextlib import suppress
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from ares_exp import exit_codes
 from ares_exp.errors import ConfigError
-from ares_exp.run_dir import dump_json, open_regular, write_atomically
+from ares_exp.record_files import read_json_object
+from ares_exp.run_dir import dump_json, write_atomically
 from ares_exp.secrets import MASK, typed_secrets
 
 logger = logging.getLogger(__name__)
@@ -52,11 +52,10 @@ class FailureNote:
             ConfigError: It is broken.
         """
         try:
-            with open_regular(self.path) as file:
-                note = json.loads(file.read(8 * MAX_CHARS))
+            note = read_json_object(self.path, max_bytes=8 * MAX_CHARS)
             code, message = note["exit_code"], note["message"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, KeyError) as error:
             raise ConfigError(f"{self.path} is broken: {error!r:.200}.") from None
         return (code if code == exit_codes.USAGE else exit_codes.INCOMPLETE), str(message)[:MAX_CHARS]

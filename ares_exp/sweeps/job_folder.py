@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,17 +11,16 @@ from typing import Any
 from ares_exp import exit_codes
 from ares_exp.errors import ConfigError
 from ares_exp.hydra_resolvers import HYDRA_RECORDS
+from ares_exp.record_files import read_json_object, read_yaml
 from ares_exp.recorded_results import read_results
-from ares_exp.recorded_run import read_yaml
 from ares_exp.results import RunSummary
-from ares_exp.run_dir import RunDir, open_regular
+from ares_exp.run_dir import RunDir
 from ares_exp.secrets import scrub
 from ares_exp.sweeps.failure_note import FailureNote
 
 DEPTH = 4
 """`hydra.sweep.subdir` may name folders in folders."""
 
-MAX_BYTES = 64 * 2**20
 OF_NO_RESULT = frozenset(
     {"resume", "resume_redo", "resume_diverged", "resume_force", "concurrency", "objective", "tracker", "budget"}
 )
@@ -155,13 +153,11 @@ def _object(path: Path) -> dict[str, Any]:
         ConfigError: It is broken.
     """
     try:
-        with open_regular(path) as file:
-            found = json.loads(file.read(MAX_BYTES))
+        return read_json_object(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is broken: {error}.") from None
-    return found if isinstance(found, dict) else {}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
 def _that_counts(config: Mapping[str, Any]) -> dict[str, Any]:

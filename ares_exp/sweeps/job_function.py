@@ -60,6 +60,7 @@ class JobFunction:
         from hydra.types import RunMode
 
         from ares_exp.errors import UserError
+        from ares_exp.run_dir import RunDir
         from ares_exp.sweeps.failure_note import FailureNote
         from ares_exp.sweeps.interruption import SweepInterrupted
         from ares_exp.sweeps.objective import objective
@@ -70,7 +71,8 @@ class JobFunction:
             with self._process.playing(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
                 summary = _play(config, hydra, sweeps=note is not None)
         except UserError as error:
-            self._fail(note, exit_codes.USAGE, str(error))
+            played = RunDir(Path(hydra.runtime.output_dir)).has_run  # what it has stands
+            self._fail(None if played else note, exit_codes.USAGE, str(error))
             print_error(f"job {hydra.job.num}: {error}" if note is not None else str(error))
             return None
         except SweepInterrupted:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from ares_exp import exit_codes
-from ares_exp.earlier_sessions import UNFINISHED
 from ares_exp.errors import ConfigError
 from ares_exp.run_dir import dump_json, write_atomically
 from ares_exp.statistics.metrics import metrics
@@ -139,7 +138,7 @@ def _row(name: str, job: JobFolder, overrides: Mapping[str, str], objective: str
     summary = job.summary
     if summary is None:
         return Row(name, overrides, job.state, message=message)
-    ended = [result for result in summary.final if result.outcome not in UNFINISHED]
+    ended = summary.finished
     found = metrics(RunStatistics.of(ended, planned=summary.planned, threshold=summary.threshold))
     paid = summary.paid()
     return Row(

@@ -41,6 +41,7 @@ def answer(tokens: int, cost: float = 0.0) -> LLMResponse:
 def job(sweep: Path, name: str, *results: EpisodeResult) -> Path:
     folder = sweep / name
     folder.mkdir(parents=True, exist_ok=True)
+    RunDir(folder).config.write_text("seed: 0\n")
     lines = [json.dumps(one.to_dict()) for one in results]
     RunDir(folder).episodes.write_text("".join(f"{line}\n" for line in lines))
     return folder
@@ -177,6 +178,14 @@ def test_a_sweep_counts_its_jobs_together(tmp_path: Path) -> None:
     assert "budget.sweep.cost=8" in said
 
 
+def test_an_answer_that_cannot_be_counted_leaves_the_budget_as_it_is() -> None:
+    meter = BudgetMeter(Budget(cost=1.0))
+    for cost in (float("nan"), -5.0, 2.0):
+        meter.add_answer("e", answer(5, cost))
+    assert meter.spent.cost == 2.0
+    assert meter.exhausted() is not None
+
+
 def test_a_job_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     folder = job(tmp_path, "1", result("a", cost=1.0))
     meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), run_dir=tmp_path / "0", sweep_dir=tmp_path)
@@ -190,6 +199,22 @@ def test_a_job_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     path.write_text("no result\n")
     with pytest.raises(ConfigError, match="line 1"):
         meter.refresh()
+
+
+def test_broken_jobs_stay_as_they_were_known_and_all_others_are_counted(tmp_path: Path) -> None:
+    folders = [job(tmp_path, name, result("a", cost=1.0)) for name in ("1", "2", "lr=1/seed=3")]
+    meter = BudgetMeter(Budget(sweep=Limits(cost=9.0)), run_dir=tmp_path / "0", sweep_dir=tmp_path)
+    meter.refresh()
+    assert meter.spent_by_sweep.cost == 3.0
+    for name in ("0x", "1"):
+        RunDir(job(tmp_path, name)).episodes.write_text("no result\n")
+    for name in ("2", "lr=1/seed=3"):
+        job(tmp_path, name, result("a", cost=1.0), result("b", cost=1.0))
+    with pytest.raises(ConfigError) as raised:
+        meter.refresh()
+    assert meter.spent_by_sweep.cost == 1.0 + 2.0 + 2.0
+    named = [str(RunDir(folder).episodes) in str(raised.value) for folder in (tmp_path / "0x", *folders)]
+    assert named == [True, True, False, False]
 
 
 def test_a_torn_last_line_of_a_job_is_left_out(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from pathlib import Path
 
-from ares_exp.answer_log import logged_episodes
+from ares_exp.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
 from ares_exp.earlier_sessions import settle
 from ares_exp.episode_plan import episode_seed, plan_episodes
 from ares_exp.errors import PolicyError
@@ -14,8 +14,11 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.retries import RetryRules
 from ares_exp.run_dir import RunDir
+from ares_exp.trajectories.records import serialize_llm_request
 from tests.leaks import wait_until
-from tests.unit.test_experiment import Answers, experiment, play, rows
+from tests.unit.test_experiment import REQUEST, Answers, experiment, play, rows
+
+EXCHANGE = Exchange(serialize_llm_request(REQUEST), LLMResponse.from_text("a"))
 
 
 class Fails(Answers):
@@ -42,11 +45,24 @@ async def test_a_try_that_waits_is_owed(tmp_path: Path) -> None:
     await playing
     assert [(row["outcome"], row["retry"]) for row in rows(tmp_path)] == [("policy_error", 0)]
     earlier = settle(run_dir)
-    assert [(one.outcome, one.retry, one.num_steps) for one in earlier.results[1:]] == [("lost", 1, 0)]
+    assert len(earlier.results) == 1, "it never began"
     [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
-    assert (owed.retry, owed.seed) == (2, episode_seed(0, "task-0", 0, 1))
+    assert (owed.retry, owed.seed, owed.earlier) == (1, episode_seed(0, "task-0", 0, 1), None)
+    assert [log.episode_id for log in logged_episodes(run_dir.answers)] == [owed.episode_id]
+
+
+async def test_a_try_that_was_promised_by_one_without_a_row(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    with run_dir.owned():
+        pass
+    AnswerLog(run_dir.answers, LoggedEpisode("first", "task-0", 0, 0, 7, 12.0)).begin([EXCHANGE])
+    AnswerLog(run_dir.answers, LoggedEpisode("second", "task-0", 0, 1, 8, 0.0)).begin([])
+    earlier = settle(run_dir)
+    assert [(one.episode_id, one.outcome, one.num_steps) for one in earlier.results] == [("first", "lost", 1)]
+    [owed] = earlier.owed(plan_episodes(["task-0"], attempts=1, seed=0), run_seed=0)
     assert owed.earlier is not None
-    assert owed.earlier.exchanges == ()
+    assert (owed.earlier.episode_id, owed.retry, owed.seed) == ("first", 1, 7)
+    assert [log.episode_id for log in logged_episodes(run_dir.answers)] == ["first"]
 
 
 async def test_a_try_that_came_to_its_end_leaves_no_log(tmp_path: Path) -> None:

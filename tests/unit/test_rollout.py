@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition
-from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError
+from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.rollout import Tally, run_episode
@@ -81,6 +81,26 @@ async def test_an_answer_that_is_none_is_a_policy_error() -> None:
 
     with pytest.raises(PolicyError, match="got str"):
         await run_episode(ThreeSteps(), policy, Tally())
+
+
+@pytest.mark.parametrize(
+    ("cost", "usage"),
+    [
+        *((cost, Usage(1, 1)) for cost in (float("nan"), float("inf"), -0.5, 1e200, "1", None)),
+        *((0.0, usage) for usage in (Usage(-1, 1), Usage(1, -1), Usage(2**53, 1), Usage(1, 10**30))),
+    ],
+)
+async def test_an_answer_that_cannot_be_counted_is_malformed(cost: Any, usage: Usage) -> None:
+    tally = Tally()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("a", usage=usage, cost=cost)
+
+    with pytest.raises(MalformedAnswerError, match=r"Expected .* 0 or more .* got cost=") as raised:
+        await run_episode(ThreeSteps(), policy, tally)
+    assert repr(cost) in str(raised.value)
+    assert repr(usage) in str(raised.value)
+    assert (tally.num_steps, tally.prompt_tokens, tally.cost) == (0, 0, 0.0)
 
 
 async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:

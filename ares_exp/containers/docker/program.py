@@ -76,7 +76,12 @@ async def _read_in_thread(stream: EngineStream, read: Callable[[BinaryIO], _T]) 
         with theirs, theirs.makefile("rb") as file:
             return read(file)
 
-    _, writer = await asyncio.open_unix_connection(sock=ours)
+    try:
+        _, writer = await asyncio.open_unix_connection(sock=ours)
+    except BaseException:  # cancelled
+        ours.close()
+        theirs.close()
+        raise
     reading = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         with contextlib.suppress(ConnectionError):  # the reader has ended

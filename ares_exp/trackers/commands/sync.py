@@ -15,6 +15,8 @@ from ares_exp.trackers.wandb_recording.relocation import relocate
 from ares_exp.trackers.wandb_recording.service import no_traces
 
 EXIT_OK, EXIT_NOT_ALL = 0, 1
+NAMED = 5
+"""So many of the files that are left out are named."""
 SYNCED = ".synced"
 """What W&B appends to the name of a record file for its mark that it was uploaded."""
 
@@ -84,9 +86,12 @@ def _make_right(session: Path, run_dir: Path) -> bool:
         raise UserError(f"{error}. It cannot be uploaded.") from None
     if relocation.moved:
         sys.stdout.write(f"{printable(str(run_dir))} was moved: {relocation.moved} paths made right\n")
-    for name, count in relocation.missing.items():
+    for name, paths in relocation.missing.items():
+        more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
         sys.stderr.write(
-            f"{printable(str(run_dir))}: {count} files of the artifact {printable(name)} are missing or changed; "
+            f"{printable(str(run_dir))}: {len(paths)} files of the artifact {printable(name)} are left out, as they "
+            "are missing, have changed, or lie outside of the run directory with another content than was recorded: "
+            f"{printable(', '.join(paths[:NAMED]))}{more}; "
             "unless W&B has that version already, it will not be uploaded\n"
         )
     return not relocation.missing

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ares_exp.run_dir import dump_json, open_regular, write_atomically
+from ares_exp.errors import ConfigError
+from ares_exp.record_files import read_json_object
+from ares_exp.run_dir import dump_json, write_atomically
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.options import sweep_run_id
 
@@ -44,11 +45,10 @@ class WandbIdentity:
 def read_identity(run_dir: Path) -> WandbIdentity | None:
     """The W&B run of a run directory; `None` where there is none that can be read."""
     try:
-        with open_regular(_path(run_dir)) as file:
-            data = json.loads(file.read(MAX_BYTES))
-        run_id, project, entity, table = (data.get(name) for name in ("id", "project", "entity", "table"))
-    except (OSError, ValueError, AttributeError):
+        data = read_json_object(_path(run_dir), max_bytes=MAX_BYTES)
+    except (OSError, ConfigError):
         return None
+    run_id, project, entity, table = (data.get(name) for name in ("id", "project", "entity", "table"))
     if not (isinstance(run_id, str) and plain(run_id) == run_id and isinstance(project, str)):
         return None
     return WandbIdentity(

@@ -78,7 +78,69 @@ def test_what_is_missing_is_told_and_what_is_in_place_is_left_alone(tmp_path: Pa
     assert relocate(session, tmp_path / "run").moved == 0
     assert session.read_bytes() == before
     (tmp_path / "run" / "trajectories" / "e1.json").write_text("another content")
-    assert relocate(session, tmp_path / "run").missing == {"run-run-1-trajectories": 1}
+    assert relocate(session, tmp_path / "run").missing == {
+        "run-run-1-trajectories": [str(tmp_path / "run" / "trajectories" / "e1.json")]
+    }
+
+
+@pytest.mark.parametrize("as_request", [False, True])
+def test_a_strangers_record_has_no_file_of_the_users_uploaded(
+    as_request: bool, service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    play(tmp_path / "run")
+    secret = tmp_path / "users" / "id_rsa"
+    secret.parent.mkdir()
+    secret.write_bytes(b"the user's own")
+    session = record_files(tmp_path / "run")[-1]
+    records = list(read_records(session))
+    place, record = next((n, one) for n, one in enumerate(records) if "trajectories" in one.artifact.name)
+    entry = next(one for one in record.artifact.manifest.contents if one.path == "trajectories/e1.json")
+    entry.local_path, entry.size = str(secret), secret.stat().st_size
+    if as_request:
+        logged = Record(num=record.num)
+        logged.request.log_artifact.artifact.CopyFrom(record.artifact)
+        records[place] = logged
+    with session.open("wb") as file:
+        write_records(file, records)
+
+    for _ in range(2):
+        assert main(["sync", str(tmp_path / "run"), "--again"]) == 1
+        said = capfd.readouterr().err
+        assert "1 files of the artifact run-run-1-trajectories are left out" in said
+        assert f": {secret}; unless" in said
+        assert not any(b"own" in content for one in service.artifacts for content in one.files.values())
+
+
+def test_a_file_elsewhere_that_is_what_was_recorded_is_uploaded(tmp_path: Path, no_account: None) -> None:
+    """As the trajectories of the run that this one was branched from."""
+    play(tmp_path / "run")
+    parent = tmp_path / "parent.json"
+    shutil.move(tmp_path / "run" / "trajectories" / "e1.json", parent)
+    session = record_files(tmp_path / "run")[0]
+    records = list(read_records(session))
+    for record in records:
+        for entry in record.artifact.manifest.contents:
+            if entry.path == "trajectories/e1.json":
+                entry.local_path = str(parent)
+    with session.open("wb") as file:
+        write_records(file, records)
+    assert relocate(session, tmp_path / "run").missing == {}
+    assert parent in local_paths(tmp_path / "run", 0)
+
+
+def test_a_list_of_files_elsewhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    session = tmp_path / "wandb" / "offline-run-20260101_000000-x" / "run-x.wandb"
+    session.parent.mkdir(parents=True)
+    record = Record()
+    record.artifact.manifest.manifest_file_path = "/elsewhere/manifest.json.gz"
+    with session.open("wb") as file:
+        write_records(file, [record])
+    assert main(["sync", str(tmp_path)]) == 2
+    assert "listed in another file" in capsys.readouterr().err
 
 
 def test_a_service_that_is_gone_is_exit_code_1(
@@ -105,7 +167,7 @@ def test_a_place_without_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_records_of_any_length_are_read_as_they_were_written(tmp_path: Path) -> None:
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     choice = random.Random(0)
     lengths = [0, 1, 32_750, 32_761, 32_768, 100_000, *(choice.randrange(40_000) for _ in range(50))]

@@ -1,0 +1,82 @@
+"""A run that is resumed has the config that was recorded, whatever has changed on disk since."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from ares_exp.resumed_config import restore
+from ares_exp.run_dir import RunDir
+
+POLICY = {"_target_": "some.Policy", "model": "m", "temperature": 0.5}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path)
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- policy=mine\n- seed=3\n")
+    made.episodes.write_text("")
+    record(made)
+    return made
+
+
+def record(run_dir: RunDir, **values: Any) -> None:
+    recorded = {"policy": POLICY, "seed": 3, "attempts": 1, "concurrency": 4, "step_limit": 250, **values}
+    run_dir.config.write_text(OmegaConf.to_yaml(OmegaConf.create(recorded)))
+
+
+def composed(**values: Any) -> DictConfig:
+    now = {"policy": POLICY, "seed": 3, "attempts": 1, "concurrency": 4, "step_limit": 250, **values}
+    config = OmegaConf.create(now)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def restored(run_dir: RunDir, config: DictConfig, *typed: str) -> tuple[list[str], Any]:
+    changed = restore(config, run_dir, ["policy=mine", "seed=3", "resume=true", *typed])
+    return changed, OmegaConf.to_container(config)
+
+
+def test_what_was_not_typed_is_as_it_was(run_dir: RunDir) -> None:
+    now = composed(policy={**POLICY, "temperature": 1.0, "top_p": 0.9}, step_limit=10, concurrency=16)
+    changed, config = restored(run_dir, now)
+    assert changed == ["policy", "step_limit"]
+    assert config["policy"] == POLICY
+    assert config["step_limit"] == 250
+    assert config["concurrency"] == 16, "it changes no result"
+
+
+@pytest.mark.parametrize("typed", ["policy.temperature=1", "+policy.extra=1", "policy=other", "experiment=other"])
+def test_what_was_typed_is_as_it_is(run_dir: RunDir, typed: str) -> None:
+    now = composed(policy={**POLICY, "temperature": 1.0})
+    changed, config = restored(run_dir, now, typed)
+    assert changed == []
+    assert config["policy"]["temperature"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {**POLICY, "_target_": "os.system"},
+        {**POLICY, "nested": {"_target_": "os.system"}},
+        {**POLICY, "model": "${oc.env:HOME}"},
+        {**POLICY, "extra_body": {"key": "***"}},
+    ],
+)
+def test_what_a_file_does_not_decide(run_dir: RunDir, recorded: dict[str, Any]) -> None:
+    text = json.dumps({"policy": recorded, "seed": 3})
+    run_dir.config.write_text(text)
+    changed, config = restored(run_dir, composed())
+    assert changed == []
+    assert config["policy"] == POLICY
+
+
+def test_the_attempts_are_those_of_the_last_session(run_dir: RunDir) -> None:
+    run_dir.sessions.write_text('{"began": 1.0, "attempts": 1}\n{"began": 2.0, "attempts": 4}\n{"ended": 3.0}\n{"atte')
+    assert restored(run_dir, composed())[1]["attempts"] == 4
+    assert restored(run_dir, composed(attempts=2), "attempts=2")[1]["attempts"] == 2
