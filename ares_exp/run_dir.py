@@ -233,8 +233,13 @@ class RunDir:
                 folder.rmdir()
 
     def sweep_up(self) -> None:
-        """Removes what a process left that was killed in the middle of an atomic write. For the run's only process."""
-        for folder in (self.path, self.answers):
+        """Removes what a process left that was killed in the middle of an atomic write. For the run's only process.
+
+        Not where tasks, snapshots and trackers have files of their own.
+        """
+        others = (self.verifier, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
+        folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
+        for folder in (self.path, *(folder for folder in folders if folder not in others)):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
 

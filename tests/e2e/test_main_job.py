@@ -65,6 +65,7 @@ def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path)
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.once
 @pytest.mark.docker
 def test_docker_solves_the_same_samples_through_every_wrapper(cli: Any, tmp_path: Path) -> None:
     found = []
@@ -79,6 +80,7 @@ def test_docker_solves_the_same_samples_through_every_wrapper(cli: Any, tmp_path
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.once
 @pytest.mark.local
 def test_a_sweep_is_four_runs(cli: Any, tmp_path: Path) -> None:
     done = cli("-m", *QUIET, "seed=1,2", "agent.max_output_chars=1000,2000", "env.limit=1")
@@ -89,6 +91,7 @@ def test_a_sweep_is_four_runs(cli: Any, tmp_path: Path) -> None:
     assert len(seeds) == 2
 
 
+@pytest.mark.once
 @pytest.mark.local
 def test_selection_and_attempts(cli: Any, tmp_path: Path) -> None:
     done = cli(*QUIET, "env.tasks=[0,2:4]", "attempts=2", "collector=none")
@@ -108,6 +111,7 @@ def test_an_episode_without_a_reward_gives_exit_code_1(cli: Any, tmp_path: Path)
     assert row["task_name"] in done.stdout
 
 
+@pytest.mark.once
 @pytest.mark.local
 def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> None:
     done = cli(
@@ -124,6 +128,7 @@ def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> 
     assert "steps" in row["error"]["message"]
 
 
+@pytest.mark.once
 @pytest.mark.local
 def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
     assert cli(*QUIET, "hydra.run.dir=first").returncode == 0
@@ -132,6 +137,7 @@ def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
     assert essence(tmp_path / "first") == essence(tmp_path / "second")
 
 
+@pytest.mark.once
 @pytest.mark.local
 def test_replay_reports_the_first_message_that_differs(cli: Any, tmp_path: Path) -> None:
     assert cli(*QUIET, "hydra.run.dir=first", "env.limit=1").returncode == 0

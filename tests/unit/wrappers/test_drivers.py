@@ -178,6 +178,7 @@ async def test_after_close_the_sync_driver_says_so():
         await driver.reset()
 
 
+@pytest.mark.once
 async def test_a_step_that_ignores_its_cancellation_is_left_behind():
     env = StubbornEnvironment()
     before = threading.active_count()
