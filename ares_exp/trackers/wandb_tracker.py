@@ -14,6 +14,7 @@ from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.options import Mode, WandbOptions, effective_mode
 from ares_exp.trackers.wandb_recording.recorded_files import RecordedFiles
 from ares_exp.trackers.wandb_recording.recording import WandbRecording
+from ares_exp.trackers.wandb_recording.service import bound_the_exit
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
@@ -141,3 +142,5 @@ class WandbTracker:
         self._files.finish(FILES_SHARE * self._options.finish_timeout_sec)
         self._numbers.do(lambda: recording.end(summary))
         self._numbers.finish(max(deadline - time.monotonic(), 0.0))
+        if self.failures:
+            bound_the_exit()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     import wandb
 
 Report = Callable[[str], None]
+
+EXIT_GRACE_SEC = 5.0
+"""How long W&B's service process may go on trying at exit, after a run whose end was not confirmed."""
 
 # W&B's service process and its environment variables belong to the whole process.
 _one_tracker_at_a_time = threading.Lock()
@@ -150,6 +155,25 @@ def end_service() -> None:
 
     if wandb.setup().most_recent_active_run is None:
         wandb.teardown()
+
+
+def bound_the_exit() -> None:
+    """Bounds how long this process, when it ends, waits for W&B's service process, which may wait for a dead service.
+
+    W&B's own exit hook waits for as long as it takes. What the process was given is on disk by then.
+    """
+    import wandb
+
+    connection = getattr(wandb.setup(), "_connection", None)
+    process = getattr(getattr(connection, "_proc", None), "_process", None)
+    if process is not None:
+        atexit.register(_kill_soon, process)  # runs before W&B's
+
+
+def _kill_soon(process: subprocess.Popen[bytes]) -> None:
+    timer = threading.Timer(EXIT_GRACE_SEC, process.kill)
+    timer.daemon = True
+    timer.start()
 
 
 def first_line(error: Exception) -> str:
