@@ -162,9 +162,9 @@ def bound_the_exit() -> None:
 
     W&B's own exit hook waits for as long as it takes. What the process was given is on disk by then.
     """
-    import wandb
+    from wandb.sdk import wandb_setup
 
-    connection = getattr(wandb.setup(), "_connection", None)
+    connection = getattr(getattr(wandb_setup, "_singleton", None), "_connection", None)  # wandb.setup() would make one
     process = getattr(getattr(connection, "_proc", None), "_process", None)
     if process is not None:
         atexit.register(_kill_soon, process)  # runs before W&B's
