@@ -31,6 +31,12 @@ AresExpError
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
+│   │   ├── ContainerServiceError     a service that runs containers for us refused a request: `status`, `retryable`
+│   │   │   ├── ContainerQuotaError       no more of them, or not as large, until something is freed or paid for
+│   │   │   ├── ContainerRateLimitError   too many requests (429), and waiting as long as allowed did not help
+│   │   │   ├── ContainerAuthorizationError  the key is wrong, or not allowed to do this (401, 403)
+│   │   │   ├── ContainerNotFoundError    what was asked for is not there: an image, a snapshot (404)
+│   │   │   └── ContainerServiceUnavailableError  5xx, no answer, or no connection
 │   │   └── TransferError
 │   └── VerifierError               the verifier gave no usable reward
 │       ├── AddTestsDirError
@@ -218,6 +224,48 @@ class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
 
 class ContainerDiedError(ContainerError):
     """The container ended, or no longer answers, while it was needed."""
+
+
+class ContainerServiceError(ContainerError):
+    """A service that runs containers for us refused a request, or failed to answer it.
+
+    Attributes:
+        status: HTTP status; `None` when there was none.
+        retryable: Whether the same request may succeed later.
+        retry_after_sec: Seconds that the service asked to wait, when it did.
+    """
+
+    retryable = False
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_sec: float | None = None) -> None:
+        """Keeps what the service said."""
+        super().__init__(message)
+        self.status = status
+        self.retry_after_sec = retry_after_sec
+
+
+class ContainerQuotaError(ContainerServiceError):
+    """The service gives no more containers, or none as large: a quota is used up. Waiting alone does not help."""
+
+
+class ContainerRateLimitError(ContainerServiceError):
+    """Too many requests, and waiting as long as allowed did not help."""
+
+    retryable = True
+
+
+class ContainerAuthorizationError(ContainerServiceError):
+    """The key is wrong, expired, or not allowed to do this."""
+
+
+class ContainerNotFoundError(ContainerServiceError):
+    """What was asked for is not there: an image, a snapshot, a container."""
+
+
+class ContainerServiceUnavailableError(ContainerServiceError):
+    """The service failed (5xx), did not answer in time, or could not be reached."""
+
+    retryable = True
 
 
 class TransferError(ContainerError):

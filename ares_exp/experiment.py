@@ -88,6 +88,7 @@ class Experiment:
         await asyncio.to_thread(
             parts.source.check,
             parts.container_factory,
+            time_limits=self._settings.limits.time,
             provide_solution=parts.policy.needs_solution,
             report=self._warn,
         )

@@ -11,7 +11,7 @@ from pydantic import Field, validate_call
 
 from ares_exp.backoff import backoff_sec
 from ares_exp.config import close_matches
-from ares_exp.errors import AresExpError, ConfigError, EndpointError
+from ares_exp.errors import AresExpError, ConfigError, ContainerServiceError, EndpointError
 from ares_exp.results import Outcome
 
 Tries = Annotated[int, Field(ge=0, le=1000)]
@@ -83,7 +83,7 @@ class RetryRules:
         if tries > self._further_tries(error, outcome):
             return None
         seconds = backoff_sec(tries, base_sec=self._base_sec, max_sec=self._max_wait_sec, rng=self._rng)
-        asked = error.retry_after_sec if isinstance(error, EndpointError) else None
+        asked = error.retry_after_sec if isinstance(error, EndpointError | ContainerServiceError) else None
         return max(seconds, min(asked or 0.0, self._max_wait_sec))
 
     def _further_tries(self, error: BaseException, outcome: Outcome) -> int:

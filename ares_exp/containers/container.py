@@ -83,6 +83,7 @@ class ContainerSpec:
         users: Who will run commands, besides the image's own user, as far as the task says. A backend that knows only
             some users refuses the others before it starts anything.
         start_timeout_sec: Bound on build + create + start, seconds.
+        lifetime_sec: How long it is needed at most: start, agent and scoring together; `None`: no bound is known.
         changes: Files that the box starts with on top of its base, from `SnapshottableContainer.capture_changes`.
     """
 
@@ -99,6 +100,7 @@ class ContainerSpec:
     gpus: int | None = None
     users: frozenset[User] = frozenset()
     start_timeout_sec: float = 600.0
+    lifetime_sec: float | None = None
     changes: StoredChanges | None = None
 
     @property

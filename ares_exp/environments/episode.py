@@ -173,7 +173,7 @@ class Episode:
     @property
     def container_spec(self) -> ContainerSpec:
         """What the task's container has to be, under this episode's limits."""
-        return replace(self.task.container_spec, start_timeout_sec=self.setup.limits.time.start(self.task))
+        return self.setup.limits.time.container_spec(self.task)
 
     @property
     def _agent_timeout_sec(self) -> float | None:

@@ -15,6 +15,7 @@ from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor import HarborTask
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.task_set import SAMPLES, load_task_set
+from ares_exp.tasks.time_limits import TimeLimits
 
 Entry = int | str
 SHOWN_REFUSALS = 10
@@ -70,14 +71,16 @@ class HarborEnvironments:
         self._tasks = {task.name: task for task in chosen}
         return list(self._tasks)
 
-    def check(self, container_factory: ContainerFactory, *, provide_solution: bool, report: Report) -> None:
+    def check(
+        self, container_factory: ContainerFactory, *, time_limits: TimeLimits, provide_solution: bool, report: Report
+    ) -> None:
         """Refuses tasks that cannot be played on that backend, all of them in one message."""
         for task in self._tasks.values():
             _each(report, task.warnings)
         checks: tuple[Callable[[HarborTask], object], ...] = (
             lambda task: task.check_runnable(needs_solution=provide_solution),
             lambda task: _each(
-                report, (f"{task.name}: {text}" for text in container_factory.check(task.container_spec))
+                report, (f"{task.name}: {text}" for text in container_factory.check(time_limits.container_spec(task)))
             ),
         )
         refused = {name: text for name, task in self._tasks.items() if (text := _first_refusal(task, checks))}

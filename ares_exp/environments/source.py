@@ -11,6 +11,7 @@ from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.tasks.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from ares_exp.environments.restoring import Continuation
@@ -66,8 +67,10 @@ class EnvironmentSource(Protocol):
         """
         ...
 
-    def check(self, container_factory: ContainerFactory, *, provide_solution: bool, report: Report) -> None:
-        """Refuses, before anything starts, what cannot be played on that backend.
+    def check(
+        self, container_factory: ContainerFactory, *, time_limits: TimeLimits, provide_solution: bool, report: Report
+    ) -> None:
+        """Refuses, before anything starts, what cannot be played on that backend under these limits.
 
         Raises:
             UserError: One message that names every task and reason.

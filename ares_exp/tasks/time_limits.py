@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+from ares_exp.containers.container import ContainerSpec
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.task import Task
 
@@ -56,6 +57,12 @@ class TimeLimits:
         """Seconds that building, creating and starting the container may take; may be `inf`."""
         limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
         return math.inf if limit is None else limit
+
+    def container_spec(self, task: Task) -> ContainerSpec:
+        """What the task's container has to be: how long it may take to start, and how long it is needed at most."""
+        start, agent, verifier = self.start(task), self.agent(task), self.verifier(task)
+        lifetime = None if agent is None or verifier is None or start == math.inf else start + agent + verifier
+        return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=lifetime)
 
     def _limit(self, own: float | None, cap: float | None, multiplier: float | None) -> float | None:
         seconds = min(math.inf if own is None else own, cap or math.inf)

@@ -132,6 +132,7 @@ class HarborGym(GymWrapper):
         self._agents = agent or ShellAgentFactory()
         self._containers = _container_factory(container)
         self._provide_solution = provide_solution
+        self._time_limits = TimeLimits(agent_timeout_sec=agent_timeout_sec)
         self._checked = False
         environment: Environment = CodeEnvironment(
             self._source.tasks,
@@ -141,7 +142,7 @@ class HarborGym(GymWrapper):
                 steps=step_limit,
                 tokens=token_limit,
                 cost=cost_limit,
-                time=TimeLimits(agent_timeout_sec=agent_timeout_sec),
+                time=self._time_limits,
                 verify_on_truncation=verify_on_truncation,
             ),
             seed=seed,
@@ -169,4 +170,9 @@ class HarborGym(GymWrapper):
         await self._containers.preflight()
         if (agent_preflight := getattr(self._agents, "preflight", None)) is not None:
             await agent_preflight()
-        self._source.check(self._containers, provide_solution=self._provide_solution, report=logger.warning)
+        self._source.check(
+            self._containers,
+            time_limits=self._time_limits,
+            provide_solution=self._provide_solution,
+            report=logger.warning,
+        )

@@ -61,3 +61,18 @@ def test_impossible_limits(limits: dict[str, Any], said: str) -> None:
 
 def test_a_time_limit_may_be_infinite(tmp_path: Path) -> None:
     assert TimeLimits(agent_timeout_sec=math.inf).agent_timeout_sec == math.inf
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        ("[agent]\ntimeout_sec = 100", 2 * (600 + 100 + 600)),
+        ("[agent]\ntimeout_sec = inf", None),
+        ("", None),
+        ("[agent]\ntimeout_sec = 100\n[verifier]\ntimeout_sec = inf", None),
+        ("[agent]\ntimeout_sec = 100\n[environment]\nbuild_timeout_sec = inf", None),
+    ],
+)
+def test_what_a_container_is_told_of_its_life(make_task: Any, toml: str, expected: float | None) -> None:
+    task = load_task(make_task(toml=toml))
+    assert TimeLimits(timeout_multiplier=2).container_spec(task).lifetime_sec == expected

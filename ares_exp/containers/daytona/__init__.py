@@ -1,0 +1,1 @@
+"""Sandboxes of the Daytona service, through its official SDK."""
