@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ares_exp.agents.shell_agent import ShellAgentFactory as ShellAgentFactory
+    from ares_exp.containers.daytona import DaytonaContainerFactory as DaytonaContainerFactory
     from ares_exp.containers.docker import DockerContainerFactory as DockerContainerFactory
     from ares_exp.containers.local import LocalContainerFactory as LocalContainerFactory
     from ares_exp.environments.code_environment import CodeEnvironment as CodeEnvironment
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _OWNERS = {
     "CodeEnvironment": "ares_exp.environments.code_environment",
+    "DaytonaContainerFactory": "ares_exp.containers.daytona",
     "DockerContainerFactory": "ares_exp.containers.docker",
     "Environment": "ares_exp.environments.environment",
     "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 
 
 def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Random) -> float:
@@ -15,3 +19,21 @@ def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Rand
         rng: Source of the jitter, which takes off up to half. Timing only: no result depends on it.
     """
     return min(max_sec, base_sec * 2.0 ** min(tries - 1, 60)) * rng.uniform(0.5, 1.0)
+
+
+def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
+    """Seconds that `Retry-After` asks to wait (a number or an HTTP date), or `None` when it says nothing usable.
+
+    Args:
+        headers: Response headers, by lower-case name.
+        now: Epoch seconds.
+    """
+    text = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - (time.time() if now is None else now)
+        except (ValueError, OverflowError):
+            return None
+    return None if math.isnan(seconds) else max(0.0, seconds)

@@ -346,6 +346,8 @@ class Experiment:
             parts = self._player.episode_parts(seed, start_from=start_from)
             return cast("CodeEnvironment", self._parts.source.make(branching.task_name, parts))
 
+        if (check_snapshots := getattr(self._parts.container_factory, "check_snapshots", None)) is not None:
+            check_snapshots()  # one may have to be made
         await branching.prepare(make, self._run_dir.branch_point, self._warn)
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:

@@ -11,8 +11,9 @@ class Leftover:
     """Something of a run, of ours or of another process.
 
     Attributes:
-        kind: `container`, `network`, `volume`, `image`, `build lock`, `box directory`, `directory`, `cgroup`.
-        name: What the engine or the file system calls it.
+        kind: `container`, `network`, `volume`, `image`, `build lock`, `box directory`, `directory`, `cgroup`,
+            `sandbox`, `snapshot`.
+        name: What the engine, the service or the file system calls it.
         whose: The owner, for humans.
         is_stale: Whether the owner is certainly dead. Anything else is not ours to touch.
         created: When it was made, seconds since the epoch; `None` when that is not known.

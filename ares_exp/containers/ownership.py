@@ -21,7 +21,10 @@ from pathlib import Path
 RUN = "ares_exp.run"
 """The label that every thing of a run has."""
 
-_HOST, _MACHINE, _BOOT = "ares_exp.host", "ares_exp.machine", "ares_exp.boot"
+HOST = "ares_exp.host"
+"""The label that things of a machine have in common, for a search. Another machine may have it too."""
+
+_MACHINE, _BOOT = "ares_exp.machine", "ares_exp.boot"
 _NAMESPACE, _USER = "ares_exp.pid-namespace", "ares_exp.user"
 _PID, _START = "ares_exp.pid", "ares_exp.process-start"
 _IS_LINUX = sys.platform == "linux"
@@ -37,7 +40,7 @@ def owner_labels() -> dict[str, str]:
 def _labels_of(pid: int) -> Mapping[str, str]:
     return {
         RUN: uuid.uuid4().hex,
-        _HOST: socket.gethostname(),
+        HOST: socket.gethostname(),
         _MACHINE: _machine(),
         _BOOT: _boot(),
         _NAMESPACE: _namespace(),
@@ -65,7 +68,7 @@ def is_dead_mark(mark: str) -> bool:
 
 
 def _place(labels: Mapping[str, str]) -> str:
-    place = " ".join(labels[name] for name in (_HOST, _BOOT, _NAMESPACE, _USER))
+    place = " ".join(labels[name] for name in (HOST, _BOOT, _NAMESPACE, _USER))
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
@@ -75,7 +78,7 @@ def is_dead(labels: Mapping[str, str]) -> bool:
     Certain is: the process is not there, where its number and ours mean the same; or its machine, this one, has been
     started anew since. Blocking on macOS, where it asks `ps`.
     """
-    if not _agree(labels, _HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
+    if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
     if not _agree(labels, _BOOT):
         return bool(_boot()) and _agree(labels, _MACHINE)
@@ -85,7 +88,7 @@ def is_dead(labels: Mapping[str, str]) -> bool:
 def describe(labels: Mapping[str, str]) -> str:
     """`process 4711 on host`, and the user where it is another one."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
-    return f"process {labels.get(_PID) or 'unknown'} on {labels.get(_HOST) or 'an unknown host'}{user}"
+    return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
 
 def _agree(labels: Mapping[str, str], name: str) -> bool:

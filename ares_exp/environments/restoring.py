@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 _FACTORIES = {
+    "daytona": ("ares_exp.containers.daytona", "DaytonaContainerFactory"),
     "docker": ("ares_exp.containers.docker", "DockerContainerFactory"),
     "local": ("ares_exp.containers.local", "LocalContainerFactory"),
     "ares_exp.agents.shell_agent.ShellAgentFactory": ("ares_exp.agents.shell_agent", "ShellAgentFactory"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,7 +58,8 @@ class Delta:
     """What differs from a base.
 
     Attributes:
-        base: What it is relative to: `"sha256:…"`, the id of an image, or `"host:…"`, a digest of the host's system.
+        base: What it is relative to: `"sha256:…"`, the id of an image; `"host:…"`, a digest of the host's system; or
+            `"daytona:…"`, what a sandbox of that service was made from.
         entries: By absolute path (`os.fsdecode`d, so any bytes survive), parents before children. Every directory above
             an entry is in it too, but `/`, which never is: the engine makes it.
         notes: For people: what could not be kept (sockets, a file that changed while it was read, …).
@@ -149,3 +150,19 @@ def _short(value: object) -> str:
 def sorted_by_path(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """The same entries, parents before children."""
     return {path: entries[path] for path in sorted(entries, key=os.fsencode)}
+
+
+def parents(path: str) -> Iterator[str]:
+    """The directories above a path, the nearest first, without `/`."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The entries whose directory is among them, parents first: of what was read, others were removed meanwhile."""
+    found: dict[str, Entry] = {}
+    for path, entry in sorted_by_path(entries).items():
+        parent = path.rpartition("/")[0]
+        if not parent or (parent in found and found[parent].kind == "directory"):
+            found[path] = entry
+    return found

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ares_exp.filesystem.delta import Entry, StoredChanges, sorted_by_path
 from ares_exp.filesystem.file_chunks import contents
+from ares_exp.filesystem.objects import CHUNK_BYTES
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -29,7 +30,9 @@ class Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...  # noqa: D102
 
 
-def write_layer(changes: StoredChanges, file: Sink, *, plain: bool = False) -> list[str]:
+def write_layer(
+    changes: StoredChanges, file: Sink, *, plain: bool = False, sparse: bool = False, pax: bool = True
+) -> list[str]:
     """Writes the layer, uncompressed; the same changes always give the same bytes.
 
     Args:
@@ -37,6 +40,8 @@ def write_layer(changes: StoredChanges, file: Sink, *, plain: bool = False) -> l
         file: Where it goes.
         plain: Whether it is to be unpacked as it is, not as a layer: then any name can be in it, and there are to be
             no deletions and no opaque directories.
+        sparse: Whether pieces of zeros are written as holes, for GNU tar.
+        pax: Whether PAX headers are written: fractions of seconds and attributes. Without them, GNU's extensions are.
 
     Returns:
         A sentence for each thing that a layer cannot hold and that is left out: names that would mean a deletion, and
@@ -56,13 +61,20 @@ def write_layer(changes: StoredChanges, file: Sink, *, plain: bool = False) -> l
             member.type, member.linkname = tarfile.LNKTYPE, first
         elif entry.kind == "file":
             member.size = entry.size
-        file.write(_header(member))
+        is_sparse = sparse and bool(member.size) and None in entry.chunks
+        if is_sparse:
+            file.write(_sparse_header(member, entry))
+        else:
+            file.write(_header(member, pax=pax))
         if member.size:
             for part in contents(changes.objects, path, entry):
-                file.write(bytes(part))  # an int gives so many zeros
+                if isinstance(part, bytes):
+                    file.write(part)
+                elif not is_sparse:
+                    file.write(bytes(part))
             file.write(bytes(-member.size % tarfile.BLOCKSIZE))
         if entry.opaque:
-            file.write(_header(tarfile.TarInfo(f"{member.name}/{_OPAQUE}")))
+            file.write(_header(tarfile.TarInfo(f"{member.name}/{_OPAQUE}"), pax=pax))
     file.write(bytes(2 * tarfile.BLOCKSIZE))
     return left_out
 
@@ -88,5 +100,38 @@ def _member(path: str, entry: Entry, left_out: list[str]) -> tarfile.TarInfo:
     return member
 
 
-def _header(member: tarfile.TarInfo) -> bytes:
-    return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+def _header(member: tarfile.TarInfo, *, pax: bool) -> bytes:
+    return member.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _sparse_header(member: tarfile.TarInfo, entry: Entry) -> bytes:
+    """A header with the map of a sparse file, format 1.0; sets the member's size to that of the data and the map.
+
+    See https://www.gnu.org/software/tar/manual/html_node/PAX-1.html.
+    """
+    pieces: list[list[int]] = []
+    for number, chunk in enumerate(entry.chunks):
+        start = number * CHUNK_BYTES
+        if chunk is not None:
+            size = min(CHUNK_BYTES, entry.size - start)
+            if pieces and sum(pieces[-1]) == start:
+                pieces[-1][1] += size
+            else:
+                pieces.append([start, size])
+    if not pieces or sum(pieces[-1]) < entry.size:
+        pieces.append([entry.size, 0])
+    data = "".join(
+        f"{number}\n" for number in (len(pieces), *(number for piece in pieces for number in piece))
+    ).encode()
+    data += bytes(-len(data) % tarfile.BLOCKSIZE)
+    directory, _, name = member.name.rpartition("/")
+    member.pax_headers = {
+        **member.pax_headers,
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": member.name,
+        "GNU.sparse.realsize": str(entry.size),
+    }
+    member.name = f"{directory}/GNUSparseFile.0/{name}" if directory else f"GNUSparseFile.0/{name}"
+    member.size = len(data) + sum(size for _, size in pieces)
+    return _header(member, pax=True) + data

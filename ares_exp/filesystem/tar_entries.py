@@ -187,9 +187,9 @@ class _Reader:
     def _linked(self, path: str, member: tarfile.TarInfo) -> Entry:
         first = self._path(member.linkname)
         entry = self._entries.get(first)
-        if entry is None or entry.kind != "file":
+        if entry is None or entry.kind == "directory":
             raise ValueError(f"{path!r} is another name of {first!r}, which is no file in it")
-        if entry.link is None:
+        if entry.kind == "file" and entry.link is None:  # `cp -al` gives symlinks second names, too
             entry = self._entries[first] = replace(entry, link=link_number(first))
         return entry
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
     EndpointError,
     EndpointTimeoutError,
@@ -26,7 +27,6 @@ from ares_exp.errors import (
 )
 from ares_exp.policies.endpoint_errors import refused
 from ares_exp.policies.request_slots import RequestSlots
-from ares_exp.policies.retry import retry_after_sec
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

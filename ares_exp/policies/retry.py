@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 
 from ares_exp.backoff import backoff_sec
 from ares_exp.errors import EndpointError
@@ -50,24 +46,6 @@ class Backoff:
             )
         # Never earlier than asked; the jitter keeps those who were refused together from coming back together.
         return min(self.max_wait_sec, error.retry_after_sec + self.base_sec * self.rng.uniform(0.0, 0.5))
-
-
-def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
-    """Seconds that `Retry-After` asks to wait (a number or an HTTP date), or `None` when it says nothing usable.
-
-    Args:
-        headers: Response headers, by lower-case name.
-        now: Epoch seconds.
-    """
-    text = headers.get("retry-after", "").strip()
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - (time.time() if now is None else now)
-        except (ValueError, OverflowError):
-            return None
-    return None if math.isnan(seconds) else max(0.0, seconds)
 
 
 def _final(error: EndpointError, why: str) -> EndpointError:

@@ -13,6 +13,7 @@ import pydantic
 from ares_exp.agents.code_agent import CodeAgent
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ContainerFactory
+from ares_exp.containers.daytona import DaytonaContainerFactory
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
@@ -39,13 +40,14 @@ Positive = Annotated[float, pydantic.Field(gt=0)]
 _CONTAINERS: dict[str, Callable[[], ContainerFactory]] = {
     "local": LocalContainerFactory,
     "docker": DockerContainerFactory,
+    "daytona": DaytonaContainerFactory,
 }
 
 
 def _container_factory(value: Any) -> ContainerFactory:
     made = _CONTAINERS[value]() if isinstance(value, str) and value in _CONTAINERS else value
     if not isinstance(made, ContainerFactory):
-        raise ValueError(f"expected 'local', 'docker' or a container factory, got {value!r:.80}")
+        raise ValueError(f"expected 'local', 'docker', 'daytona' or a container factory, got {value!r:.80}")
     return made
 
 

@@ -321,7 +321,7 @@ async def test_what_a_killed_process_leaves_is_removed_by_the_next(
     assert len(left_on(api, process.pid)) == 2
     process.send_signal(signal.SIGKILL)
     process.wait()
-    # The container goes by itself, the image with the next run.
-    assert await asyncio.to_thread(wait_until, lambda: len(left_on(api, process.pid)) == 1)
+    # The container goes by itself, the image with the next run: which may be somebody else's, beside this test.
+    assert await asyncio.to_thread(wait_until, lambda: len(left_on(api, process.pid)) <= 1)
     await DockerContainerFactory().preflight()
     assert left_on(api, process.pid) == []

@@ -7,6 +7,7 @@ import ares_exp
 
 SURFACE = {
     "CodeEnvironment",
+    "DaytonaContainerFactory",
     "DockerContainerFactory",
     "Environment",
     "EnvironmentSnapshot",

@@ -1,1 +1,5 @@
-"""Sandboxes of the Daytona service, through its official SDK."""
+"""`container=daytona`: sandboxes of the Daytona service, through its official SDK."""
+
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory
+
+__all__ = ["DaytonaContainerFactory"]

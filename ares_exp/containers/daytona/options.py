@@ -20,12 +20,12 @@ class DaytonaOptions:
     Attributes:
         snapshot: A named snapshot of the service that every sandbox starts from, whatever image the task names.
         cpus, memory_mb, storage_mb: In place of the task's own.
-        ttl_min: Minutes after which the service removes a sandbox that nobody keeps alive; `None`: by the task's limits.
+        ttl_min: Minutes until the service removes a sandbox that nobody keeps alive; `None`: by the task's limits.
         network: A policy for every phase, in place of the task's.
         allowed_hosts: Hosts that may be reached besides.
         env: Variables of every sandbox; the task's own win.
         shell: What reads commands.
-        capture: How snapshots are kept.
+        capture: How snapshots are kept; `None`: there will be none.
     """
 
     snapshot: str | None = None
@@ -37,4 +37,4 @@ class DaytonaOptions:
     allowed_hosts: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict)
     shell: Shell = "bash -lc"
-    capture: CaptureWay = "files"
+    capture: CaptureWay | None = None

@@ -1,26 +1,69 @@
-"""One event loop's connection to the service: the SDK's client, and requests that are sent again where that may help."""
+"""One event loop's connection to the service: the SDK's client, and requests that are sent again where that helps."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import random
+import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ares_exp.backoff import backoff_sec
+from ares_exp.containers.daytona import failures
+from ares_exp.containers.daytona.credentials import Credentials
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoundError, ContainerServiceError
 
 if TYPE_CHECKING:
-    from daytona import AsyncDaytona
+    from daytona import AsyncDaytona, AsyncSandbox
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_SEC = 60.0
 """Bound on one request and what follows from it, further tries included, unless a caller gives another."""
 
+FEW_TRIES = 4
+"""Tries of a request that the service answers as if it had a defect (500), which may never pass."""
+
+_MAX_SEC = 10.0
+_LOOK_SEC = 15.0
+_ENDED = frozenset({"error", "build_failed", "destroying", "destroyed", "stopping", "stopped", "archiving", "archived"})
+
 
 class DaytonaService:
-    """Requests to the service. One per event loop."""
+    """Requests to the service. One per event loop.
+
+    Attributes:
+        credentials: How it is reached.
+        creating: By name, the sandboxes that were asked for and of which it is not known yet whether they exist.
+    """
+
+    def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            credentials: How the service is reached.
+            base_sec: Longest wait after a first try that failed, unless the service says how long; then it doubles.
+        """
+        self.credentials = credentials
+        self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
+        self._client: AsyncDaytona | None = None
+        self._is_closed = False
+        self._base_sec = base_sec
+        self._rng = random.Random()
 
     @property
     def client(self) -> AsyncDaytona:
-        """The SDK's client."""
-        raise NotImplementedError
+        """The SDK's client, made at first use, in the running loop.
+
+        Raises:
+            ContainerServiceError: The service is closed.
+        """
+        if self._is_closed:
+            raise ContainerServiceError("The connection to the Daytona service has been closed.")
+        if self._client is None:
+            self._client = _connect(self.credentials)
+        return self._client
 
     async def call(
         self,
@@ -43,8 +86,120 @@ class DaytonaService:
             ContainerServiceError: What it ended with; the class says whose fault it is.
             ContainerDiedError: The sandbox that was asked is gone.
         """
-        raise NotImplementedError
+        from daytona import DaytonaError
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_sec
+        last: ContainerError | None = None
+        tries = 0
+        while True:
+            tries += 1
+            timer = asyncio.timeout_at(deadline)
+            try:
+                async with timer:
+                    return await request(self.client)
+            except DaytonaError as error:
+                failure = failures.read(what, error)
+                last = failure.error
+                if not failure.passes or not (repeatable or failure.untouched):
+                    raise last from error
+                if failure.few_tries and tries >= FEW_TRIES:
+                    raise last from error
+                wait_sec = self._wait_sec(tries, failure)
+                if loop.time() + wait_sec >= deadline:
+                    raise last from error
+            except TimeoutError as error:
+                if not timer.expired():
+                    raise
+                raise failures.unanswered(what, timeout_sec) from last or error
+            await asyncio.sleep(wait_sec)
+
+    async def is_gone(self, sandbox: AsyncSandbox) -> bool:
+        """Whether a sandbox is gone or can run no more. `False` also when the service does not say.
+
+        For errors that do not tell: to its proxy, the key of a sandbox that is gone is a wrong one (401).
+        """
+        try:
+            found = await self.call(
+                f"The sandbox {sandbox.name}", lambda client: client.get(sandbox.id), timeout_sec=_LOOK_SEC
+            )
+        except (ContainerDiedError, ContainerNotFoundError):
+            return True
+        except ContainerServiceError:
+            return False
+        return has_ended(found)
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
-        raise NotImplementedError
+        self._is_closed = True
+        creating = list(self.creating.values())
+        self.creating.clear()
+        for task in creating:
+            task.cancel()
+        if creating:
+            await asyncio.wait(creating)
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()  # type: ignore[no-untyped-call]
+
+    def _wait_sec(self, tries: int, failure: failures.Failure) -> float:
+        if failure.wait_sec is None:
+            return backoff_sec(tries, base_sec=self._base_sec, max_sec=_MAX_SEC, rng=self._rng)
+        # Never earlier than asked; the jitter keeps those who were refused together from coming back together.
+        return failure.wait_sec + self._base_sec * self._rng.uniform(0.0, 1.0)
+
+
+def state_of(sandbox: AsyncSandbox) -> str:
+    """The state in which a sandbox was last seen, in the service's words."""
+    return "unknown" if sandbox.state is None else str(sandbox.state.value)
+
+
+def has_ended(sandbox: AsyncSandbox) -> bool:
+    """Whether a sandbox is in a state, as it was last seen, from which it does not come back by itself."""
+    return state_of(sandbox) in _ENDED
+
+
+class _NothingToRead:
+    """In place of the SDK's reader of variables and of `.env` files, which takes those of any working directory.
+
+    Such a file may be an agent's. It could choose a region, and send traces of all requests anywhere.
+    """
+
+    def get(self, _: str) -> None:
+        """All that may be set is in `Credentials`."""
+
+    get_from_process_env = get_from_file = get
+
+
+_connecting = threading.Lock()  # every loop has its service, and its thread
+
+
+def _connect(credentials: Credentials) -> AsyncDaytona:
+    """The client, without any limit on parallel requests: every sandbox holds one open.
+
+    Without its event stream, too: that would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the
+    loop), and tell of every sandbox of the organisation. The SDK then looks each second at a sandbox that is starting.
+    """
+    from daytona import DaytonaConfig
+
+    sdk: Any = importlib.import_module("daytona._async.daytona")
+
+    config = DaytonaConfig(
+        api_key=credentials.api_key,
+        jwt_token=credentials.jwt_token,
+        organization_id=credentials.organization_id,
+        api_url=credentials.api_url,
+        target=credentials.target,
+        connection_pool_maxsize=None,
+        use_deprecated_polling=False,
+    )
+    with _connecting:
+        reader = sdk.DaytonaEnvReader
+        sdk.DaytonaEnvReader = _NothingToRead
+        try:
+            client: AsyncDaytona = sdk.AsyncDaytona(config)
+        finally:
+            sdk.DaytonaEnvReader = reader
+    if client._event_dispatcher is not None:
+        client._event_dispatcher._closed = True  # the task that the constructor began finds it so, and ends
+    return client

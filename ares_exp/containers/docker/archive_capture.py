@@ -7,49 +7,31 @@ directory that hides the base's: each deletion in it is listed. Names that are n
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeVar
 
+from ares_exp.containers.bounded_reading import Skip, bounded
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread
 from ares_exp.containers.docker.engine_archive import read_archives
 from ares_exp.containers.docker.program import run_program
 from ares_exp.errors import CaptureError
-from ares_exp.filesystem.delta import Entry, is_kept, sorted_by_path
+from ares_exp.filesystem.delta import Entry, in_directories, is_kept, parents
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.filesystem.tar_entries import read_tar
+from ares_exp.filesystem.tar_program import GNU_CREATE, READ_SOMETHING, YOUNG_SEC
 
-_TAR = [
-    "tar",
-    "--create",
-    "--null",
-    "--no-recursion",
-    "--files-from=-",
-    "--format=posix",
-    "--sparse",
-    "--numeric-owner",
-]
-_TAR += ["--xattrs", "--xattrs-include=*"]
-_TAR_READ_SOMETHING = (0, 1, 2)  # all; all, but some changed meanwhile; some could not be read
+_TAR = ["tar", *GNU_CREATE, "--files-from=-"]
 _STAT = ["xargs", "-0", "stat", "--printf=%i %s %h %f %.9Y %.9Z %n\\0", "--"]
 _SIGNATURE = re.compile(rb"\d+ \d+ \d+ [0-9a-f]+ -?[\d.]+ -?[\d.]+")
 _STAT_BYTES = 200  # of one answer, without the name
 _ADDED, _DELETED = 1, 2  # kinds of changes, in the engine's list
 _LOST = "\ufffd"
-_YOUNG_SEC = 2.0
 _REGULAR, _ALL_KINDS = 0o100000, 0o170000
 
-Skip = Callable[[str], bool]
 _T = TypeVar("_T")
-
-
-class Bounded(Protocol):
-    """Runs work in a thread; the `skip` that it gets raises when it is to end."""
-
-    def __call__(self, read: Callable[[Skip], dict[str, Entry]], skip: Skip) -> Awaitable[dict[str, Entry]]: ...  # noqa: D102
 
 
 class ArchiveCapture:
@@ -61,14 +43,13 @@ class ArchiveCapture:
         self._container = container
         self._known: dict[str, tuple[bytes, Entry]] = {}
 
-    async def run(self, objects: ObjectStore, notes: list[str], skip: Skip, bounded: Bounded) -> dict[str, Entry]:
+    async def run(self, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
         """The changes.
 
         Args:
             objects: Where contents go.
             notes: Gets a sentence for each thing that is not kept.
             skip: Whether a path is left out.
-            bounded: Runs what blocks.
 
         Raises:
             CaptureError: They could not be read.
@@ -77,7 +58,7 @@ class ArchiveCapture:
         """
         listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
         deleted = {path for path, kind in listed.items() if kind == _DELETED}
-        above = {parent for path in listed for parent in _parents(path)}
+        above = {parent for path in listed for parent in parents(path)}
         there = sorted((listed.keys() | above) - (deleted - above))
         failures: tuple[type[Exception], ...] = (CaptureError, *engine_errors())
         try:
@@ -92,7 +73,7 @@ class ArchiveCapture:
                 entries[path] = replace(entries[path], opaque=True)
             elif path not in above:
                 entries[path] = Entry("whiteout")
-        return _in_directories(entries)
+        return in_directories(entries)
 
     def _listed(self, notes: list[str], skip: Skip) -> dict[str, int]:
         """Changed paths, and how they changed."""
@@ -114,7 +95,7 @@ class ArchiveCapture:
         new = [path for path in paths if path not in old]
         more: list[str] = []
         read, exit_code = await self._run(_TAR, new, lambda file: read_tar(file, objects, notes=more, skip=skip))
-        if exit_code not in _TAR_READ_SOMETHING:
+        if exit_code not in READ_SOMETHING:
             raise CaptureError(f"tar in the container ended with exit code {exit_code}.")
         noted = "".join(more)
         notes += more
@@ -168,19 +149,4 @@ def _tells(signature: bytes) -> bool:
     """Whether a later change gives another signature: of a regular file with one name, changed some time ago."""
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
-    return is_plain and time.time() - float(changed) > _YOUNG_SEC
-
-
-def _parents(path: str) -> Iterator[str]:
-    while (path := posixpath.dirname(path)) != "/":
-        yield path
-
-
-def _in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Without those whose directory has gone meanwhile."""
-    found: dict[str, Entry] = {}
-    for path, entry in sorted_by_path(entries).items():
-        parent = posixpath.dirname(path)
-        if parent == "/" or (parent in found and found[parent].kind == "directory"):
-            found[path] = entry
-    return found
+    return is_plain and time.time() - float(changed) > YOUNG_SEC

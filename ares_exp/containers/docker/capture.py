@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.docker.archive_capture import ArchiveCapture, Skip
+from ares_exp.containers.bounded_reading import Skip, bounded
+from ares_exp.containers.docker.archive_capture import ArchiveCapture
 from ares_exp.containers.docker.base_files import BaseFiles
 from ares_exp.containers.docker.creation import Throttle
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
@@ -32,9 +31,6 @@ from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.filesystem.overlay_upper import ScanCache, scan
 
 CaptureWay = Literal["auto", "upper", "archive"]
-
-READ_SEC = 300.0
-"""Bound on the reading of a container's files."""
 
 READINGS = 5
 """So often the files are read at most, for two readings that are the same. Only what changed is read again."""
@@ -107,8 +103,8 @@ class Capture:
                     f"The upper directory of the container {self._container} cannot be read, because {error}. Run as "
                     "root on the engine's machine, or set container.capture=archive."
                 ) from error
-            return await self._archive.run(objects, notes, skip, _bounded)
-        return await _bounded(lambda skip: self._steady(upper, objects, notes, skip), skip)
+            return await self._archive.run(objects, notes, skip)
+        return await bounded(lambda skip: self._steady(upper, objects, notes, skip), skip)
 
     def _skip(self, mount_points: frozenset[str], path: str) -> bool:
         if self._is_closed:
@@ -155,24 +151,6 @@ class Capture:
         async with self._one_at_a_time:
             if self._base_files is not None:
                 await in_thread(self._base_files.close, lane="removals")
-
-
-async def _bounded(read: Callable[[Skip], dict[str, Entry]], skip: Skip) -> dict[str, Entry]:
-    """Runs `read` in a thread. It is told to give up by `skip`, when it takes too long or the caller is cancelled."""
-    given_up = threading.Event()
-
-    def skip_or_give_up(path: str) -> bool:
-        if given_up.is_set():
-            raise CaptureError(f"The changed files could not be read within {READ_SEC:g} s.")
-        return skip(path)
-
-    reading = asyncio.ensure_future(asyncio.to_thread(read, skip_or_give_up))
-    try:
-        await asyncio.wait({reading}, timeout=READ_SEC)
-    finally:
-        given_up.set()
-        await finish(asyncio.wait({reading}))
-    return reading.result()
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ares_exp.containers.dockerfile.instructions import KNOWN, find_syntax, heredocs, instructions, read_text
 from ares_exp.errors import TaskError
 
-# fmt: off
-_KNOWN = frozenset({
-    "ADD", "ARG", "CMD", "COMMENT", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER",
-    "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
-})
-# fmt: on
 _FLAGS = {
     "RUN --mount": "RUN --mount=type=cache,target=/c true",
     "RUN --network": "RUN --network=none true",
@@ -35,10 +29,6 @@ _FLAGS = {
 """Flags that only BuildKit knows, each with an instruction that has it."""
 
 _AUTOMATIC = re.compile(r"(?:TARGET|BUILD)(?:PLATFORM|OS|ARCH|VARIANT)")
-_QUOTED = re.compile(r"""(?<!<<)(?<!<<-)(?:"(?:\\.|[^"\\])*"|'[^']*')""")
-_HEREDOC = re.compile(r"(?:^|\s)\d*<<(-?)(['\"]?)([A-Za-z_][\w.-]*)\2")
-_DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
-_OFFICIAL = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?:[:@].*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,75 +67,27 @@ def check_dockerfile(path: Path) -> BuildKitNeeds:
     Raises:
         TaskError: It cannot be read, has an unknown instruction, or copies a file that is not there.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"Cannot read {path}: {error}.") from error
-    line, frontend = _syntax(text)
-    custom = frontend is not None and _OFFICIAL.fullmatch(frontend) is None
-    if custom:  # the file need not even be a Dockerfile
-        return BuildKitNeeds((BuildKitFeature(f"the frontend {frontend}", line, ""),), frontend, True)
+    text = read_text(path)
+    syntax = find_syntax(text)
+    if syntax.is_foreign:  # the file need not even be a Dockerfile
+        foreign = BuildKitFeature(f"the frontend {syntax.frontend}", syntax.line, "")
+        return BuildKitNeeds((foreign,), syntax.frontend, True)
     features: dict[str, BuildKitFeature] = {}
-    for name, value, line in _instructions(text):
-        if name not in _KNOWN:
+    for name, value, line in instructions(text):
+        if name not in KNOWN:
             raise TaskError(f"{path}:{line}: expected a Dockerfile instruction, got {name}.")
         if name in ("COPY", "ADD") and "--from" not in value and not value.lstrip().startswith("["):
             _check_sources(path, line, value)
         for feature, sample in _features(name, value):
             features.setdefault(feature, BuildKitFeature(feature, line, sample))
-    return BuildKitNeeds(tuple(features.values()), frontend, False)
+    return BuildKitNeeds(tuple(features.values()), syntax.frontend, False)
 
 
 def without_syntax_line(text: str) -> str:
     """The same Dockerfile, for the frontend inside the engine; its lines keep their numbers."""
-    line, frontend = _syntax(text)
+    line, frontend = find_syntax(text)
     lines = text.splitlines(keepends=True)
     return text if frontend is None else "".join((*lines[: line - 1], "#\n", *lines[line:]))
-
-
-def _syntax(text: str) -> tuple[int, str | None]:
-    """The line and the value of `# syntax=`, which has to come before everything but other such lines."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if (found := _DIRECTIVE.fullmatch(line)) is None:
-            break
-        if found[1].lower() == "syntax":
-            return number, found[2]
-    return 0, None
-
-
-def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
-    """(name, value, line) of each instruction."""
-    from dockerfile_parse import DockerfileParser
-
-    for instruction in DockerfileParser(fileobj=io.BytesIO(_parseable(text).encode())).structure:
-        yield instruction["instruction"], instruction["value"], instruction["startline"] + 1
-
-
-def _parseable(text: str) -> str:
-    """Comments in place of here-documents and of blank lines inside an instruction, which the parser does not know."""
-    lines: list[str] = []
-    ends: list[tuple[str, str]] = []  # of here-documents that are open
-    instruction = ""
-    for line in text.splitlines():
-        if ends:
-            strip, end = ends[0]
-            if (line.lstrip("\t") if strip else line) == end:
-                ends.pop(0)
-            lines.append("#")
-        elif line.lstrip().startswith("#") or (instruction and not line.strip()):
-            lines.append("#")
-        else:
-            lines.append(line)
-            instruction += line.rstrip().removesuffix("\\") + " "
-            if not line.rstrip().endswith("\\"):
-                name, _, value = instruction.strip().partition(" ")
-                ends = [(strip, end) for strip, _, end in _heredocs(name.upper(), value)]
-                instruction = ""
-    return "\n".join(lines) + "\n"
-
-
-def _heredocs(name: str, value: str) -> list[tuple[str, str, str]]:
-    return _HEREDOC.findall(_QUOTED.sub("''", value)) if name in ("RUN", "COPY", "ADD") else []
 
 
 def _features(name: str, value: str) -> Iterator[tuple[str, str]]:
@@ -153,7 +95,7 @@ def _features(name: str, value: str) -> Iterator[tuple[str, str]]:
     for flag in re.findall(r"(?:^|\s)--([a-z-]+)", _leading_flags(value)):
         if sample := _FLAGS.get(f"{name} --{flag}"):
             yield f"{name} --{flag}", sample
-    if _heredocs(name, value):
+    if heredocs(name, value):
         yield "a here-document", "COPY <<E /e\nE"
     if name == "ARG":  # one with a default is not empty without BuildKit, and may be meant for both
         for word in filter(_AUTOMATIC.fullmatch, value.split()):

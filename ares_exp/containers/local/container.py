@@ -11,11 +11,13 @@ import posixpath
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Unpack
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, User
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.dockerfile.reading import Dockerfile
+from ares_exp.containers.dockerfile.steps import apply_step, stage_context
 from ares_exp.containers.local.box import ROOT_NAMES, Box
 from ares_exp.containers.local.box_directory import BoxDirectory
 from ares_exp.containers.local.box_files import BoxFiles, private_mounts
@@ -23,8 +25,6 @@ from ares_exp.containers.local.box_storage import UNREADABLE, find_storage
 from ares_exp.containers.local.box_transfer import receive, send
 from ares_exp.containers.local.bubblewrap import box_arguments, find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
-from ares_exp.containers.local.dockerfile import Dockerfile
-from ares_exp.containers.local.dockerfile_steps import apply_step, stage_context
 from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import Part, root_parts, write_layer
 from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
@@ -42,8 +42,6 @@ from ares_exp.filesystem.objects import ObjectStore
 
 TRANSFER_TIMEOUT_SEC = 600.0
 """Bound on one upload or download."""
-
-_T = TypeVar("_T")
 
 
 class LocalContainer(Container):
@@ -87,7 +85,7 @@ class LocalContainer(Container):
             await self._start()
 
     async def _start(self) -> None:
-        bwrap = await _in_thread(find_bwrap)
+        bwrap = await in_thread(find_bwrap)
         self.image = "host"  # whatever FROM says
         dockerfile = read_task_dockerfile(self._spec)
         if dockerfile is not None:
@@ -95,10 +93,10 @@ class LocalContainer(Container):
         self._workdir = self._spec.workdir or self._workdir
         env = {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
         try:
-            storage = await _in_thread(find_storage)
+            storage = await in_thread(find_storage)
             self._files_in_memory = storage.in_memory
             self._directory = directory = BoxDirectory(storage.folder)
-            arguments = await _in_thread(
+            arguments = await in_thread(
                 lambda: directory.prepare(lambda path: self._prepare(path, env, is_readable=storage.is_readable))
             )
             self._box = await Box.launch(bwrap, arguments, directory.path, files_in_memory=storage.in_memory)
@@ -153,12 +151,12 @@ class LocalContainer(Container):
         if files is None:
             raise SnapshotUnsupportedError(f"The local box of {self._spec.name} cannot be captured. {UNREADABLE}")
         try:
-            return await _in_thread(lambda: directory.prepare(lambda _: files.capture(objects)))
+            return await in_thread(lambda: directory.prepare(lambda _: files.capture(objects)))
         except FileNotFoundError as error:
             raise ContainerDiedError("The container was stopped before its files could be read.") from error
 
     async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path) -> None:
-        context = await _in_thread(lambda: stage_context(context, stage))
+        context = await in_thread(lambda: stage_context(context, stage))
         channels = ShellPool(lambda user: self._open_shell(user, clean_env=True), shell="bash -c")
 
         async def run(
@@ -178,7 +176,7 @@ class LocalContainer(Container):
             raise ContainerStartError(f"{error}{hint}") from error
         finally:
             await channels.close()
-            await _in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))
+            await in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `Container.exec`.
@@ -269,14 +267,4 @@ class LocalContainer(Container):
                     await self._box.kill()
             finally:
                 if self._directory is not None:
-                    await _in_thread(self._directory.remove)
-
-
-async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Runs `function` in a thread; on cancellation it is waited for, so that nothing appears behind a clean-up."""
-    task = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await finish(asyncio.wait({task}))
-        raise
+                    await in_thread(self._directory.remove)

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.dockerfile.steps import check_sources
 from ares_exp.containers.local.box import ROOT_NAMES
 from ares_exp.containers.local.box_storage import find_storage
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
 from ares_exp.containers.local.cgroup_place import usable_places
 from ares_exp.containers.local.container import LocalContainer
-from ares_exp.containers.local.dockerfile_steps import check_sources
 from ares_exp.containers.local.leftovers import remove_stale
 from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.dockerfile.reading import Base, Dockerfile, read_dockerfile
 from ares_exp.containers.local.box import ROOT_NAMES
 from ares_exp.containers.local.bubblewrap import is_privileged
-from ares_exp.containers.local.dockerfile import Dockerfile, read_dockerfile
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
@@ -16,6 +16,7 @@ BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
 
 ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
 _REMEDY = "Use container=docker for this task."
+_REFUSAL = f"container=local applies a Dockerfile to the host's root and cannot do {{}}. {_REMEDY}"
 
 
 def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
@@ -30,7 +31,7 @@ def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
         if context is not None and (context / name).exists():
             raise UnsupportedTaskError(f"{context / name}: container=local runs no compose files. {_REMEDY}")
     if context is not None and (context / "Dockerfile").is_file():
-        dockerfile = read_dockerfile(context / "Dockerfile", BASE_ENV)
+        dockerfile = read_dockerfile(context / "Dockerfile", Base(BASE_ENV), refusal=_REFUSAL)
         if dockerfile.user not in ROOT_NAMES and not is_privileged():
             raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
         return dockerfile

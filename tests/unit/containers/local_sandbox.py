@@ -28,6 +28,10 @@ def box(context: Path | None = None, **spec: object) -> LocalContainer:
     return LocalContainerFactory()(ContainerSpec(name="test", context_dir=context, **spec))  # type: ignore[arg-type]
 
 
+STEADY_MOUNTS = ("unshare", "--mount", *(() if is_privileged() else ("--map-root-user",)))
+"""Before a bubblewrap that binds all mounts of the host: it fails when one of them goes meanwhile, as engines' do."""
+
+
 def as_ordinary_user(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
     """Runs this Python as `nobody`, root being ours; what we may not show him by our permissions is bound for him."""
     shown = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
@@ -40,7 +44,7 @@ def as_ordinary_user(*arguments: str, timeout: float = 100) -> subprocess.Comple
     words += [word for path in shown for word in ("--ro-bind", str(path), str(path))]
     user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     return subprocess.run(
-        [find_bwrap(), "--dev-bind", "/", "/", *words, "--", *user, sys.executable, "-B", *arguments],
+        [*STEADY_MOUNTS, find_bwrap(), "--dev-bind", "/", "/", *words, "--", *user, sys.executable, "-B", *arguments],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"},
         cwd=ROOT,
         capture_output=True,

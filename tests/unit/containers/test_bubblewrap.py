@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, box_arguments, find_bwrap, is_privileged
-from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
+from tests.unit.containers.local_sandbox import ROOT, STEADY_MOUNTS, as_root, needs_local
 
 pytestmark = needs_local
 
@@ -137,7 +137,7 @@ except PreflightError as error:
 )
 def test_where_it_cannot_work_one_sentence_says_what_to_do(restriction: list[str]) -> None:
     run = subprocess.run(
-        [find_bwrap(), *restriction, "--dev-bind", "/", "/", "--", sys.executable, "-c", _PREFLIGHT],
+        [*STEADY_MOUNTS, find_bwrap(), *restriction, "--dev-bind", "/", "/", "--", sys.executable, "-c", _PREFLIGHT],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -1,4 +1,7 @@
-"""`python -m ares_exp.containers clean` where there is no Docker engine; `tests/docker` has it with one."""
+"""`python -m ares_exp.containers clean` where there is no Docker engine and no Daytona service.
+
+`tests/docker` and `tests/daytona` have it with one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import pytest
 from ares_exp.containers.local.bubblewrap import is_privileged
 
 NO_ENGINE = "Docker was left out. No Docker engine answers at unix:///no/such.sock: "
+
+NO_DAYTONA = {name: value for name, value in os.environ.items() if not name.startswith("DAYTONA_")}
 
 PRIVATE_MEMORY = 'mount -t tmpfs shm /dev/shm; exec "$@"'
 
@@ -36,7 +41,7 @@ def clean(tmp_path: Path) -> Clean:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*apart, sys.executable, "-m", "ares_exp.containers", *arguments],
-            env={**os.environ, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock"},
+            env={**NO_DAYTONA, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock"},
             capture_output=True,
             text=True,
             timeout=60,

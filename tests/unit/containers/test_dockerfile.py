@@ -7,15 +7,22 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.dockerfile.reading import (
+    Base,
+    CopyStep,
+    Dockerfile,
+    MakeDirectoryStep,
+    RunStep,
+    read_dockerfile,
+)
+from ares_exp.containers.dockerfile.steps import check_sources, find_sources, stage_context
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, read_dockerfile
-from ares_exp.containers.local.dockerfile_steps import check_sources, find_sources, stage_context
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 
-def read(directory: Path, text: str) -> Dockerfile:
+def read(directory: Path, text: str, base: Base | None = None) -> Dockerfile:
     (directory / "Dockerfile").write_text(text)
-    return read_dockerfile(directory / "Dockerfile", {"PATH": "/bin"})
+    return read_dockerfile(directory / "Dockerfile", base or Base({"PATH": "/bin"}), refusal="no {} here")
 
 
 def test_everything_that_is_understood(tmp_path: Path) -> None:
@@ -80,6 +87,9 @@ CMD ["sh"]
         ("${A:-default}", "1"),
         ("${A:+other}", "other"),
         ("${B:+other}", ""),
+        ("x${A:+:$A}", "x:1"),
+        ("x${B:+:$B}", "x"),
+        ("${B:-$A/b}", "1/b"),
         ("'$A'", "$A"),
         ('"$A b"', "1 b"),
         (r"\$A", "$A"),
@@ -97,8 +107,21 @@ def test_env_wins_over_arg_and_earlier_values_count(tmp_path: Path) -> None:
     assert dockerfile.steps[0].env["A"] == "new"
 
 
-def test_an_argument_before_from_does_not_reach_the_build(tmp_path: Path) -> None:
-    assert read(tmp_path, "ARG T=1\nFROM x:$T\nENV V=${T:-unset}\n").env["V"] == "unset"
+def test_an_argument_before_from_reaches_the_build_where_it_is_asked_for(tmp_path: Path) -> None:
+    text = "ARG T=1\nFROM x:$T\nENV V=${T:-unset}\n{}ENV W=${T:-unset}\n"
+    assert read(tmp_path, text.replace("{}", "")).env == {"PATH": "/bin", "V": "unset", "W": "unset"}
+    assert read(tmp_path, text.replace("{}", "ARG T\n")).env["W"] == "1"
+    assert read(tmp_path, text.replace("{}", "ARG T=2\n")).env["W"] == "2"
+
+
+def test_lines_that_are_built_already_are_followed_but_make_no_steps(tmp_path: Path) -> None:
+    text = "FROM a AS b\nENV A=1\nWORKDIR /w\nRUN <<E\nE\nFROM c\nUSER u\n"
+    text += "FROM b\nARG V=2\nWORKDIR s\nENV B=${A%x}\nRUN x $V\n"
+    built = Base(workdir="", built_lines=len(text.splitlines()) - 1)
+    dockerfile = read(tmp_path, text, built)
+    assert dockerfile.steps == (RunStep(12, ("/bin/sh", "-c", "x $V"), {"A": "1", "V": "2"}, "/w/s", "root"),)
+    told = read(tmp_path, text, Base({"A": "box", "B": "box"}, "/box", built_lines=built.built_lines))
+    assert told.steps == (RunStep(12, ("/bin/sh", "-c", "x $V"), {"A": "box", "B": "box", "V": "2"}, "/box", "root"),)
 
 
 @pytest.mark.parametrize(

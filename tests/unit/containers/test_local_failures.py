@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.containers.local.cgroup_place import usable_places
-from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
+from tests.unit.containers.local_sandbox import ROOT, STEADY_MOUNTS, as_root, needs_local
 
 pytestmark = needs_local
 
@@ -117,7 +117,7 @@ def test_out_of_space_for_temporary_files(tmp_path: Path) -> None:
     small = [word for path in (tmp_path, "/dev/shm") for word in ("--size", str(2**20), "--tmpfs", path)]
     # In a process tree of its own, which ends with this one: nothing of it may be left on the host.
     tried = run(
-        *(find_bwrap(), "--dev-bind", "/", "/", *small, "--", sys.executable, "-B", "-c", NO_SPACE),
+        *(*STEADY_MOUNTS, find_bwrap(), "--dev-bind", "/", "/", *small, "--", sys.executable, "-B", "-c", NO_SPACE),
         TMPDIR=str(tmp_path),
     )
     lines = [line for line in tried.stdout.splitlines() if line]

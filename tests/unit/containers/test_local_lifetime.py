@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from ares_exp.containers.local.box_directory import BoxDirectory, folders
 from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.errors import ContainerDiedError
-from tests.leaks import CASES, Phase, Run, processes, wait_until
+from tests.leaks import CASES, IN_MEMORY, Phase, Run, processes, wait_until
 from tests.unit.containers.local_sandbox import box, needs_local
 
 pytestmark = [needs_local, pytest.mark.once]
@@ -103,7 +104,15 @@ async def test_a_sweep_spares_the_living() -> None:
         await container.upload(__file__, "/x")
 
 
-@pytest.mark.parametrize("folder", folders())
+@pytest.fixture(params=["memory", "disk"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One of the two where the directories of boxes may lie, for once no other run's: that might sweep first."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as memory:
+        monkeypatch.setattr("ares_exp.containers.local.box_directory._IN_MEMORY", Path(memory))
+        yield folders()[request.param == "disk"]
+
+
 def test_a_directory_is_stale_when_its_lock_is_free(folder: Path) -> None:
     directory = BoxDirectory(folder)
     assert directory.path.parent == folder
@@ -117,8 +126,8 @@ def test_a_directory_is_stale_when_its_lock_is_free(folder: Path) -> None:
     directory.remove()
 
 
-def test_a_directory_that_was_never_locked_is_stale_when_it_is_old(tmp_path: Path) -> None:
-    directory = BoxDirectory(folders()[0])
+def test_a_directory_that_was_never_locked_is_stale_when_it_is_old(folder: Path) -> None:
+    directory = BoxDirectory(folder)
     unlocked = directory.path.with_name(f".{directory.path.name}")
     unlocked.mkdir()
     try:

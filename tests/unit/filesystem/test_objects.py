@@ -13,6 +13,7 @@ import zstandard
 from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from ares_exp.filesystem.objects import MAX_OBJECT_BYTES, ObjectStore
+from tests.unit.containers.local_sandbox import STEADY_MOUNTS
 
 MANY_PUTS = """
 import os, sys
@@ -276,6 +277,7 @@ def test_putting_what_a_read_only_store_has_changes_nothing(tmp_path: Path) -> N
 from ares_exp.filesystem.objects import ObjectStore
 assert ObjectStore(Path({str(tmp_path)!r})).put(b"there") == {digest!r}
 """
-    words = [find_bwrap(), "--dev-bind", "/", "/", "--ro-bind", tmp_path, tmp_path, sys.executable, "-c", code]
+    bwrap = [*STEADY_MOUNTS, find_bwrap(), "--dev-bind", "/", "/", "--ro-bind", tmp_path, tmp_path]
+    words = [*bwrap, sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

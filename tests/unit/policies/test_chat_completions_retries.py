@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
     AuthenticationError,
     EndpointError,
@@ -23,7 +24,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
-from ares_exp.policies.retry import Backoff, retry_after_sec
+from ares_exp.policies.retry import Backoff
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])

@@ -1,29 +1,32 @@
-"""Reads a task's Dockerfile for a box that starts from the host's root instead of an image.
+"""Reads a task's Dockerfile for a running box, which is to be given what an image would have.
 
 `dockerfile-parse` splits the file and expands variables; this module turns the instructions into steps, or refuses
-by name what would mean something else on the host's root. `dockerfile_steps` applies the steps in a running box.
+by name what cannot be done in a running box. `steps` does them.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import posixpath
 import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ares_exp.containers.dockerfile.instructions import (
+    heredocs,
+    instructions,
+    json_words,
+    read_text,
+    split_flags,
+    split_words,
+)
+from ares_exp.containers.dockerfile.substitution import simplify
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
+_FOLLOWED = ("FROM", "ARG", "ENV", "WORKDIR", "USER", "SHELL")
 _IGNORED = ("CMD", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "COMMENT")
-_FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
-_DEFAULT = re.compile(r"(?<!\\)\$\{(\w+):([-+])([^{}$]*)\}")
-_TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 _ARCHIVE = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.\w+)$")
-_HEREDOC = re.compile(r"(?:^|\s)\d?<<-?['\"]?[A-Za-z_]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -65,7 +68,7 @@ class Dockerfile:
     """What a Dockerfile asks for, in order.
 
     Attributes:
-        base: The image it names; recorded, not used: the box starts from the host's root.
+        base: The image it names.
         steps: What to do in the box.
         env: Variables of the finished image, those it started with included.
         workdir: Default directory of commands.
@@ -79,38 +82,44 @@ class Dockerfile:
     user: str
 
 
-def read_dockerfile(path: Path, base_env: Mapping[str, str]) -> Dockerfile:
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the steps start from.
+
+    Attributes:
+        env: Variables of the box, as far as they are known.
+        workdir: Its directory; empty if it is not known, and paths then stay relative to it.
+        args: Values of build arguments that are set without being given (`TARGETARCH`, …).
+        built_lines: So many lines of the Dockerfile are in the box already: they make no steps, and what of them cannot
+            be done in a box is no matter. Their stages, variables, directory, user and shell are followed, and `env`
+            and `workdir` are what they have led to.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    args: Mapping[str, str] = field(default_factory=dict)
+    built_lines: int = 0
+
+
+def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
     """Reads the Dockerfile at `path`.
 
     Args:
         path: The file.
-        base_env: Variables that the box has before the first instruction.
+        base: What the box is before the first step.
+        refusal: Says who cannot do what, and what to do about it; `{}` stands for what it is.
 
     Raises:
-        UnsupportedTaskError: An instruction that has no meaning on the host's root.
+        UnsupportedTaskError: An instruction that cannot be done in a running box.
         TaskError: It is missing or malformed.
     """
-    from dockerfile_parse import DockerfileParser
-
-    try:
-        content = _continue_over_blank_lines(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"Cannot read {path}: {error}.") from error
-    reader = _Reader(path, dict(base_env))
-    for instruction in DockerfileParser(fileobj=io.BytesIO(content.encode())).structure:
-        reader.read(instruction["instruction"], instruction["value"].strip(), instruction["startline"] + 1)
+    reader = _Reader(path, base, refusal)
+    for name, value, line in instructions(read_text(path)):
+        reader.read(name, value, line)
     if reader.base is None:
         raise TaskError(f"Expected {path} to begin with FROM, found no FROM.")
-    return Dockerfile(reader.base, tuple(reader.steps), reader.env, reader.workdir, reader.user)
-
-
-def _continue_over_blank_lines(text: str) -> str:
-    """Docker skips blank lines inside a continued instruction; the parser would end it there. Comments it skips."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        before = next((one for one in reversed(lines) if not one.lstrip().startswith("#")), "")
-        lines.append("#" if not line.strip() and before.rstrip().endswith("\\") else line)
-    return "\n".join(lines) + "\n"
+    steps = tuple(step for step in reader.steps if step.line > base.built_lines)
+    return Dockerfile(reader.base, steps, reader.env, reader.workdir, reader.user)
 
 
 @dataclass
@@ -118,19 +127,52 @@ class _Reader:
     """The state of the build while the instructions are read one by one."""
 
     path: Path
-    env: dict[str, str]
+    start: Base
+    refusal: str
     base: str | None = None
     steps: list[Step] = field(default_factory=list)
-    args: dict[str, str] = field(default_factory=dict)
-    workdir: str = "/"
-    user: str = "root"
-    shell: tuple[str, ...] = ("/bin/sh", "-c")
+    global_args: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = field(default_factory=dict)
+    stage: str = ""
     line: int = 0
+    env: dict[str, str] = field(init=False)
+    args: dict[str, str] = field(init=False)
+    unread: UnsupportedTaskError | None = None
+
+    def __post_init__(self) -> None:
+        self.global_args.update(self.start.args)
+        self._begin_stage("")
+
+    def _begin_stage(self, base: str) -> None:
+        """Starts from an earlier stage, or from an image."""
+        fresh = (dict(self.start.env), self.start.workdir, "root", ("/bin/sh", "-c"))
+        env, self.workdir, self.user, self.shell = self.stages.get(base.lower(), fresh)
+        self.env = dict(env)
+        self.args = {}
 
     def read(self, instruction: str, value: str, line: int) -> None:
-        self.line = line
-        if instruction in _IGNORED:
+        previous, self.line = self.line, line
+        is_built = line <= self.start.built_lines
+        if previous <= self.start.built_lines < line:
+            self._take_over()
+        if instruction in _IGNORED or (is_built and instruction not in _FOLLOWED):
             return
+        try:
+            self._handle(instruction, value)
+        except UnsupportedTaskError as error:
+            if not is_built:
+                raise
+            if instruction not in ("ENV", "WORKDIR"):  # what these led to, `start` says
+                self.unread = error
+
+    def _take_over(self) -> None:
+        """Goes on from the box that the lines so far have led to."""
+        if self.unread is not None:
+            raise self.unread
+        self.env |= self.start.env
+        self.workdir = self.start.workdir or self.workdir
+
+    def _handle(self, instruction: str, value: str) -> None:
         handler: Callable[[str], None] | None = getattr(self, f"_on_{instruction.lower()}", None)
         if handler is None:
             raise self._refusal(instruction)
@@ -141,16 +183,30 @@ class _Reader:
         handler(value)
 
     def _on_from(self, value: str) -> None:
-        if self.base is not None:
+        if self.base is not None and self.line > self.start.built_lines:
             raise self._refusal("a second FROM (multi-stage build)")
-        self.base = self._expand(_FLAG.sub("", value).split()[0])
-        self.args.clear()  # those before FROM hold for FROM alone
+        if self.base is None:
+            self.global_args |= self.args
+        else:
+            self.stages[self.stage] = (self.env, self.workdir, self.user, self.shell)
+        self.args, self.env = dict(self.global_args), {}  # those before the first FROM hold for every FROM
+        base, *rest = split_flags(value)[1].split() or [""]
+        try:
+            self.base = self._expand(base)
+        except UnsupportedTaskError:
+            if self.line > self.start.built_lines:
+                raise
+            self.base = base
+        self.stage = rest[1].lower() if len(rest) == 2 else f" {self.line}"  # one without a name cannot be referred to
+        self._begin_stage(self.base)
 
     def _on_arg(self, value: str) -> None:
-        for word in self._words(value):
+        for word in split_words(value):
             name, equals, default = word.partition("=")
             if equals:
                 self.args[name] = self._expand(default)
+            elif name in self.global_args:
+                self.args[name] = self.global_args[name]
 
     def _on_env(self, value: str) -> None:
         from dockerfile_parse.util import extract_key_values
@@ -173,11 +229,11 @@ class _Reader:
         self.user = self._expand(value)
 
     def _on_volume(self, value: str) -> None:
-        for path in self._json(value) or self._words(value):
+        for path in json_words(value) or split_words(value):
             self.steps.append(MakeDirectoryStep(self.line, posixpath.join(self.workdir, self._expand(path))))
 
     def _on_shell(self, value: str) -> None:
-        words = self._json(value)
+        words = json_words(value)
         if not words:
             raise self._malformed('SHELL needs a list, as in SHELL ["/bin/bash", "-c"]')
         self.shell = words
@@ -187,12 +243,12 @@ class _Reader:
             raise self._refusal("HEALTHCHECK")
 
     def _on_run(self, value: str) -> None:
-        flags, command = self._flags(value)
+        flags, command = split_flags(value)
         for name, setting in flags:
             if name != "mount" or "type=cache" not in setting.split(","):  # a cache is an empty directory at first
                 raise self._refusal(f"RUN --{name}={setting}")
         self._refuse_heredoc("RUN", command)
-        argv = self._json(command) or (*self.shell, command)
+        argv = json_words(command) or (*self.shell, command)
         self.steps.append(RunStep(self.line, argv, {**self.args, **self.env}, self.workdir, self.user))
 
     def _on_copy(self, value: str) -> None:
@@ -202,12 +258,12 @@ class _Reader:
         self._add_copy("ADD", value)
 
     def _add_copy(self, instruction: str, value: str) -> None:
-        flags, rest = self._flags(value)
+        flags, rest = split_flags(value)
         self._refuse_heredoc(instruction, rest)
         options = {name: self._expand(setting) for name, setting in flags if name != "link"}
         for name in options.keys() - {"chmod", "chown"}:
             raise self._refusal(f"{instruction} --{name}")
-        *sources, target = (self._expand(word) for word in self._json(rest) or self._words(rest) or ("",))
+        *sources, target = (self._expand(word) for word in json_words(rest) or split_words(rest) or ("",))
         if not sources:
             raise self._malformed(f"{instruction} needs a source and a target")
         for source in sources if instruction == "ADD" else ():
@@ -217,29 +273,8 @@ class _Reader:
         self.steps.append(CopyStep(self.line, tuple(sources), target, options.get("chmod"), options.get("chown")))
 
     def _refuse_heredoc(self, instruction: str, text: str) -> None:
-        if _HEREDOC.search(text):
+        if heredocs(instruction, text):
             raise self._refusal(f"{instruction} with a here-document")
-
-    def _flags(self, value: str) -> tuple[list[tuple[str, str]], str]:
-        flags = []
-        while match := _FLAG.match(value):
-            flags.append((match[1], match[2] or ""))
-            value = value[match.end() :]
-        return flags, value
-
-    def _json(self, value: str) -> tuple[str, ...]:
-        """The words of the exec form; nothing if `value` is the other form (as Docker decides it)."""
-        try:
-            words: Any = json.loads(value) if value.startswith("[") else None
-        except ValueError:
-            return ()
-        return tuple(words) if isinstance(words, list) and all(isinstance(word, str) for word in words) else ()
-
-    def _words(self, value: str) -> tuple[str, ...]:
-        """Splits; quotes and variables stay."""
-        from dockerfile_parse.util import WordSplitter
-
-        return tuple(WordSplitter(value).split(dequote=False))
 
     def _expand(self, word: str) -> str:
         """Expands variables and removes quotes."""
@@ -249,25 +284,14 @@ class _Reader:
         return str(WordSplitter(text, args={}, envs=variables).dequote())
 
     def _variables(self, value: str) -> tuple[str, dict[str, str]]:
-        """Rewrites `${name:-default}` and `${name:+other}`, which the parser does not know, as plain variables."""
-        variables = {**self.args, **self.env}
-
-        def replace(match: re.Match[str]) -> str:
-            name, operator, word = match.groups()
-            known, key = variables.get(name, ""), f"_{len(variables)}_"
-            variables[key] = (known or word) if operator == "-" else (word if known else "")
-            return "${" + key + "}"
-
-        text = _DEFAULT.sub(replace, value)
-        if _TOO_COMPLEX.search(text):
-            raise self._refusal(f"the substitution in {shlex.quote(value)}")
-        return text, variables
+        """The text with substitutions that the parser knows, and the variables for it."""
+        try:
+            return simplify(value, {**self.args, **self.env})
+        except ValueError as error:
+            raise self._refusal(f"the substitution in {shlex.quote(value)}") from error
 
     def _refusal(self, what: str) -> UnsupportedTaskError:
-        return UnsupportedTaskError(
-            f"{self.path}, line {self.line}: container=local applies a Dockerfile to the host's root and cannot do "
-            f"{what}. Use container=docker for this task."
-        )
+        return UnsupportedTaskError(f"{self.path}, line {self.line}: {self.refusal.format(what)}")
 
     def _malformed(self, what: str) -> TaskError:
         return TaskError(f"{self.path}, line {self.line}: {what}.")

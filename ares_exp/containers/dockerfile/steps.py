@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ares_exp.containers.container import ExecResult
-from ares_exp.containers.local.dockerfile import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, Step
+from ares_exp.containers.dockerfile.reading import CopyStep, Dockerfile, MakeDirectoryStep, RunStep, Step
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
 _LAST_LINES = 20
@@ -48,19 +48,7 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
     Raises:
         TaskError: One is missing, or leads out of the context.
     """
-    root = context.resolve()
-    found: list[Path] = []
-    for source in step.sources:
-        pattern = source.lstrip("/") or "."
-        paths = sorted(root.glob(pattern)) if glob.has_magic(pattern) else [root / pattern]
-        resolved = [path.resolve() for path in paths if path.exists()]
-        if not resolved:
-            raise TaskError(f"{context}/Dockerfile, line {step.line}: nothing in {context} matches {source!r}.")
-        if any(not path.is_relative_to(root) for path in resolved):
-            raise UnsupportedTaskError(
-                f"{context}/Dockerfile, line {step.line}: {source!r} leads out of the build context {context}."
-            )
-        found += resolved
+    found = [path.resolve() for source in step.sources for path in match_source(source, context, step.line)]
     if len(found) > 1 and not step.target.endswith("/"):
         raise TaskError(
             f"{context}/Dockerfile, line {step.line}: several sources need a target that ends with '/', "
@@ -69,15 +57,31 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
     return found
 
 
+def match_source(source: str, context: Path, line: int) -> list[Path]:
+    """The paths that one source of a COPY on that line names, below `context.resolve()`.
+
+    Raises:
+        TaskError: There are none, or one leads out of the context, by itself or over a link.
+    """
+    root = context.resolve()
+    pattern = source.lstrip("/") or "."
+    paths = sorted(root.glob(pattern)) if glob.has_magic(pattern) else [root / pattern]
+    found = [path for path in paths if path.exists()]
+    if not found:
+        raise TaskError(f"{context}/Dockerfile, line {line}: nothing in {context} matches {source!r}.")
+    if any(not path.resolve().is_relative_to(root) for path in found):
+        raise UnsupportedTaskError(
+            f"{context}/Dockerfile, line {line}: {source!r} leads out of the build context {context}."
+        )
+    return found
+
+
 def stage_context(context: Path, directory: Path) -> Path:
     """The context without what its `.dockerignore` leaves out: a copy in `directory`, or the context itself."""
-    ignore = context / ".dockerignore"
-    if not ignore.is_file():
+    names = names_not_ignored(context)
+    if names is None:
         return context
-    from docker.utils.build import exclude_paths
-
-    patterns = [line.strip() for line in ignore.read_text().splitlines()]
-    for name in sorted(exclude_paths(str(context), [line for line in patterns if line and not line.startswith("#")])):
+    for name in sorted(names):
         source, target = context / name, directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir() and not source.is_symlink():
@@ -85,6 +89,17 @@ def stage_context(context: Path, directory: Path) -> Path:
         else:
             shutil.copy2(source, target, follow_symlinks=False)
     return directory
+
+
+def names_not_ignored(context: Path) -> set[str] | None:
+    """What the `.dockerignore` of a context leaves in it, as relative paths; `None` without such a file. Blocking."""
+    ignore = context / ".dockerignore"
+    if not ignore.is_file():
+        return None
+    from docker.utils.build import exclude_paths
+
+    lines = (line.strip() for line in ignore.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    return set(exclude_paths(str(context), [line for line in lines if line and not line.startswith("#")]))
 
 
 async def apply_step(step: Step, context: Path, run: RunInBox, upload: UploadToBox) -> None:

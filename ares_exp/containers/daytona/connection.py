@@ -1,0 +1,75 @@
+"""The connection that the containers of a factory share: open while one of them needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from dataclasses import dataclass
+
+from ares_exp.containers.daytona.credentials import Credentials
+from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.daytona.object_store import has_object_store
+from ares_exp.containers.daytona.service import DaytonaService
+
+
+@dataclass(slots=True)
+class Connection:
+    """Of one event loop.
+
+    Attributes:
+        service: Sends requests.
+        keep_alive: Keeps sandboxes alive.
+        holders: How many need it.
+    """
+
+    service: DaytonaService
+    keep_alive: KeepAlive
+    holders: int = 0
+    _object_store: asyncio.Task[bool] | None = None
+
+    async def has_object_store(self) -> bool:
+        """Whether the service takes files for its image builder; it is asked once.
+
+        Raises:
+            ContainerServiceError: As `object_store.has_object_store`.
+        """
+        if self._object_store is None or (self._object_store.done() and self._object_store.exception()):
+            self._object_store = asyncio.ensure_future(has_object_store(self.service))
+        return await asyncio.shield(self._object_store)
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        if self._object_store is not None:
+            self._object_store.cancel()
+            await asyncio.wait({self._object_store})
+        await self.keep_alive.close()
+        await self.service.close()
+
+
+class Connections:
+    """One connection for each event loop that has containers."""
+
+    def __init__(self) -> None:
+        """Opens none."""
+        self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
+
+    def acquire(self) -> Connection:
+        """The running loop's. Whoever takes it gives it back by `release`.
+
+        Raises:
+            PreflightError: There are no credentials in the environment, or malformed ones.
+        """
+        loop = asyncio.get_running_loop()
+        found = self._of_loop.get(loop)
+        if found is None:
+            service = DaytonaService(Credentials.from_environment())
+            found = self._of_loop[loop] = Connection(service, KeepAlive(service))
+        found.holders += 1
+        return found
+
+    async def release(self, connection: Connection) -> None:
+        """Gives it back; the last one closes it."""
+        connection.holders -= 1
+        if connection.holders == 0:
+            self._of_loop.pop(asyncio.get_running_loop(), None)
+            await connection.close()

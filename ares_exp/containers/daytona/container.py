@@ -1,0 +1,312 @@
+"""One sandbox of the service as a `Container`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import posixpath
+import re
+import secrets
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from ares_exp.containers.cancellation import in_thread
+from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, User
+from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.daytona.capture import SandboxFiles
+from ares_exp.containers.daytona.connection import Connection, Connections
+from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
+from ares_exp.containers.daytona.execution import execute
+from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
+from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
+from ares_exp.containers.daytona.relay import Relay, RelayStream
+from ares_exp.containers.daytona.sandbox_base import kept_base, sandbox_base
+from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
+from ares_exp.containers.daytona.transfer import FileTransfer
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.shell_pool import ShellPool
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerServiceError,
+    SnapshotError,
+    SnapshotUnsupportedError,
+    TransferError,
+)
+from ares_exp.filesystem.delta import Delta
+from ares_exp.filesystem.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from daytona import AsyncSandbox
+
+_ROOT_NAMES = ("root", "0")
+_ASK_SEC = 60.0
+_WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml."
+
+_logger = logging.getLogger(__name__)
+
+
+class DaytonaContainer(Container):
+    """One sandbox; a `Container`, and a `SnapshottableContainer`."""
+
+    image: str | None = None
+
+    def __init__(self, spec: ContainerSpec, options: DaytonaOptions, connections: Connections) -> None:
+        """Keeps what is needed to start.
+
+        Args:
+            spec: What the task asks for.
+            options: Of the factory.
+            connections: Of the factory.
+        """
+        self._spec = spec
+        self._options = options
+        self._connections = connections
+        slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-").lower()[:40] or "task"
+        self.sandbox_name = f"ares-exp-{slug}-{secrets.token_hex(6)}"
+        self._connection: Connection | None = None
+        self._sandbox: AsyncSandbox | None = None
+        self._relay: Relay | None = None
+        self._channels: ShellPool | None = None
+        self._transfer: FileTransfer | None = None
+        self._files: SandboxFiles | None = None
+        self._user: User = "root"
+        self._workdir: str | None = None
+        self._image_env: Mapping[str, str] = {}
+        self._policy: NetworkPolicy | None = spec.network
+        self._stopping = asyncio.Lock()
+        self._stopped = False
+
+    async def start(self) -> None:
+        """As `Container.start`.
+
+        Raises:
+            ContainerStartError: The image could not be built, or the sandbox not started.
+            ContainerServiceError: The service refused, or does not answer.
+            EnvironmentStartTimeoutError: It took longer than the spec allows.
+        """
+        refuse_second_start(begun=self._connection is not None or self._stopped)
+        what = f"The sandbox of {self._spec.name}"
+        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
+            await self._start()
+
+    async def _start(self) -> None:
+        spec, options = self._spec, self._options
+        connection = self._connection = self._connections.acquire()
+        service, ttl_min = connection.service, ttl_minutes(spec, options)
+        kept = snapshot_to_start_from(spec.changes)
+        if kept is not None:
+            await make_ready(service, kept)
+        with tempfile.TemporaryDirectory(prefix="ares_exp-context-") as context:
+            plan = await self._plan(connection, Path(context))
+            self.image = plan.image or plan.snapshot or f"the Dockerfile of {spec.name}"
+            base = await in_thread(lambda: sandbox_base(plan)) if kept is None else kept_base(kept)
+            plan = plan if kept is None else replace(plan, snapshot=kept)
+            params = create_params(spec, options, plan, name=self.sandbox_name, labels=owner_labels(), ttl_min=ttl_min)
+            sandbox = self._sandbox = await create_sandbox(
+                service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
+            )
+        connection.keep_alive.add(sandbox, ttl_min)
+        self._relay = Relay(lambda script, seconds: execute(service, sandbox, script, seconds))
+        self._transfer = FileTransfer(service, sandbox, self._run_as_root, self._relay.directory)
+        if plan.builds_after_start:
+            await self._become({}, None, "root")
+        else:
+            await self._become({}, plan.workdir, plan.user)
+        if options.capture == "files" or (spec.changes is not None and kept is None):
+            fetch, send = self._transfer.fetch, self._transfer.send
+            self._files = SandboxFiles(
+                spec, base=base, run=self._run_as_root, fetch=fetch, send=send, skip=[self._relay.directory]
+            )
+            await self._files.has_started()
+        if plan.builds_after_start:
+            await self._finish_image(plan)
+
+    async def _plan(self, connection: Connection, context: Path) -> ImagePlan:
+        plan = await in_thread(lambda: plan_image(self._spec, self._options))
+        stored = plan.local is not None and plan.local.not_stored is None and await connection.has_object_store()
+        return await in_thread(lambda: plan.settle(context if stored else None))
+
+    async def _finish_image(self, plan: ImagePlan) -> None:
+        """Does what the service could not build."""
+        self._policy = None  # that of a builder
+
+        async def run(
+            command: str, *, env: Mapping[str, str] | None = None, cwd: str = "/", user: str = "root"
+        ) -> ExecResult:
+            return await self.exec(command, env=env, cwd=cwd, user=user, shell="sh -c")
+
+        async def upload(source: Path, target: str) -> None:
+            await self.upload(source, target)
+
+        workdir = await self._absolute("")
+        finished = await plan.apply(run, upload, workdir=workdir, restored=self._spec.changes is not None)
+        await self._become(finished.env, finished.workdir, finished.user)
+        await self.set_network(self._spec.network)
+
+    async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
+        """Opens shells for the commands that come: with these variables, there, and as this user, if they say no other.
+
+        Args:
+            env: The task's own win.
+            workdir: The task's own wins; `None`: where the service starts commands.
+            user: Of the image.
+        """
+        if self._channels is not None:
+            await self._channels.close()
+        self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
+        self._workdir, self._user = self._spec.workdir or workdir, user
+        root = None if user in _ROOT_NAMES else "root"
+        self._channels = ShellPool(self._open_shell, workdir=self._workdir, shell=self._options.shell, root=root)
+        await self._channels.open()
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """As `Container.exec`.
+
+        Raises:
+            ContainerDiedError: The sandbox is gone, or the service does not answer.
+            ContainerError: It has no such user.
+            ValueError: As `Container.exec`.
+        """
+        if self._channels is None:
+            raise ContainerDiedError("The container has not been started.")
+        if str(options.get("user")) in (self._user, *(_ROOT_NAMES if self._user in _ROOT_NAMES else ())):
+            options["user"] = None  # the same shells
+        options["env"] = {**self._image_env, **(options.get("env") or {})}
+        try:
+            return await self._channels.exec(command, **options)
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
+
+    async def _open_shell(self, user: User | None) -> RelayStream:
+        relay = self._running_relay()
+        user = self._user if user is None else user
+        return await relay.open(None if str(user) in _ROOT_NAMES else user)
+
+    async def _run_as_root(self, command: str, *, timeout_sec: float) -> ExecResult:
+        return await self.exec(command, user="root", cwd="/", shell="sh -c", timeout_sec=timeout_sec)
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.upload`.
+
+        Raises:
+            TransferError: With the path and the reason.
+            ContainerDiedError: The sandbox is gone.
+        """
+        path = await self._absolute(target)
+        await self._copy(lambda transfer: transfer.upload(Path(source), path), f"upload to {path}")
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.download`.
+
+        Raises:
+            TransferError: With the path and the reason; a missing `source` included.
+            ContainerDiedError: The sandbox is gone.
+        """
+        path = await self._absolute(source)
+        await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
+
+    async def _absolute(self, path: str | Path) -> str:
+        """A path of the sandbox; a relative one is below its working directory."""
+        text = str(path)
+        if posixpath.isabs(text):
+            return text
+        if self._workdir is None:  # only the service knows it
+            here = await self.exec("pwd", shell="sh -c", timeout_sec=_ASK_SEC)
+            self._workdir = here.output.removesuffix("\n") or "/"
+        return posixpath.join(self._workdir, text) if text else self._workdir
+
+    async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
+        self._running_relay()
+        if self._transfer is None:
+            raise ContainerDiedError("The container has not been started.")
+        try:
+            await copy(self._transfer)
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            if isinstance(error, ContainerServiceError):
+                raise TransferError(f"The {what} failed. {error}") from error
+            raise
+
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        """As `SnapshottableContainer.capture_changes`.
+
+        Raises:
+            CaptureError: The files could not be read.
+            ContainerDiedError: The sandbox is gone.
+        """
+        self._running_relay()
+        sandbox, connection = self._sandbox, self._connection
+        if sandbox is None or connection is None:
+            raise ContainerDiedError("The container has not been started.")
+        try:
+            if self._options.capture == "provider":
+                return await keep_files(connection.service, sandbox)
+            if self._files is not None:
+                return await self._files.capture(objects)
+        except (SnapshotError, ContainerError) as error:
+            await self._raise_if_dead(error)
+            raise
+        raise SnapshotUnsupportedError(
+            "The sandbox did not list its files when it started, because nobody had said that they would be captured. "
+            "Make the factory with capture='files' or 'provider', or call its check_snapshots() before."
+        )
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """As `Container.set_network`.
+
+        Raises:
+            ContainerDiedError: The sandbox is gone.
+            ContainerError: The policy could not be put in force.
+            ValueError: As `Container.set_network`.
+        """
+        if policy not in self._spec.networks:
+            raise ValueError(f"Expected one of the policies that the container was made for, got {policy}.")
+        self._running_relay()
+        sandbox, connection = self._sandbox, self._connection
+        if policy == self._policy or sandbox is None or connection is None:
+            return
+        settings = network_settings(policy, self._options)
+        self._policy = None  # not known, if it fails
+        await connection.service.call(
+            f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
+        )
+        self._policy = policy
+
+    def _running_relay(self) -> Relay:
+        if self._relay is None or self._stopped:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        return self._relay
+
+    async def _raise_if_dead(self, cause: Exception) -> None:
+        """Tells a sandbox that is gone from a refused request."""
+        relay = self._running_relay()  # one that was stopped says that
+        if isinstance(relay.failure, ContainerDiedError):
+            raise relay.failure from cause
+
+    async def stop(self) -> None:
+        """As `Container.stop`."""
+        self._stopped = True
+        async with self._stopping:
+            if self._channels is not None:
+                await self._channels.close()
+            if self._relay is not None:
+                await self._relay.close()
+            connection, sandbox = self._connection, self._sandbox
+            self._connection = self._sandbox = None
+            if connection is None:
+                return
+            try:
+                if sandbox is not None:
+                    connection.keep_alive.discard(sandbox)
+                    await delete_sandbox(connection.service, self.sandbox_name)
+            except ContainerError as error:
+                _logger.warning("The sandbox %s is left until its TTL ends: %s", self.sandbox_name, error)
+            finally:
+                await self._connections.release(connection)

@@ -1,0 +1,222 @@
+"""Creation and removal of sandboxes: never two where one was asked for, and none that nobody knows of.
+
+A name is used once in the world, and the service gives it to one sandbox at a time. So whatever became of the answer,
+the name tells whether there is a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import random
+from typing import TYPE_CHECKING
+
+from ares_exp.backoff import backoff_sec
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.container_start import bounded_start
+from ares_exp.containers.daytona import failures
+from ares_exp.containers.daytona.service import DaytonaService, has_ended, state_of
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerNotFoundError,
+    ContainerServiceError,
+    ContainerServiceUnavailableError,
+    ContainerStartError,
+)
+
+if TYPE_CHECKING:
+    from daytona import (
+        AsyncDaytona,
+        AsyncSandbox,
+        CreateSandboxFromImageParams,
+        CreateSandboxFromSnapshotParams,
+    )
+
+NAME_PREFIX = "ares-exp-"
+"""What the names of our sandboxes begin with, for people who look at a list of them."""
+
+APPEARS_WITHIN_SEC = 5.0
+"""How long a sandbox may take to appear after the answer to its creation got lost."""
+
+REMOVAL_SEC = 60.0
+"""Bound on a removal. The service refuses it while a sandbox is being made; later its TTL removes it."""
+
+_EARLY_LOOKS_SEC = (0.1, 0.15, 0.25, 0.4)
+_TRIES = 6  # of a creation that left nothing
+_LOOK_SEC = 15.0
+_LATE_START_SEC = 60.0
+_rng = random.Random()
+_logger = logging.getLogger(__name__)
+
+
+async def create_sandbox(
+    service: DaytonaService,
+    params: CreateSandboxFromSnapshotParams | CreateSandboxFromImageParams,
+    *,
+    name: str,
+    timeout_sec: float,
+) -> AsyncSandbox:
+    """Makes one sandbox and waits until it runs, with its TTL before it. If that fails or is cancelled, none is left.
+
+    Args:
+        service: Where.
+        params: What it is to be.
+        name: Its name, which nobody else has or will have.
+        timeout_sec: Bound on the creation; removing what is left of a failed one comes on top (`REMOVAL_SEC`).
+
+    Raises:
+        EnvironmentStartTimeoutError: It took too long.
+        ContainerStartError: Its image cannot be built, or it does not start.
+        ContainerServiceError: The service refused; the class says why.
+    """
+    params = params.model_copy(update={"name": name})
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    undo = functools.partial(_undo, service, name)
+    remedy = "A large image takes long the first time; see container.build_timeout_sec."
+    async with bounded_start(f"The sandbox {name}", timeout_sec, stop=undo, remedy=remedy):
+        sandbox = await _create_or_adopt(service, params, name)
+        ttl_min = params.ttl_minutes or 0
+        if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # building its image is part of its time
+            await service.call(f"The sandbox {name}", lambda _: sandbox.set_ttl(ttl_min))
+    if service.creating.pop(name, None) is None:  # its removal was asked for meanwhile
+        await finish(_delete(service, sandbox))
+        raise ContainerDiedError(f"The sandbox {name} was removed while it was made.")
+    return sandbox
+
+
+async def delete_sandbox(service: DaytonaService, name: str) -> None:
+    """Removes a sandbox, also one whose creation is still on its way. Does nothing where there is none.
+
+    Raises:
+        ContainerServiceError: The service refused or did not answer; its TTL removes the sandbox.
+    """
+    loop = asyncio.get_running_loop()
+    creation = service.creating.pop(name, None)
+    deadline = loop.time() + APPEARS_WITHIN_SEC
+    try:
+        for tries in itertools.count(1):
+            sandbox = await _find(service, name)
+            if sandbox is not None:
+                await _delete(service, sandbox)
+                return
+            if creation is None or not _may_appear(creation) or loop.time() > deadline:
+                return
+            pause = _pause_sec(tries, max_sec=2.0)
+            await (asyncio.sleep(pause) if creation.done() else asyncio.wait({creation}, timeout=pause))
+    finally:
+        if creation is not None:
+            creation.cancel()
+            await asyncio.wait({creation})
+
+
+async def _create_or_adopt(
+    service: DaytonaService,
+    params: CreateSandboxFromSnapshotParams | CreateSandboxFromImageParams,
+    name: str,
+) -> AsyncSandbox:
+    """Bounded by the caller."""
+    what = f"The sandbox {name}"
+
+    async def create(client: AsyncDaytona) -> AsyncSandbox:
+        # A task of its own: a request that is given up here may yet be acted upon there, and what it says then counts.
+        creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
+        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be all that asks
+        return await _first_seen_started(client, creation, name)
+
+    for tries in itertools.count(1):
+        try:
+            return await service.call(what, create, timeout_sec=math.inf, repeatable=False)
+        except ContainerError as error:
+            sandbox = await _find(service, name)
+            if sandbox is not None:
+                return await _wait_until_started(service, sandbox)
+            is_conflict = isinstance(error, ContainerServiceError) and error.status == 409  # with one that has gone
+            if tries == _TRIES or not (is_conflict or isinstance(error, ContainerServiceUnavailableError)):
+                raise
+            await asyncio.sleep(_pause_sec(tries, max_sec=10.0))
+    raise AssertionError("unreachable")
+
+
+async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[AsyncSandbox], name: str) -> AsyncSandbox:
+    """The sandbox, once it runs. The SDK looks once a second, and many start in much less."""
+    from daytona import DaytonaError
+
+    for pause in _EARLY_LOOKS_SEC:
+        await asyncio.wait({creation}, timeout=pause)
+        if creation.done():
+            break
+        with contextlib.suppress(DaytonaError):
+            sandbox = await client.get(name, request_timeout=_LOOK_SEC)
+            if state_of(sandbox) == "started":
+                creation.cancel()
+                await asyncio.wait({creation})
+                return sandbox
+    await asyncio.wait({creation})
+    if creation.cancelled():
+        raise ContainerDiedError(f"The sandbox {name} was removed while it was made.")
+    return creation.result()
+
+
+async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
+    """Waits for one that exists, whatever happened to the answer that should have said so."""
+    what = f"The sandbox {sandbox.name}"
+    try:
+        if not has_ended(sandbox):
+            await service.call(what, lambda _: sandbox.wait_for_sandbox_start(timeout=0), timeout_sec=math.inf)
+            return sandbox
+    except ContainerServiceError as error:
+        if not has_ended(sandbox):
+            raise
+        raise _start_error(sandbox) from error
+    raise _start_error(sandbox)
+
+
+def _start_error(sandbox: AsyncSandbox) -> ContainerStartError:
+    state = state_of(sandbox)
+    reason = failures.plain(sandbox.error_reason or "the service gives no reason").rstrip(".")
+    problem = "its image could not be built" if state == "build_failed" else f"it is in state {state}"
+    return ContainerStartError(f"The sandbox {sandbox.name} did not start, {problem}: {reason}.")
+
+
+async def _undo(service: DaytonaService, name: str) -> None:
+    """Removes what there is or will be of a creation. What goes wrong is logged: another error is to be reported."""
+    if name not in service.creating:
+        return  # nothing was asked for
+    try:
+        async with asyncio.timeout(REMOVAL_SEC):
+            await delete_sandbox(service, name)
+    except (ContainerError, TimeoutError) as error:
+        reason = str(error) or f"no end of it within {REMOVAL_SEC:g} s"
+        _logger.warning("The sandbox %s may be left, until its TTL ends: it could not be removed. %s", name, reason)
+
+
+async def _find(service: DaytonaService, name: str) -> AsyncSandbox | None:
+    try:
+        return await service.call(f"The sandbox {name}", lambda client: client.get(name), timeout_sec=_LOOK_SEC)
+    except (ContainerDiedError, ContainerNotFoundError):
+        return None
+
+
+async def _delete(service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    with contextlib.suppress(ContainerDiedError, ContainerNotFoundError):  # somebody else was faster
+        await service.call(
+            f"The sandbox {sandbox.name}", lambda _: sandbox.delete(timeout=_LOOK_SEC), timeout_sec=REMOVAL_SEC
+        )
+
+
+def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
+    """Whether a creation that left no sandbox yet may still do so."""
+    if not creation.done() or creation.cancelled():
+        return True
+    error = creation.exception()
+    return error is not None and not failures.was_refused(error)
+
+
+def _pause_sec(tries: int, *, max_sec: float) -> float:
+    return backoff_sec(tries, base_sec=0.3, max_sec=max_sec, rng=_rng)

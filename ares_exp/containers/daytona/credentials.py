@@ -1,0 +1,111 @@
+"""Where the Daytona service is, and as whom we ask it: from this process's environment, and from nowhere else."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from ares_exp.errors import PreflightError
+from ares_exp.secrets import protect
+
+DEFAULT_API_URL = "https://app.daytona.io/api"
+
+_API_KEY, _JWT_TOKEN = "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN"
+_ORGANIZATION_ID, _API_URL, _TARGET = "DAYTONA_ORGANIZATION_ID", "DAYTONA_API_URL", "DAYTONA_TARGET"
+_PRINTABLE = re.compile(r"[!-\[\]-~]+")  # what may go into a header and a URL: no space, no line break, no backslash
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How the service is reached.
+
+    Attributes:
+        api_url: Address of its API, without a slash at the end.
+        api_key: A key of an organisation.
+        jwt_token: In place of a key: a user's token, which needs `organization_id`.
+        organization_id: On whose account, with a token.
+        target: The region where sandboxes are made; `None`: the organisation's default.
+    """
+
+    api_url: str
+    api_key: str | None = field(default=None, repr=False)
+    jwt_token: str | None = field(default=None, repr=False)
+    organization_id: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> Credentials:
+        """Reads the variables that the SDK documents. What is secret is masked in all files and logs from then on.
+
+        Raises:
+            PreflightError: Something is missing or unusable.
+        """
+        key, token, organization = _value(_API_KEY), _value(_JWT_TOKEN), _value(_ORGANIZATION_ID)
+        protect(secret for secret in (key, token) if secret)
+        if not key and not token:
+            raise PreflightError(
+                f"container=daytona needs credentials, and there are none in the environment. Set {_API_KEY} to a key "
+                f"from the service's dashboard (or {_JWT_TOKEN} and {_ORGANIZATION_ID}), {_API_URL} for another "
+                f"service than {DEFAULT_API_URL}, {_TARGET} for a region. Files named .env are not read."
+            )
+        if not key and not organization:
+            raise PreflightError(
+                f"{_JWT_TOKEN} is set without {_ORGANIZATION_ID}: a token does not say on whose account sandboxes run. "
+                f"Set {_ORGANIZATION_ID} too, or {_API_KEY} in place of both."
+            )
+        return cls(
+            api_url=_checked_url(_value(_API_URL) or DEFAULT_API_URL),
+            api_key=key,
+            jwt_token=None if key else token,
+            organization_id=None if key else organization,
+            target=_value(_TARGET),
+        )
+
+
+def has_credentials() -> bool:
+    """Whether the environment has some, complete or not."""
+    return any(os.environ.get(name, "").strip() for name in (_API_KEY, _JWT_TOKEN))
+
+
+def _value(name: str) -> str | None:
+    """A variable's value; `None` when it is empty."""
+    value = os.environ.get(name, "").strip()
+    if value and not _PRINTABLE.fullmatch(value):
+        raise PreflightError(f"{name} has characters that neither a key nor an address has, a space or a line break.")
+    return value or None
+
+
+def _checked_url(text: str) -> str:
+    """The address of an API to which a key may be sent.
+
+    Raises:
+        PreflightError: It is none. What may be secret in it is not shown.
+    """
+    try:
+        url = urlsplit(text)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise PreflightError(f"{_API_URL} is no address: {error}. Set it to one like {DEFAULT_API_URL}.") from error
+    if url.username is not None or "?" in text or "#" in text:
+        raise PreflightError(
+            f"{_API_URL} has a user, a query or a fragment, and may have none. Set it to the address alone, as in "
+            f"{DEFAULT_API_URL}; the key goes into {_API_KEY}."
+        )
+    if url.scheme not in ("http", "https") or not host:
+        raise PreflightError(f"Expected {_API_URL} to be an address like {DEFAULT_API_URL}, got {text!r}.")
+    if url.scheme == "http" and not _is_loopback(host):
+        raise PreflightError(
+            f"{_API_URL} is {text}: over http:// the key would cross the network in the clear. Use https://; http:// "
+            "is for a service on this machine."
+        )
+    return text.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,186 @@
+"""What an error of Daytona's SDK means: whose fault it is, and whether the same request may succeed later.
+
+The codes are those of the service's API, proxy and daemon. Some refusals have none; then their text decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ares_exp.backoff import retry_after_sec
+from ares_exp.errors import (
+    ContainerAuthorizationError,
+    ContainerDiedError,
+    ContainerError,
+    ContainerNotFoundError,
+    ContainerQuotaError,
+    ContainerRateLimitError,
+    ContainerServiceError,
+    ContainerServiceUnavailableError,
+)
+from ares_exp.secrets import mask_known_secrets
+
+if TYPE_CHECKING:
+    from daytona import DaytonaError
+
+_SHOWN_CHARS = 600
+
+_QUOTA_CODES = frozenset({"ORGANIZATION_QUOTA_EXCEEDED", "SANDBOX_DISK_EXPANSION_LIMIT"})
+_QUOTA_TEXT = re.compile(r"\b(limit|quota) exceeded|exceeds maximum allowed", re.IGNORECASE)
+_LOST_CODES = frozenset({"SANDBOX_NOT_FOUND", "SANDBOX_NOT_STARTED"})
+_LOST_TEXT = re.compile(r"\bsandbox\b.*\bnot found\b", re.IGNORECASE | re.DOTALL)
+_BUSY_CODES = frozenset({"NO_AVAILABLE_RUNNERS"})
+_CHANGING_TEXT = re.compile(r"state change in progress", re.IGNORECASE)
+
+_REMEDIES: Mapping[type[ContainerError], str] = {
+    ContainerQuotaError: (
+        "Free some (`python -m ares_exp.containers clean` removes those of dead runs), ask for fewer at a time "
+        "(concurrency=…) or smaller ones (container.cpus, .memory_mb, .storage_mb), or have the limit raised."
+    ),
+    ContainerRateLimitError: "Start fewer episodes at a time (concurrency=…).",
+    ContainerAuthorizationError: (
+        "Check DAYTONA_API_KEY (or DAYTONA_JWT_TOKEN and DAYTONA_ORGANIZATION_ID), what the key may do, and that the "
+        "organisation is in good standing."
+    ),
+    ContainerServiceUnavailableError: "Check DAYTONA_API_URL, the network and the state of the service.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed try.
+
+    Attributes:
+        error: What to raise.
+        passes: Whether the same request may succeed later.
+        untouched: Whether the service has certainly not acted upon it.
+        few_tries: Whether it is as likely never to pass: a defect of the service rather than its load.
+        wait_sec: Seconds that the service asked to wait, when it did.
+    """
+
+    error: ContainerError
+    passes: bool = False
+    untouched: bool = False
+    few_tries: bool = False
+    wait_sec: float | None = None
+
+
+def read(what: str, error: DaytonaError) -> Failure:
+    """Classifies a failure.
+
+    Args:
+        what: What was asked for, as the subject of the message.
+        error: What the SDK raised.
+    """
+    status, code = error.status_code, error.code
+    wait_sec = _wait_sec(error.headers)
+
+    def failure(
+        kind: type[ContainerServiceError], *, passes: bool = False, untouched: bool = False, few_tries: bool = False
+    ) -> Failure:
+        raised = kind(_message(what, error, kind), status=status, retry_after_sec=wait_sec)
+        return Failure(raised, passes, untouched, few_tries, wait_sec)
+
+    if _is_lost(error):
+        # A sandbox whose runner does not reach it for a moment is said to be not started, too.
+        is_certain = code != "SANDBOX_NOT_STARTED"
+        died = ContainerDiedError(_message(what, error, ContainerDiedError))
+        return Failure(died, passes=not is_certain, untouched=not is_certain, few_tries=True)
+    if status is None or status < 400:
+        if not _is_outage(error):
+            return failure(ContainerServiceError)
+        return failure(ContainerServiceUnavailableError, passes=True, untouched=_never_connected(error))
+    if code in _QUOTA_CODES or (status in (400, 403) and _QUOTA_TEXT.search(error.message)):
+        return failure(ContainerQuotaError)
+    if status in (400, 409) and _CHANGING_TEXT.search(error.message):
+        return failure(ContainerServiceError, passes=True, untouched=True)
+    if code in _BUSY_CODES:
+        return failure(ContainerServiceUnavailableError, passes=True, untouched=True)
+    if status == 429:
+        return failure(ContainerRateLimitError, passes=True, untouched=True)
+    if status in (401, 403):
+        return failure(ContainerAuthorizationError)
+    if status in (404, 410):
+        return failure(ContainerNotFoundError)
+    if status == 408 or status >= 500:
+        return failure(ContainerServiceUnavailableError, passes=True, few_tries=status in (500, 501))
+    return failure(ContainerServiceError)
+
+
+def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
+    """The error of a request that took too long."""
+    remedy = _REMEDIES[ContainerServiceUnavailableError]
+    return ContainerServiceUnavailableError(
+        f"{what}: no answer from the Daytona service within {seconds:g} s. {remedy}"
+    )
+
+
+def plain(text: object) -> str:
+    """Text of the service's in one bounded line, without secrets and control characters."""
+    words = " ".join(mask_known_secrets(str(text)).split())
+    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
+    return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"
+
+
+def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
+    said = plain(error.message).rstrip(".") or "nothing"
+    if error.status_code is None:
+        answered = f"the Daytona service cannot be asked: {said}" if _is_outage(error) else said
+    else:
+        code = f", {plain(error.code)}" if error.code else ""
+        answered = f"the Daytona service answers {error.status_code}{code}: {said}"
+    return f"{what}: {answered}. {_REMEDIES.get(kind, '')}".rstrip()
+
+
+def _is_lost(error: DaytonaError) -> bool:
+    """Whether it says that the sandbox is gone. The daemon in a sandbox says the like of its files and sessions."""
+    from daytona.common.errors import SOURCE_DAEMON, SOURCE_PROXY
+
+    if error.code in _LOST_CODES:
+        return True
+    if error.status_code == 410:
+        return error.source != SOURCE_DAEMON
+    if error.status_code == 404:
+        return error.source == SOURCE_PROXY or (
+            error.source != SOURCE_DAEMON and bool(_LOST_TEXT.search(error.message))
+        )
+    return False
+
+
+def _is_outage(error: DaytonaError) -> bool:
+    """Whether, of an error without a status, the connection or the time is to blame rather than the request."""
+    from daytona import DaytonaConnectionError, DaytonaTimeoutError
+
+    return isinstance(error, DaytonaConnectionError | DaytonaTimeoutError)
+
+
+def _never_connected(error: BaseException) -> bool:
+    from aiohttp import ClientConnectorError
+
+    return any(isinstance(cause, ClientConnectorError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _wait_sec(headers: Mapping[str, object]) -> float | None:
+    """The longest that a `Retry-After` asks for. The service has one for each of its limits: `Retry-After-<limit>`."""
+    asked = [
+        retry_after_sec({"retry-after": str(value)})
+        for name, value in headers.items()
+        if name.lower().startswith("retry-after")
+    ]
+    return max((seconds for seconds in asked if seconds is not None), default=None)
+
+
+def was_refused(error: BaseException) -> bool:
+    """Whether a request that the SDK saw fail so has certainly had no effect, and will have none."""
+    status = getattr(error, "status_code", None)
+    return _never_connected(error) if status is None else 400 <= status < 500 and status not in (408, 409)

@@ -1,0 +1,134 @@
+"""Which files of its build context a Dockerfile needs, and how they reach the service's builder.
+
+The SDK can upload a context, but takes what is to be uploaded from `COPY` lines as they stand: it knows no `ADD`, no
+variables, no bind mounts and no `.dockerignore`, and a source with a leading slash is a file of this machine to it. And
+what it uploads is unpacked as plain files alone: links and empty directories are lost. Here the files are found as
+Docker finds them, and copied to a directory which the SDK uploads as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ares_exp.containers.dockerfile.instructions import Instruction, json_words, split_flags, split_words
+from ares_exp.containers.dockerfile.steps import match_source, names_not_ignored, stage_context
+from ares_exp.errors import TaskError, UnsupportedTaskError
+
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """A file, a directory or a pattern of the context that an instruction on that line needs."""
+
+    line: int
+    pattern: str
+
+
+def local_sources(instruction: Instruction) -> list[LocalSource]:
+    """What an instruction takes from the context. One that a variable names may be anything: it is `.`.
+
+    Raises:
+        TaskError: Its words cannot be told apart.
+    """
+    flags, rest = split_flags(instruction.value)
+    if instruction.name == "RUN":
+        patterns = [source for name, setting in flags if name == "mount" for source in _mounted(setting)]
+    elif instruction.name in ("COPY", "ADD") and not any(name == "from" for name, _ in flags):
+        patterns = [word for word in _words(instruction, rest)[:-1] if not _is_remote(instruction.name, word)]
+    else:
+        return []
+    return [LocalSource(instruction.line, "." if "$" in pattern else pattern) for pattern in patterns]
+
+
+def _mounted(setting: str) -> Iterator[str]:
+    options = {part.partition("=")[0]: part.partition("=")[2] for part in setting.split(",")}
+    if options.get("type", "bind") == "bind" and "from" not in options:
+        yield options.get("source") or options.get("src") or "."
+
+
+def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
+    from dockerfile_parse.util import WordSplitter
+
+    if words := json_words(text):
+        return words
+    try:
+        return tuple(w if "$" in w else str(WordSplitter(w, args={}, envs={}).dequote()) for w in split_words(text))
+    except ValueError as error:
+        raise TaskError(f"Dockerfile, line {instruction.line}: {instruction.name}: {error}.") from error
+
+
+def _is_remote(instruction: str, word: str) -> bool:
+    """Whether a source is no file: a here-document, or something that ADD fetches."""
+    return word.startswith("<<") or (instruction == "ADD" and _REMOTE.match(word) is not None)
+
+
+def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
+    """The files that a builder is to be given. Blocking.
+
+    Args:
+        sources: What the instructions need.
+        context: The task's directory; what its `.dockerignore` leaves out is left out.
+
+    Returns:
+        Names in the context, and the files that they lead to, none of them outside of it.
+
+    Raises:
+        TaskError: A source is not there.
+        UnsupportedTaskError: One leads out of the context, or would not arrive as it is: a link in a directory, an
+            empty directory, a device, a name that is no UTF-8.
+    """
+    root = context.resolve()
+    names = names_not_ignored(root)
+    kept = None if names is None else {root / name for name in names}
+    found: dict[str, Path] = {}
+    for source in sources:
+        for path in match_source(source.pattern, context, source.line):
+            _collect(path.relative_to(root).as_posix(), path.resolve(), kept, found)
+    return found
+
+
+def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Path]) -> None:
+    """Adds the file `path`, or the files below it, under the names that they have in the context."""
+    children = sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
+    for child in children:
+        _collect(child.name if name == "." else f"{name}/{child.name}", child, kept, found)
+    if children or (kept is not None and path not in kept):
+        return
+    if path.is_symlink() or not path.is_file():
+        raise _lost(f"the {'link' if path.is_symlink() else 'empty directory' if path.is_dir() else 'device'} {name}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise _lost(f"the name {name!r}, which is no UTF-8,") from error
+    found[name] = path
+
+
+def _lost(what: str) -> UnsupportedTaskError:
+    return UnsupportedTaskError(f"{what} would be lost on the way")
+
+
+def copy_not_ignored(context: Path) -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+    """The context without what its `.dockerignore` leaves out, and what to clean up when it is done with. Blocking."""
+    directory = tempfile.TemporaryDirectory(prefix="ares-exp-context-", ignore_cleanup_errors=True)
+    try:
+        return stage_context(context, Path(directory.name)), directory
+    except BaseException:
+        directory.cleanup()
+        raise
+
+
+def copy_files(files: Mapping[str, Path], directory: Path) -> None:
+    """Copies the files to their names below `directory`, always in the same order. Blocking.
+
+    The SDK's hash of what it uploads depends on the order in which the directory lists it.
+    """
+    for name in sorted(files):
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(files[name], target)

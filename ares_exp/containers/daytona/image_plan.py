@@ -1,0 +1,235 @@
+"""What a sandbox is made from: how a task's image comes about where no engine of ours builds it.
+
+| the task has | the sandbox is made from |
+|---|---|
+| anything, with `container.snapshot` set | that snapshot of the service, as it is |
+| `docker_image` | that image |
+| a Dockerfile that needs no file of its context | its text, which the service builds |
+| one that does | its text, with the files in the service's object store |
+| the same, where the files cannot go there | the text before the first line that needs one; see `image_rest` |
+
+What the service has built it keeps for a while, and uses again for the same text and files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.daytona.image_context import copy_files, find_files, local_sources
+from ares_exp.containers.daytona.image_rest import FinishedImage, do_rest, read_rest
+from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.dockerfile.instructions import KNOWN, find_syntax, instructions, read_text
+from ares_exp.containers.dockerfile.reading import Base
+from ares_exp.containers.dockerfile.steps import RunInBox, UploadToBox, check_sources
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+
+_REMEDY = "Use container=docker for this task, or leave it out."
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """What is known of a Dockerfile that needs files of its context.
+
+    Attributes:
+        first_line: The first line that needs one.
+        files: What the object store is to be given: names in the context, and where they are here.
+        not_stored: Why it cannot be given them; `None` if it can.
+        not_after: Why the rest cannot be done in a running sandbox; `None` if it can.
+    """
+
+    first_line: int
+    files: Mapping[str, Path]
+    not_stored: str | None
+    not_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """What a sandbox is made from, and what remains to be done once it runs.
+
+    Attributes:
+        snapshot, image, dockerfile: A snapshot of the service, an image's name, or a text to build: one of them.
+        context: A directory with exactly the files that the text needs; `None`: none.
+        context_dir: The task's directory, where there is a Dockerfile.
+        env: Variables that the Dockerfile sets, as far as it tells: what its base image has is not known here.
+        workdir: Directory of the finished image; `None` if its base image or the snapshot decides.
+        user: Who runs commands; root where the base image or the snapshot decides.
+        local: Set while it is open how the files of the context get there: `settle` decides.
+        built_lines: So many lines of the Dockerfile are built by the service; the rest is done by `apply`. `None`: all.
+        warnings: What a user should know.
+    """
+
+    snapshot: str | None = None
+    image: str | None = None
+    dockerfile: str | None = None
+    context: Path | None = None
+    context_dir: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    user: str = "root"
+    local: LocalFiles | None = None
+    built_lines: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def builds_after_start(self) -> bool:
+        """Whether `apply` has something to do, for which it needs the network that a builder would have."""
+        return self.built_lines is not None
+
+    def settle(self, directory: Path | None) -> ImagePlan:
+        """The plan with its open question decided: by the object store if possible. Blocking.
+
+        Args:
+            directory: As for `with_object_store`; `None`: the service has no object store.
+
+        Raises:
+            UnsupportedTaskError: It cannot be done without an object store.
+        """
+        if self.local is None or directory is None or self.local.not_stored is not None:
+            return self.after_start()
+        return self.with_object_store(directory)
+
+    def with_object_store(self, directory: Path) -> ImagePlan:
+        """The plan in which the service builds all, and is given the files that it needs. Blocking.
+
+        Args:
+            directory: An empty one, where the files are copied to; it has to stay until the sandbox is created.
+
+        Raises:
+            UnsupportedTaskError: The files would not arrive as they are.
+            ContainerStartError: They could not be copied.
+        """
+        if self.local is None:
+            return self
+        if self.local.not_stored is not None:
+            raise UnsupportedTaskError(f"{self._path}: {self.local.not_stored}. {_REMEDY}")
+        try:
+            copy_files(self.local.files, directory)
+        except OSError as error:
+            raise ContainerStartError(f"The build context {self.context_dir} could not be read: {error}.") from error
+        return replace(self, context=directory, local=None)
+
+    def after_start(self) -> ImagePlan:
+        """The plan in which the service builds what needs no files, and `apply` does the rest.
+
+        Raises:
+            UnsupportedTaskError: The rest cannot be done in a running sandbox.
+        """
+        if self.local is None:
+            return self
+        if self.local.not_after is not None:
+            raise UnsupportedTaskError(f"{self.local.not_after}. {_REMEDY}")
+        built = self.local.first_line - 1
+        text = "".join((self.dockerfile or "").splitlines(keepends=True)[:built])
+        return replace(self, dockerfile=text, local=None, built_lines=built)
+
+    async def apply(self, run: RunInBox, upload: UploadToBox, *, workdir: str, restored: bool = False) -> FinishedImage:
+        """Does what remains to be done in the running sandbox.
+
+        Args:
+            run: Runs a command in a plain shell, no login shell, with these variables on top of the sandbox's own.
+            upload: Copies into it.
+            workdir: The directory that the sandbox itself says its commands begin in.
+            restored: Whether the sandbox has the files of a finished image already.
+
+        Raises:
+            ContainerStartError: With the line and the last lines of what the command printed.
+            ContainerError: The sandbox failed.
+        """
+        if self.built_lines is None or self.context_dir is None:
+            return FinishedImage({}, self.workdir or workdir, self.user)
+        return await do_rest(self.context_dir, self.built_lines, run, upload, workdir=workdir, restored=restored)
+
+    @property
+    def _path(self) -> Path:
+        assert self.context_dir is not None
+        return self.context_dir / "Dockerfile"
+
+
+def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
+    """Finds out what a sandbox for `spec` is made from. Blocking: reads the task's Dockerfile and lists its context.
+
+    Raises:
+        UnsupportedTaskError: It needs several services, or something that neither the service's builder nor a running
+            sandbox can be made to do.
+        TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
+    """
+    context = spec.context_dir
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if context is not None and (context / name).exists():
+            raise UnsupportedTaskError(
+                f"Task {spec.name} needs several services ({context / name}); container=daytona runs one sandbox per "
+                "task. Leave this task out."
+            )
+    has_dockerfile = context is not None and (context / "Dockerfile").is_file()
+    if options.snapshot is not None:
+        ignored = spec.docker_image or (context / "Dockerfile" if context is not None and has_dockerfile else None)
+        warning = f"{spec.name}: {ignored} is not used: container.snapshot={options.snapshot} is"
+        return ImagePlan(snapshot=options.snapshot, warnings=(warning,) if ignored else ())
+    if spec.docker_image is not None:
+        return _plan_for_image(spec.name, spec.docker_image)
+    if context is None or not has_dockerfile:
+        where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
+        raise TaskError(
+            f"Task {spec.name}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
+            "docker_image in the [environment] table of its task.toml."
+        )
+    try:
+        return _plan_for_dockerfile(context)
+    except OSError as error:
+        raise TaskError(f"The build context {context} could not be read: {error}.") from error
+
+
+def _plan_for_image(name: str, image: str) -> ImagePlan:
+    if not image or re.search(r"[\s$]", image):
+        raise TaskError(f"Task {name}: expected the name of an image as docker_image, got {image!r}.")
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if "@" not in image and tag in ("", "latest"):
+        warning = (
+            f"{name}: {image} names no fixed version: Daytona keeps what it once got under this name; a tag or a "
+            "digest says which"
+        )
+        return ImagePlan(image=image, warnings=(warning,))
+    return ImagePlan(image=image)
+
+
+def _plan_for_dockerfile(context: Path) -> ImagePlan:
+    path = context / "Dockerfile"
+    text = read_text(path)
+    if (syntax := find_syntax(text)).is_foreign:
+        raise UnsupportedTaskError(f"{path}, line {syntax.line}: the frontend {syntax.frontend}. {_REMEDY}")
+    found = list(instructions(text))
+    for name, _, line in found:
+        if name not in KNOWN:
+            raise TaskError(f"{path}, line {line}: expected a Dockerfile instruction, got {name}.")
+    whole = read_rest(path, Base(workdir="", built_lines=sys.maxsize))
+    plan = ImagePlan(
+        dockerfile=text,
+        context_dir=context,
+        env=whole.env,
+        workdir=whole.workdir if whole.workdir.startswith("/") else None,
+        user=whole.user or "root",
+    )
+    sources = [source for instruction in found for source in local_sources(instruction)]
+    if not sources:
+        return plan
+    files: Mapping[str, Path] = {}
+    not_stored, not_after = None, None
+    first = sources[0].line
+    try:
+        files = find_files(sources, context)
+    except UnsupportedTaskError as error:
+        not_stored = f"its files cannot go through the service's object store: {error}"
+    try:
+        check_sources(read_rest(path, Base(workdir="", built_lines=first - 1)), context)
+    except UnsupportedTaskError as error:
+        not_after = str(error)
+    if not_stored is not None and not_after is not None:
+        raise UnsupportedTaskError(f"{path}: {not_stored}; and {not_after}. {_REMEDY}")
+    warnings = (f"{not_after}; it takes Daytona's object store to build it",) if not_after is not None else ()
+    return replace(plan, local=LocalFiles(first, files, not_stored, not_after), warnings=warnings)

@@ -1,0 +1,100 @@
+"""Does in a running sandbox what the service's builder could not: all that follows the first need of a local file."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.daytona.image_context import copy_not_ignored
+from ares_exp.containers.dockerfile.reading import Base, Dockerfile, RunStep, Step, read_dockerfile
+from ares_exp.containers.dockerfile.steps import RunInBox, UploadToBox, apply_step
+from ares_exp.errors import ContainerStartError, UserError
+
+PLATFORM_ARGS: Mapping[str, str] = {
+    f"{whose}{what}": value
+    for whose in ("TARGET", "BUILD")
+    for what, value in {"PLATFORM": "linux/amd64", "OS": "linux", "ARCH": "amd64", "VARIANT": ""}.items()
+}
+"""Build arguments that a Dockerfile has without being given them, as the service's builder sets them."""
+
+_REFUSAL = (
+    "without the service's object store, the rest of the Dockerfile is done in the running sandbox, where {} cannot be "
+    "done"
+)
+_SHELLS_OWN = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "USER"})
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedImage:
+    """What commands in a sandbox are to find.
+
+    Attributes:
+        env: Variables that the sandbox does not have by itself; a task's own win over them.
+        workdir: Where commands run.
+        user: Who runs them.
+    """
+
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+
+
+def read_rest(path: Path, base: Base) -> Dockerfile:
+    """Reads a Dockerfile of which the service builds the first lines, `base.built_lines` of them.
+
+    Raises:
+        UnsupportedTaskError: The rest cannot be done in a running sandbox.
+        TaskError: It is malformed.
+    """
+    return read_dockerfile(path, replace(base, args=PLATFORM_ARGS), refusal=_REFUSAL)
+
+
+async def do_rest(
+    context_dir: Path, built_lines: int, run: RunInBox, upload: UploadToBox, *, workdir: str, restored: bool
+) -> FinishedImage:
+    """As `ImagePlan.apply`, for the Dockerfile in `context_dir`, of which so many lines are built."""
+    own = await _variables(run)
+    base = Base(own, workdir, built_lines=built_lines)
+    staging = asyncio.create_task(asyncio.to_thread(copy_not_ignored, context_dir))
+    try:
+        dockerfile = await asyncio.to_thread(read_rest, context_dir / "Dockerfile", base)
+        context, _ = await asyncio.shield(staging)
+        for step in () if restored else dockerfile.steps:
+            await apply_step(_on_top(step, own), context, run, upload)
+    except UserError as error:  # changed since it was checked, or by the variables of the base image
+        raise ContainerStartError(str(error)) from error
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise ContainerStartError(f"The build context {context_dir} could not be read: {error}.") from error
+    finally:
+        await finish(_clean_up(staging))
+    return FinishedImage(_changed(dockerfile.env, own), dockerfile.workdir, dockerfile.user)
+
+
+async def _variables(run: RunInBox) -> dict[str, str]:
+    """The sandbox's own variables, without those that a shell sets for itself or for a user."""
+    result = await run("cat /proc/self/environ")
+    if result.exit_code != 0 or result.elided_bytes:
+        raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")
+    pairs = (entry.partition("=") for entry in result.output.split("\0"))
+    return {name: value for name, _, value in pairs if _NAME.fullmatch(name) and name not in _SHELLS_OWN}
+
+
+async def _clean_up(staging: asyncio.Task[tuple[Path, tempfile.TemporaryDirectory[str]]]) -> None:
+    _, directory = await staging
+    await asyncio.to_thread(directory.cleanup)
+
+
+def _on_top(step: Step, own: Mapping[str, str]) -> Step:
+    return replace(step, env=_changed(step.env, own)) if isinstance(step, RunStep) else step
+
+
+def _changed(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if own.get(name) != value}

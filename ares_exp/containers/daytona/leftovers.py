@@ -1,0 +1,155 @@
+"""Sandboxes that runs left at the service. Their TTL removes them; here, a run that starts does, or who asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ares_exp.containers.daytona.creation import NAME_PREFIX, delete_sandbox
+from ares_exp.containers.daytona.credentials import Credentials
+from ares_exp.containers.daytona.failures import plain
+from ares_exp.containers.daytona.provider_snapshot import delete_kept, find_kept
+from ares_exp.containers.daytona.service import DaytonaService, state_of
+from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.ownership import HOST, RUN, describe, is_dead, owner_labels
+from ares_exp.errors import ContainerError
+
+if TYPE_CHECKING:
+    from daytona import AsyncDaytona, AsyncSandbox
+
+T = TypeVar("T")
+
+SWEEP_SEC = 20.0
+"""Bound on removing what was found at the start of a run. What is left then is for the next one, or its TTL."""
+
+_ANSWER_SEC = 15.0
+_PAGE = 100
+_AT_A_TIME = 8
+_LEAVING = frozenset({"destroying", "destroyed"})
+_logger = logging.getLogger(__name__)
+
+
+async def find(service: DaytonaService, *, of_this_machine: bool = False) -> list[Leftover]:
+    """The sandboxes of runs, the living included.
+
+    Args:
+        service: Where to look.
+        of_this_machine: Leave out those of others, which cannot be known to be dead.
+
+    Raises:
+        ContainerServiceError: The service refused, or did not answer.
+    """
+    from daytona import ListSandboxesQuery
+
+    ours = {HOST: owner_labels()[HOST]} if of_this_machine else None
+    query = ListSandboxesQuery(name=NAME_PREFIX, labels=ours, limit=_PAGE)
+
+    async def ask(client: AsyncDaytona) -> list[AsyncSandbox]:
+        return [sandbox async for sandbox in client.list(query, request_timeout=_ANSWER_SEC) if _is_of_a_run(sandbox)]
+
+    sandboxes = await service.call("The list of sandboxes", ask, timeout_sec=_ANSWER_SEC)
+    return await asyncio.to_thread(lambda: [_leftover(service.credentials, sandbox) for sandbox in sandboxes])
+
+
+async def remove_stale(service: DaytonaService) -> None:
+    """Removes what dead runs of this machine left, within `SWEEP_SEC`. What cannot be removed is logged.
+
+    Raises:
+        ContainerServiceError: The service does not say what it has.
+    """
+    stale = [leftover for leftover in await find(service, of_this_machine=True) if leftover.is_stale]
+    places = asyncio.Semaphore(_AT_A_TIME)
+
+    async def remove(leftover: Leftover) -> None:
+        async with places:
+            problem = await _remove(service, leftover.name)
+        if problem:
+            _logger.warning(
+                "The sandbox %s of %s, which is dead, could not be removed: %s", leftover.name, leftover.whose, problem
+            )
+        else:
+            _logger.info("Removed the sandbox %s of %s, which is dead.", leftover.name, leftover.whose)
+
+    try:
+        async with asyncio.timeout(SWEEP_SEC):
+            await asyncio.gather(*map(remove, stale))
+    except TimeoutError:
+        _logger.warning("Sandboxes of dead runs are still there after %g s; their TTL removes them.", SWEEP_SEC)
+
+
+def find_all(*, snapshots: bool) -> list[Leftover]:
+    """As `find`, at the service that the environment names. Blocking.
+
+    Args:
+        snapshots: Whether the snapshots that this machine's runs had the service make are among them, as stale.
+
+    Raises:
+        PreflightError: The credentials there are incomplete.
+        ContainerServiceError: The service refused, or did not answer.
+    """
+    credentials = Credentials.from_environment()
+
+    async def look(service: DaytonaService) -> list[Leftover]:
+        found = await find(service)
+        kept = await find_kept(service) if snapshots else {}
+        return found + [_kept_leftover(credentials, name, created) for name, created in kept.items()]
+
+    return asyncio.run(_with_service(credentials, look))
+
+
+def _is_of_a_run(sandbox: AsyncSandbox) -> bool:
+    return RUN in sandbox.labels and plain(sandbox.name) == sandbox.name and state_of(sandbox) not in _LEAVING
+
+
+def _leftover(credentials: Credentials, sandbox: AsyncSandbox) -> Leftover:
+    return Leftover(
+        kind="sandbox",
+        name=sandbox.name,
+        whose=plain(describe(sandbox.labels)),
+        is_stale=is_dead(sandbox.labels),
+        created=_seconds(sandbox.created_at),
+        remove=functools.partial(_remove_blocking, credentials, sandbox.name),
+    )
+
+
+def _remove_blocking(credentials: Credentials, name: str) -> str:
+    return asyncio.run(_with_service(credentials, lambda service: _remove(service, name)))
+
+
+def _kept_leftover(credentials: Credentials, name: str, created: float | None) -> Leftover:
+    def remove() -> str:
+        return asyncio.run(_with_service(credentials, lambda service: _reason_left(delete_kept(service, name))))
+
+    return Leftover("snapshot", name, f"runs on {owner_labels()[HOST]}", True, created, remove)
+
+
+async def _with_service(credentials: Credentials, use: Callable[[DaytonaService], Awaitable[T]]) -> T:
+    service = DaytonaService(credentials)
+    try:
+        return await use(service)
+    finally:
+        await service.close()
+
+
+async def _remove(service: DaytonaService, name: str) -> str:
+    return await _reason_left(delete_sandbox(service, name))
+
+
+async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
+    """Why it is still there; `""` when it goes."""
+    try:
+        await removal
+    except ContainerError as error:
+        return str(error)
+    return ""
+
+
+def _seconds(created: str | None) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(created or "").timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,210 @@
+"""A sandbox's files kept by the service, as a named snapshot of its own (`container.capture=provider`).
+
+Nothing is read: the service commits the sandbox's disk as an image, and a sandbox made from it has all its files. It is
+not portable. It belongs to the organization whose key made it, in one region, and lasts until somebody deletes it: a
+run never does, for its branches need it. What holds the sandbox still meanwhile is the service: all processes stand
+while the disk is committed, and go on when that is done; commands under way only take longer. Its state is
+`snapshotting` until the image is stored, for minutes if it is large, and the service takes no other change of state
+(stop, resize, another snapshot) until then. Of a failure it says nothing: then there is no snapshot, that is all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.daytona.failures import plain
+from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX, kept_base, kept_name
+from ares_exp.containers.daytona.service import DaytonaService, state_of
+from ares_exp.containers.ownership import HOST, owner_labels
+from ares_exp.errors import (
+    CaptureError,
+    ContainerDiedError,
+    ContainerError,
+    ContainerNotFoundError,
+    ContainerServiceUnavailableError,
+    SnapshotMismatchError,
+)
+from ares_exp.filesystem.delta import Delta, StoredChanges
+
+if TYPE_CHECKING:
+    from daytona import AsyncDaytona, AsyncSandbox
+    from daytona.common.snapshot import PaginatedSnapshots, Snapshot
+
+KEEP_SEC = 1800.0
+"""Bound on the making of one snapshot, its upload to the service's registry included."""
+
+READY_SEC = 600.0
+"""Bound on making a snapshot usable again that the service has put aside."""
+
+_LOOK_SEC = 30.0
+_EARLY_POLL_SEC, _POLL_SEC = 0.1, 2.0
+_UNUSABLE = frozenset({"error", "build_failed", "removing"})
+_PAGE = 100
+_MAX_PAGES = 100
+_logger = logging.getLogger(__name__)
+
+
+def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
+    """The service's snapshot that has these changes already; `None`: they are to be written into a sandbox.
+
+    Raises:
+        SnapshotMismatchError: They name a snapshot that was not made here.
+    """
+    return None if changes is None else kept_name(changes.delta.base)
+
+
+async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_sec: float = KEEP_SEC) -> Delta:
+    """Has the service make a snapshot of a running sandbox. If that fails or is cancelled, none is left if possible.
+
+    Returns:
+        A delta without entries, whose base names the snapshot.
+
+    Raises:
+        CaptureError: The service made none.
+        ContainerDiedError: The sandbox is gone.
+    """
+    name = f"{_prefix_of_this_machine()}{time.strftime('%Y%m%d', time.gmtime())}-{secrets.token_hex(8)}"
+    what = f"The snapshot {name} of the sandbox {sandbox.name}"
+    is_kept = False
+    try:
+        async with asyncio.timeout(timeout_sec):
+            await _ask(service, sandbox, name, what, timeout_sec)
+            await _wait_until_active(service, name, what)
+        is_kept = True
+    except TimeoutError as error:
+        raise CaptureError(f"{what} was not there within {timeout_sec:g} s.") from error
+    except ContainerDiedError:
+        raise
+    except ContainerNotFoundError as error:
+        raise CaptureError(f"{what}: the service made none, and says no reason.") from error
+    except ContainerError as error:
+        raise CaptureError(str(error)) from error
+    finally:
+        if not is_kept:
+            await finish(_discard(service, name))
+    return Delta(
+        kept_base(name),
+        {},
+        (
+            f"The files are in the snapshot {name}, which Daytona keeps, and not here: only sandboxes of the same "
+            "organization there can have them, until somebody deletes it.",
+        ),
+    )
+
+
+async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float = READY_SEC) -> None:
+    """Has a snapshot that `keep_files` made be one that sandboxes can start from: the service puts old ones aside.
+
+    Raises:
+        SnapshotMismatchError: It is there no more, or unusable.
+        ContainerServiceError: The service refused, or does not answer.
+    """
+    what = f"The snapshot {name}"
+    try:
+        async with asyncio.timeout(timeout_sec):
+            if _state(await _get(service, name, what)) == "inactive":
+                await service.call(what, lambda client: client.snapshot.activate(name), repeatable=False)
+            await _wait_until_active(service, name, what)
+    except ContainerNotFoundError as error:
+        raise SnapshotMismatchError(
+            f"The files are in the snapshot {name} of Daytona, which has none of that name: it was deleted, or "
+            "belongs to another organization than this key."
+        ) from error
+    except CaptureError as error:
+        raise SnapshotMismatchError(str(error)) from error
+    except TimeoutError as error:
+        raise SnapshotMismatchError(f"{what} of Daytona could not be used within {timeout_sec:g} s.") from error
+
+
+async def find_kept(service: DaytonaService) -> dict[str, float | None]:
+    """The snapshots that `keep_files` made on this machine, for whoever wants to delete them.
+
+    Returns:
+        When each was made, seconds since the epoch, by name.
+
+    Raises:
+        ContainerServiceError: The service refused, or does not answer.
+    """
+    found: dict[str, float | None] = {}
+    for page in range(1, _MAX_PAGES + 1):
+
+        async def ask(client: AsyncDaytona, page: int = page) -> PaginatedSnapshots:
+            return await client.snapshot.list(page=page, limit=_PAGE)
+
+        answer = await service.call("The list of snapshots", ask, timeout_sec=_LOOK_SEC)
+        for one in answer.items:
+            if one.name.startswith(_prefix_of_this_machine()) and plain(one.name) == one.name:
+                found[one.name] = one.created_at.timestamp() if isinstance(one.created_at, datetime) else None
+        if page >= answer.total_pages:
+            break
+    return found
+
+
+async def delete_kept(service: DaytonaService, name: str) -> None:
+    """Deletes a snapshot. Does nothing where there is none.
+
+    Raises:
+        ContainerServiceError: The service refused, or does not answer.
+    """
+    try:
+        await service.call(f"The snapshot {name}", lambda client: client.snapshot.delete(name), timeout_sec=_LOOK_SEC)
+    except ContainerNotFoundError:
+        return
+
+
+async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: str, timeout_sec: float) -> None:
+    try:
+        await service.call(
+            what, lambda _: sandbox.create_snapshot(name, timeout=0), timeout_sec=timeout_sec, repeatable=False
+        )
+    except ContainerServiceUnavailableError:  # the answer got lost: it may be on its way, and its name tells
+        while state_of(await _asked(service, sandbox)) == "snapshotting":  # noqa: ASYNC110 (it happens there)
+            await asyncio.sleep(_POLL_SEC)
+
+
+async def _asked(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
+    return await service.call(
+        f"The sandbox {sandbox.name}", lambda client: client.get(sandbox.id), timeout_sec=_LOOK_SEC
+    )
+
+
+async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
+    """Bounded by the caller.
+
+    Raises:
+        CaptureError: It cannot be used.
+        ContainerServiceError: The service refused, or does not answer; `ContainerNotFoundError` if there is none.
+    """
+    pause = _EARLY_POLL_SEC
+    while (state := _state(found := await _get(service, name, what))) != "active":
+        if state in _UNUSABLE:
+            reason = plain(found.error_reason or "the service gives no reason").rstrip(".")
+            raise CaptureError(f"{what} is in state {state}: {reason}.")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _POLL_SEC)
+
+
+async def _get(service: DaytonaService, name: str, what: str) -> Snapshot:
+    return await service.call(what, lambda client: client.snapshot.get(name), timeout_sec=_LOOK_SEC)
+
+
+async def _discard(service: DaytonaService, name: str) -> None:
+    try:
+        await delete_kept(service, name)
+    except ContainerError as error:
+        _logger.warning("The snapshot %s of a capture that failed may be left at Daytona. %s", name, error)
+
+
+def _state(snapshot: Snapshot) -> str:
+    return str(getattr(snapshot.state, "value", snapshot.state))
+
+
+def _prefix_of_this_machine() -> str:
+    return f"{KEPT_PREFIX}{hashlib.sha256(owner_labels()[HOST].encode()).hexdigest()[:8]}-"

@@ -1,0 +1,309 @@
+"""Persistent shells in a sandbox whose service only runs commands and returns what they printed.
+
+One request is always under way, which waits in the sandbox for output of any of its shells; what a shell is to read
+goes out with it, or with a request of its own. See `relay_script` for what happens in the sandbox. A command so costs
+two or three requests and none while it runs; a connection that breaks costs nothing but a request sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from ares_exp.containers.container import User
+from ares_exp.containers.daytona.relay_script import (
+    MAX_FED_BYTES,
+    NO_DIRECTORY,
+    Chunk,
+    Feed,
+    Place,
+    chunks,
+    close_script,
+    feed_script,
+    open_script,
+    opened,
+    poll_script,
+)
+from ares_exp.errors import ContainerDiedError, ContainerError
+
+POLL_SEC = 20.0
+"""How long a request waits in the sandbox. Proxies end what is silent for longer."""
+
+_FEED_SEC = 60.0
+_SMALL_BYTES = 4096  # a FIFO takes it in one piece, or not at all
+_MAX_QUEUED = 32  # pieces that arrived and were not read
+# A poll that has not answered so long after something was sent may have been stopped by a signal.
+_OVERDUE_SEC = 1.0
+# Polls that are killed in the sandbox return at once; so many in a row are no accident.
+_MAX_IN_VAIN = 20
+_PAUSE_SEC = 0.1
+
+Execute = Callable[[str, float], Awaitable[tuple[int, str]]]
+"""Runs a script as root, which may take so many seconds; returns its exit code and what it printed.
+
+It may run it twice. Raises `ContainerError`: the sandbox is gone, or the service does not answer.
+"""
+
+
+class RelayStream:
+    """One shell of a sandbox; a `ChannelStream`."""
+
+    def __init__(self, relay: Relay, place: Place) -> None:
+        """Starts nothing: see `Relay.open`."""
+        self.place = place
+        self._relay = relay
+        self._arrived: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._fed = 0
+        self._ended = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more has arrived than should wait here."""
+        return len(self._arrived) >= _MAX_QUEUED
+
+    async def read(self) -> bytes:
+        """The next bytes; `b""` at the end.
+
+        Raises:
+            OSError: The relay has broken.
+        """
+        while not self._arrived:
+            if self._ended:
+                self._relay.raise_if_broken()
+                return b""
+            self._changed.clear()
+            await self._changed.wait()
+        data = self._arrived.popleft()
+        self._relay.has_read()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Sends all of `data`.
+
+        Raises:
+            OSError: The shell is closed, or the relay has broken.
+        """
+        for start in range(0, len(data), MAX_FED_BYTES):
+            if self._ended:
+                raise BrokenPipeError("The shell has ended.")
+            feed = Feed(self.place.shell, self._fed, data[start : start + MAX_FED_BYTES])
+            self._fed += 1
+            await self._relay.feed(feed)
+
+    def close(self) -> None:
+        """Ends the shell. Idempotent, never blocks or raises."""
+        if not self._ended:
+            self.end()
+            self._relay.forget(self)
+
+    def take(self, chunk: Chunk) -> None:
+        """Keeps what has arrived, if it is the next; it may arrive twice."""
+        if chunk.data is None:
+            self.end()
+        elif chunk.number == self.place.next:
+            self.place = Place(self.place.shell, self.place.pump, chunk.number + 1)
+            self._arrived.append(chunk.data)
+            self._changed.set()
+
+    def end(self) -> None:
+        """Nothing more will arrive."""
+        self._ended = True
+        self._changed.set()
+
+
+class Relay:
+    """The shells of one sandbox."""
+
+    def __init__(self, execute: Execute) -> None:
+        """Starts nothing.
+
+        Args:
+            execute: Runs a command in the sandbox.
+        """
+        self._execute = execute
+        self._key = secrets.token_hex(8)
+        self.directory = f"/tmp/.ares_exp-{self._key}"
+        self._streams: dict[int, RelayStream] = {}
+        self._count = 0
+        self._generation = 0
+        self._pending: list[Feed] = []
+        self._poll: asyncio.Task[tuple[int, str]] | None = None
+        self._room = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+        self._failure: ContainerError | None = None
+        self._closed = False
+
+    @property
+    def failure(self) -> ContainerError | None:
+        """Why it has broken, if it has."""
+        return self._failure
+
+    async def open(self, user: User | None) -> RelayStream:
+        """Starts a shell of that user, `None` being root.
+
+        Raises:
+            ContainerDiedError: The relay is closed, or the sandbox is gone.
+            ContainerError: The service does not answer, or no shell can be started.
+        """
+        shell = self._count
+        self._count += 1
+        exit_code, answer = await self._execute(open_script(self.directory, self._key, shell, user), _FEED_SEC)
+        try:
+            pump = opened(self._key, answer)
+        except ValueError as error:
+            raise ContainerError(
+                f"No shell could be started in the sandbox (exit code {exit_code}): {error}"
+            ) from error
+        if self._closed:
+            raise ContainerDiedError("The container has been stopped: it runs no more commands.")
+        stream = self._streams[shell] = RelayStream(self, Place(shell, pump, 0))
+        self._failure = None
+        self._room.set()
+        self._poll_anew()
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen())
+            self._listener.add_done_callback(self._listened)
+        return stream
+
+    async def feed(self, feed: Feed) -> None:
+        """Sends what a shell is to read: with the next poll if that is about to start, else by itself.
+
+        Raises:
+            OSError: It cannot be sent.
+        """
+        if self._poll is None and not self._is_full and len(feed.data) <= _SMALL_BYTES:
+            self._pending.append(feed)
+            return
+        generation = self._generation
+        try:
+            exit_code, _ = await self._execute(feed_script(self.directory, feed), _FEED_SEC)
+        except ContainerError as error:
+            self._break(error)
+            raise ConnectionAbortedError(str(error)) from error
+        if exit_code == NO_DIRECTORY:
+            self._end_all()
+        if exit_code != 0:
+            raise BrokenPipeError(f"A shell of the sandbox could not be fed (exit code {exit_code}).")
+        asyncio.get_running_loop().call_later(_OVERDUE_SEC, self._poll_anew, generation)
+
+    def forget(self, stream: RelayStream) -> None:
+        """Ends a shell that nobody needs any more, in the background."""
+        self._room.set()
+        if self._streams.pop(stream.place.shell, None) is None or self._closed:
+            return
+        ending = asyncio.create_task(self._end(stream.place))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def has_read(self) -> None:
+        """There is room for more."""
+        self._room.set()
+
+    def raise_if_broken(self) -> None:
+        """Raises: OSError: The sandbox is gone, or the service no longer answers."""
+        if self._failure is not None:
+            raise ConnectionAbortedError(str(self._failure)) from self._failure
+
+    async def close(self) -> None:
+        """Ends every stream; the shells end with their sandbox. Idempotent."""
+        self._closed = True
+        self._end_all()
+        tasks = {task for task in (self._listener, self._poll, *self._endings) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether nothing more of any shell should arrive now."""
+        return all(stream.is_full for stream in self._streams.values())
+
+    def _poll_anew(self, generation: int | None = None) -> None:
+        """Lets another poll take the place of the one that waits.
+
+        Args:
+            generation: Only if it is still this one; `None`: whichever.
+        """
+        if self._poll is not None and generation in (None, self._generation):
+            self._poll.cancel()
+
+    async def _listen(self) -> None:
+        """Polls for as long as there is a shell."""
+        in_vain = 0
+        while self._streams:
+            if self._is_full:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            self._generation += 1
+            carried = tuple(self._pending)
+            places = [stream.place for stream in self._streams.values() if not stream.is_full]
+            script = poll_script(self.directory, self._key, self._generation, carried, places, POLL_SEC)
+            started_at = time.monotonic()
+            poll = self._poll = asyncio.ensure_future(self._execute(script, POLL_SEC))
+            try:
+                await asyncio.wait({poll})
+            except asyncio.CancelledError:
+                poll.cancel()
+                raise
+            self._poll = None
+            if poll.cancelled():
+                continue
+            try:
+                exit_code, answer = poll.result()
+                arrived = chunks(self._key, answer)
+            except ContainerError as error:
+                self._break(error)
+                return
+            except ValueError as error:
+                self._break(ContainerError(f"Something in the sandbox answers in the place of its shells: {error}"))
+                return
+            if exit_code == NO_DIRECTORY:
+                self._end_all()
+                return
+            del self._pending[: len(carried)]
+            for chunk in arrived:
+                self._take(chunk)
+            in_vain = 0 if arrived or time.monotonic() - started_at > POLL_SEC / 2 else in_vain + 1
+            if in_vain > _MAX_IN_VAIN:
+                self._break(
+                    ContainerError(f"The sandbox ends commands at once (exit code {exit_code}): {answer[-200:]!r}.")
+                )
+                return
+            # Who has read now says what to feed, mostly, and the next poll takes it along.
+            await asyncio.sleep(_PAUSE_SEC if in_vain else 0)
+
+    def _listened(self, listener: asyncio.Task[None]) -> None:
+        """Nobody waits for what never comes, whatever has gone wrong."""
+        if not listener.cancelled() and (error := listener.exception()) is not None:
+            self._break(ContainerError(f"The shells of the sandbox are lost: {type(error).__name__}: {error}"))
+
+    def _take(self, chunk: Chunk) -> None:
+        stream = self._streams.get(chunk.shell)
+        if stream is None:
+            return
+        stream.take(chunk)
+        if chunk.data is None:
+            self.forget(stream)
+
+    async def _end(self, place: Place) -> None:
+        with contextlib.suppress(ContainerError):  # it ends with the sandbox
+            await self._execute(close_script(self.directory, place), _FEED_SEC)
+
+    def _break(self, failure: ContainerError) -> None:
+        self._failure = failure
+        self._end_all()
+
+    def _end_all(self) -> None:
+        self._room.set()
+        streams, self._streams = self._streams, {}
+        self._pending.clear()
+        for stream in streams.values():
+            stream.end()

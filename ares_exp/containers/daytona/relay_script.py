@@ -1,0 +1,264 @@
+"""The `sh` source by which shells of a sandbox are kept, although the service runs only one command per request.
+
+In a directory of the sandbox, which only root may enter, each shell has a FIFO that it reads its source from, and a
+pump, which cuts what it prints into numbered files. A request feeds the FIFO; another one waits for the next files and
+returns them. Whatever is asked twice, because an answer got lost, is done once: what is fed has a number, too, and a
+file stays until a later request says that it has arrived. A pump stops while too many files wait: what floods its
+output is held up by the FIFO as it would be by a pipe.
+
+POSIX `sh`, `dd`, `mkfifo`, `base64` and `timeout` only (coreutils or busybox). Every script is one command of less than
+128 KiB that reads no stdin: the service's daemon gives it to a shell as an argument, or on its stdin.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ares_exp.containers.container import User
+
+CHUNK_BYTES = 65_536
+"""Most bytes in one file of a pump: what a pipe holds."""
+
+MAX_WAITING = 8
+"""How many files of a pump may wait."""
+
+MAX_FED_BYTES = 60_000
+"""Most bytes that one script feeds: in base64 they have to stay below 128 KiB."""
+
+MAX_CHUNKS_AT_ONCE = 12
+"""Most files in one answer, of all pumps together."""
+
+MAX_ANSWER_BYTES = 2 * 1024 * 1024
+"""More than any answer of these scripts has."""
+
+LINGER_SEC = 0.004
+"""How long an answer waits for what comes right behind its first file: mostly the end of a short command."""
+
+NO_DIRECTORY = 97
+"""Exit code of a script whose directory is gone: somebody in the sandbox has removed it."""
+
+
+_MARKS_KEPT = 16  # a request whose answer got lost may still come after the next ones
+_NEEDED = ("mkfifo", "dd", "base64", "timeout", "setsid")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Bytes for a shell.
+
+    Attributes:
+        shell: Its number.
+        number: Counts what this shell is fed, from 0.
+        data: At most `MAX_FED_BYTES`.
+    """
+
+    shell: int
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far the output of a shell has arrived.
+
+    Attributes:
+        shell: Its number.
+        pump: The pump's process.
+        next: The first file that has not arrived; those before may be removed.
+    """
+
+    shell: int
+    pump: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One file of a pump; `data` is `None` for the end: the shell is gone, and all that it printed has arrived."""
+
+    shell: int
+    number: int
+    data: bytes | None
+
+
+def open_script(directory: str, key: str, shell: int, user: User | None) -> str:
+    """Starts a shell and its pump, once. Prints `KEY opened <process>`: the pump, which leads the group of both.
+
+    Args:
+        directory: Where the FIFOs and files are; made if missing. Needs no quoting.
+        key: Marks what the script prints.
+        shell: The new one's number.
+        user: Who runs it; `None`: root.
+    """
+    pump = _PUMP.replace("SHELL", str(shell)).replace("BECOME", "exec sh" if user is None else _become(user))
+    return _one_command(
+        f"_home=$PWD _umask=$(umask); umask 077; mkdir -p {directory} && cd {directory} || exit {NO_DIRECTORY}; "
+        f"for _needed in {' '.join(_NEEDED)}; do command -v $_needed >/dev/null || "
+        '{ echo "it has no program $_needed"; exit 1; }; done; '
+        f"[ -p bell ] || mkfifo bell 2>/dev/null; exec 3<>bell; if mkfifo {shell}.in 2>/dev/null; then "
+        f"mkfifo {shell}.out {shell}.ack; exec 4<>{shell}.ack; "
+        f'setsid sh -c {shlex.quote(pump)} pump "$_home" "$_umask" </dev/null >/dev/null 2>&1 & '
+        f"echo $! >{shell}.new; mv {shell}.new {shell}.pid; fi; "
+        f"_n=0; until [ -e {shell}.pid ] || [ $_n = 300 ]; do sleep 0.01; _n=$((_n + 1)); done; "
+        f'read -r _pid <{shell}.pid; echo "{key} opened $_pid"'
+    )
+
+
+def feed_script(directory: str, feed: Feed) -> str:
+    """Feeds one shell; waits until the FIFO has room."""
+    return _one_command(f"cd {directory} 2>/dev/null || exit {NO_DIRECTORY}; {_feed(feed)}")
+
+
+def poll_script(
+    directory: str, key: str, generation: int, feeds: Sequence[Feed], places: Sequence[Place], wait_sec: float
+) -> str:
+    """Feeds some shells, then returns what has come from all of them, or comes first within the time: see `chunks`.
+
+    Args:
+        directory: As of `open_script`.
+        key: Marks what the script prints.
+        generation: Above that of all polls before: those that still wait end.
+        feeds: What to feed, each of at most 4 KiB: a FIFO that has room takes it in one piece.
+        places: Of every shell that is open.
+        wait_sec: How long to wait for something.
+    """
+    ready = " || ".join(f"[ -e {one.shell}.{one.next} ] || {_has_ended(one)}" for one in places)
+    ready = f"[ ! -e gen ] || {ready}"  # somebody has removed the directory
+    wait = (
+        f"until {ready}; do read -r _ <&3; read -r _now <gen; "
+        f'[ "$_now" = {generation} ] || {{ echo >&3; break; }}; done'
+    )
+    return _one_command(
+        f"cd {directory} 2>/dev/null || exit {NO_DIRECTORY}; exec 3<>bell; "
+        f"echo {generation} >gen.new; mv gen.new gen; echo >&3; "
+        + "".join(f"{_feed(feed)}; " for feed in feeds)
+        + "".join(_arrived(place) for place in places)
+        + f"{{ {ready}; }} || {{ timeout {wait_sec:g} sh -c {shlex.quote(wait)}; sleep {LINGER_SEC:g} 2>/dev/null; }}; "
+        + "_count=0; "
+        + "".join(_print(key, place) for place in places)
+    )
+
+
+def close_script(directory: str, place: Place) -> str:
+    """Ends a shell and its pump, not the commands that it has started, and removes what they left."""
+    return _one_command(
+        f"kill -9 -{place.pump} 2>/dev/null; cd {directory} 2>/dev/null || exit 0; rm -rf {place.shell}.*"
+    )
+
+
+def opened(key: str, answer: str) -> int:
+    """The process that `open_script` has named.
+
+    Raises:
+        ValueError: It has not.
+    """
+    for line in answer.splitlines():
+        found = re.fullmatch(rf"{key} opened ([1-9][0-9]{{0,8}})", line)
+        if found:
+            return int(found[1])
+    raise ValueError(f"Expected the number of a process, got {answer[-200:]!r}.")
+
+
+def chunks(key: str, answer: str) -> list[Chunk]:
+    """What `poll_script` has printed, in order for each shell.
+
+    Raises:
+        ValueError: Something else has printed it: larger files, or none that base64 makes.
+    """
+    found: list[Chunk] = []
+    for part in answer.split(f"{key} ")[1:]:
+        head, _, text = part.partition("\n")
+        shell, _, number = head.partition(" ")
+        if not shell.isdecimal() or not (number.isdecimal() or number == "end"):
+            raise ValueError(f"Expected the number of a shell and of a file, got {head[:80]!r}.")
+        if number == "end":
+            found.append(Chunk(int(shell), 0, None))
+            continue
+        try:
+            data = base64.b64decode("".join(text.split()), validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"Expected base64, got {text[:80]!r}.") from error
+        if not 0 < len(data) <= CHUNK_BYTES:
+            raise ValueError(f"Expected 1 to {CHUNK_BYTES} bytes, got {len(data)}.")
+        found.append(Chunk(int(shell), int(number), data))
+    return found
+
+
+_PUMP = rf"""
+{{ umask "$2"; cd -- "$1"; unset OLDPWD; BECOME; }} 0<>SHELL.in 1>SHELL.out 2>/dev/null 3>&- 4>&- &
+exec 0<SHELL.out
+_n=0
+while dd bs={CHUNK_BYTES} count=1 of=SHELL.part && [ -s SHELL.part ]; do
+  mv -f SHELL.part SHELL.$_n
+  _n=$((_n + 1))
+  echo >&3
+  while [ -e SHELL.$((_n - {MAX_WAITING})) ]; do read -r _ <&4; done
+done
+: >SHELL.end
+echo >&3
+"""
+
+
+def _become(user: User) -> str:
+    """Replaces the shell by one of that user, as an engine does: a name, a number, or `uid:gid`, which need no name."""
+    name, _, group = str(user).partition(":")
+    return _BECOME.replace("USER", shlex.quote(name)).replace("GROUP", shlex.quote(group))
+
+
+# `setpriv` of busybox knows no users; `su` knows no numbers.
+_BECOME = r"""
+_uid= _gid= _home=/ _name=
+while IFS=: read -r _n _ _u _g _ _h _; do
+  if [ "$_n" = USER ] || [ "$_u" = USER ]; then _name=$_n _uid=$_u _gid=$_g _home=$_h; break; fi
+done </etc/passwd
+case $_uid-USER in -*[!0-9]*|-) printf 'there is no user %s in the sandbox' USER; exit 1;; -*) _uid=USER _gid=0;; esac
+_group=GROUP
+export HOME="$_home"
+if [ -n "$_group" ]; then set -- --regid="$_group" --clear-groups
+elif [ -n "$_name" ]; then set -- --regid="$_gid" --init-groups
+else set -- --regid="$_gid" --clear-groups; fi
+setpriv --reuid="$_uid" "$@" true 2>/dev/null && exec setpriv --reuid="$_uid" "$@" sh
+[ -n "$_name" ] && [ -z "$_group" ] && exec su -s /bin/sh "$_name" -c 'exec sh'
+printf 'no program here can become user %s' USER
+exit 1"""
+
+
+def _one_command(script: str) -> str:
+    """As one command of whatever shell the daemon has: bash, zsh or sh."""
+    return f"exec sh -c {shlex.quote(script)} </dev/null"
+
+
+def _feed(feed: Feed) -> str:
+    text = base64.b64encode(feed.data).decode()
+    mark = f"{feed.shell}.fed"
+    return (
+        f"if mkdir {mark}{feed.number} 2>/dev/null; then echo {text} | base64 -d 1<>{feed.shell}.in || exit 1; "
+        f"rmdir {mark}{feed.number - _MARKS_KEPT} 2>/dev/null; fi; true"
+    )
+
+
+def _has_ended(place: Place) -> str:
+    # A process that has ended and that nobody has asked about has no program any more.
+    return f"[ -e {place.shell}.end ] || [ ! -e /proc/{place.pump}/exe ]"
+
+
+def _arrived(place: Place) -> str:
+    """Removes files that the answer before this one had, and lets the pump go on."""
+    first = max(0, place.next - MAX_CHUNKS_AT_ONCE)
+    files = " ".join(f"{place.shell}.{number}" for number in range(first, place.next))
+    return f"rm -f {files}; echo 1<>{place.shell}.ack; " if files else ""
+
+
+def _print(key: str, place: Place) -> str:
+    shell = place.shell
+    return (
+        f"_ended=; {{ {_has_ended(place)}; }} && _ended=1; _n={place.next}; "
+        f"while [ $_count -lt {MAX_CHUNKS_AT_ONCE} ] && [ -e {shell}.$_n ]; do "
+        f'echo "{key} {shell} $_n"; base64 <{shell}.$_n; _n=$((_n + 1)) _count=$((_count + 1)); done; '
+        f'[ -z "$_ended" ] || [ -e {shell}.$_n ] || echo "{key} {shell} end"; '
+    )

@@ -1,0 +1,242 @@
+"""What the service is asked for: the parameters of a new sandbox, and the settings of its network.
+
+The bounds are those which the service checks (`apps/api` of daytonaio/daytona); what it would refuse is refused before
+a run starts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
+from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
+from ares_exp.errors import ConfigError, UnsupportedTaskError
+
+if TYPE_CHECKING:
+    from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams, Image, Resources
+
+DEFAULT_TTL_MIN = 24 * 60
+"""Minutes that a sandbox may live if nobody keeps it alive and no limit of its task is known."""
+
+TTL_MARGIN_MIN = 10
+"""Minutes on top of what a task needs: for retries, and for what comes between its phases."""
+
+MAX_DOMAINS, MAX_NETWORKS = 20, 10
+"""Bounds of the service on one allow-list."""
+
+_MB_PER_GIB = 1024
+_DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
+
+
+class NetworkSettings(TypedDict):
+    """Keyword arguments of the SDK's `update_network_settings`; an empty list is none."""
+
+    network_block_all: bool
+    network_allow_list: str
+    domain_allow_list: str
+
+
+def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
+    """What the service cannot do for `spec`, found out without asking it. Blocking: reads the task's files.
+
+    Returns:
+        Warnings: what it does in another way than asked.
+
+    Raises:
+        UnsupportedTaskError: The image cannot be had, or a network not enforced.
+        TaskError: The task's definition of its image is malformed.
+        ConfigError: Its sandboxes would not live long enough.
+    """
+    warnings = list(plan_image(spec, options).warnings)
+    ttl_minutes(spec, options)
+    for policy in sorted(spec.networks, key=str):
+        try:
+            network_settings(policy, options)
+        except UnsupportedTaskError as error:
+            raise UnsupportedTaskError(f"Task {spec.name}: {error}") from error
+    return [*warnings, *(f"{spec.name}: {warning}" for warning in _resource_warnings(spec, options))]
+
+
+def create_params(
+    spec: ContainerSpec,
+    options: DaytonaOptions,
+    plan: ImagePlan,
+    *,
+    name: str,
+    labels: Mapping[str, str],
+    ttl_min: int,
+) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
+    """The SDK's parameters of a sandbox.
+
+    While `plan` has something to do after the start, the sandbox is created with the network that a builder would have;
+    `network_settings` is to be put in force after that.
+
+    Args:
+        spec: What the task asks for.
+        options: Of the factory.
+        plan: What it is made from, settled.
+        name: Its name.
+        labels: Tell whose it is.
+        ttl_min: Minutes after which the service removes it, wherever it stands, if nobody keeps it alive.
+    """
+    from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
+
+    if plan.local is not None:
+        raise ValueError(f"The plan for {spec.name} has not been settled.")
+    network = _settings(PUBLIC) if plan.builds_after_start else network_settings(spec.network, options)
+    common: dict[str, Any] = {
+        "name": name,
+        "os_user": "root",  # commands of others are run as them by root
+        "env_vars": _variables(spec, options, plan),
+        "labels": dict(labels),
+        "auto_stop_interval": ttl_min,
+        "ttl_minutes": ttl_min,
+        "auto_delete_interval": 0,  # as soon as it stops
+        **{key: value for key, value in network.items() if value},
+    }
+    if plan.snapshot is not None:
+        return CreateSandboxFromSnapshotParams(snapshot=plan.snapshot, **common)
+    image = plan.image if plan.image is not None else _built_image(plan)
+    return CreateSandboxFromImageParams(image=image, resources=_resources(spec, options), **common)
+
+
+def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
+    """Minutes that a sandbox for `spec` may live if nobody keeps it alive.
+
+    Raises:
+        ConfigError: `options.ttl_min` is less than it may be needed.
+    """
+    needed = spec.lifetime_sec
+    if options.ttl_min is None:
+        return DEFAULT_TTL_MIN if needed is None else math.ceil(needed / 60) + TTL_MARGIN_MIN
+    if needed is not None and options.ttl_min * 60 <= needed:
+        enough = math.ceil(needed / 60) + TTL_MARGIN_MIN
+        raise ConfigError(
+            f"Task {spec.name}: expected container.ttl_min to be more than its container may be needed, which is "
+            f"{needed:g} s (start, agent and scoring together), got {options.ttl_min} min. Set "
+            f"container.ttl_min={enough}, or lower the task's limits, as by timeout_multiplier=…"
+        )
+    return options.ttl_min
+
+
+def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> NetworkSettings:
+    """What the service is told when `policy` of a task is to be in force.
+
+    Raises:
+        UnsupportedTaskError: It takes no such allow-list; with the entries and the reason.
+    """
+    return _settings((options.network or policy).with_hosts(options.allowed_hosts))
+
+
+def _settings(policy: NetworkPolicy) -> NetworkSettings:
+    if policy == PUBLIC:
+        return NetworkSettings(network_block_all=False, network_allow_list="", domain_allow_list="")
+    if policy == NO_NETWORK or not policy.allowed_hosts:
+        return NetworkSettings(network_block_all=True, network_allow_list="", domain_allow_list="")
+    networks, domains = _split_hosts(policy)
+    return NetworkSettings(
+        network_block_all=False, network_allow_list=",".join(networks), domain_allow_list=",".join(domains)
+    )
+
+
+def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
+    """The networks and the domains of an allow-list, one of them empty."""
+    networks: list[str] = []
+    domains: list[str] = []
+    strange: list[str] = []
+    for entry in sorted(policy.allowed_hosts):
+        try:
+            network = ipaddress.ip_network(entry)
+        except ValueError:
+            (domains if _DOMAIN.fullmatch(entry) else strange).append(entry)
+        else:
+            (networks if network.version == 4 else strange).append(str(network))
+    if strange:
+        raise _unsupported(
+            f"takes IPv4 networks and names under an alphabetic top-level domain alone, not {', '.join(strange)}"
+        )
+    if networks and domains:
+        raise _unsupported(
+            f"takes either names or addresses, not both ({', '.join(domains)}; {', '.join(networks)}). Leave out one "
+            "of the kinds"
+        )
+    if len(domains) > MAX_DOMAINS or len(networks) > MAX_NETWORKS:
+        raise _unsupported(
+            f"takes at most {MAX_DOMAINS} names or {MAX_NETWORKS} networks, not {len(domains) or len(networks)}"
+        )
+    return networks, domains
+
+
+def _unsupported(what: str) -> UnsupportedTaskError:
+    return UnsupportedTaskError(
+        f"an allow-list of the Daytona service {what}. Use container=docker for this task, or play it under another "
+        "network by container.network=no-network or public."
+    )
+
+
+def _variables(spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan) -> dict[str, str]:
+    """Variables of the sandbox: they win over those of the image, so that those of the options have to yield here."""
+    return {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env)
+
+
+def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:
+    """In whole CPUs and GiB; what is not asked for is left to the service."""
+    from daytona import Resources
+
+    cpus, memory_mb, storage_mb = _asked(spec, options)
+    resources = Resources(
+        cpu=_up(cpus),
+        memory=_up(memory_mb, _MB_PER_GIB),
+        disk=_up(storage_mb, _MB_PER_GIB),
+        gpu=spec.gpus or None,
+    )
+    return None if resources == Resources() else resources
+
+
+def _asked(spec: ContainerSpec, options: DaytonaOptions) -> tuple[float | None, float | None, float | None]:
+    return (
+        spec.cpus if options.cpus is None else options.cpus,
+        spec.memory_mb if options.memory_mb is None else options.memory_mb,
+        spec.storage_mb if options.storage_mb is None else options.storage_mb,
+    )
+
+
+def _up(amount: float | None, unit: int = 1) -> int | None:
+    return None if amount is None else max(1, math.ceil(amount / unit))
+
+
+def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator[str]:
+    cpus, memory_mb, storage_mb = _asked(spec, options)
+    if options.snapshot is not None:
+        asked = {"cpus": cpus, "memory_mb": memory_mb, "storage_mb": storage_mb, "gpus": spec.gpus or None}
+        named = ", ".join(f"{key}={value:g}" for key, value in asked.items() if value is not None)
+        if named:
+            yield f"{named}: not passed on: a sandbox has what its snapshot says ({options.snapshot})"
+        return
+    if cpus is not None and _up(cpus) != cpus:
+        yield f"cpus={cpus:g}: container=daytona gives whole CPUs, {_up(cpus)} here"
+    for key, amount in (("memory_mb", memory_mb), ("storage_mb", storage_mb)):
+        whole = _up(amount, _MB_PER_GIB)
+        if amount is not None and whole is not None and whole * _MB_PER_GIB != amount:
+            yield f"{key}={amount:g}: container=daytona gives whole GiB, {whole} here ({whole * _MB_PER_GIB} MB)"
+
+
+def _built_image(plan: ImagePlan) -> Image:
+    """The SDK's image for a text and its files.
+
+    The SDK makes one from a Dockerfile only by finding the files itself (see `image_context`), so its fields are set.
+    """
+    from daytona import Image
+    from daytona.common.image import Context
+
+    image = Image()
+    image._dockerfile = plan.dockerfile or ""
+    if plan.context is not None:
+        image._context_list = [Context(source_path=str(plan.context), archive_path=".")]
+    return image

@@ -1,0 +1,158 @@
+"""Files in and out of a sandbox: a tar by the service's file API, packed and unpacked by `tar` in the sandbox.
+
+One request carries as many files as there are. Only the sandbox resolves its paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import re
+import secrets
+import shlex
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ares_exp.containers import archive
+from ares_exp.containers.container import ExecResult
+from ares_exp.containers.daytona.box_scripts import Run
+from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.errors import TransferError
+
+if TYPE_CHECKING:
+    from daytona import AsyncDaytona, AsyncSandbox
+
+TRANSFER_TIMEOUT_SEC = 600.0
+"""Bound on one upload or download."""
+
+_SPOOL_BYTES = 8 * 1024 * 1024
+_PACKED_BYTES = archive.MAX_BYTES + 4096 * archive.MAX_MEMBERS // 4
+_PACKED = re.compile(r"(file|directory) ([0-9]{1,15})\n")
+
+
+class FileTransfer:
+    """Copies files into and out of one sandbox."""
+
+    def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
+        """Keeps what is needed.
+
+        Args:
+            service: The sandbox's.
+            sandbox: Where.
+            run: Runs a command there.
+            directory: A directory there, which exists and which only root may enter, for archives on their way.
+        """
+        self._service = service
+        self._sandbox = sandbox
+        self._run = run
+        self._directory = directory
+        self._done: list[str] = []
+
+    async def upload(self, source: Path, target: str) -> None:
+        """As `Container.upload`; `target` is absolute.
+
+        Raises:
+            TransferError: With the path and the reason.
+            ContainerError: The sandbox is gone, or the service does not answer.
+        """
+        directory, name = (target, "") if source.is_dir() else posixpath.split(target)
+        box_path, into = self._new_path(), shlex.quote(directory or "/")
+        with await asyncio.to_thread(archive.pack, source, name) as packed:
+            await self.send(packed, box_path)
+        unpack = f"mkdir -p -- {into} && tar -xpf {box_path} -C {into}; e=$?; rm -f {box_path}; exit $e"
+        result = await self._run(unpack, timeout_sec=TRANSFER_TIMEOUT_SEC)
+        if result.exit_code != 0:
+            raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {_reason(result)}.")
+
+    async def download(self, source: str, target: Path) -> None:
+        """As `Container.download`; `source` is absolute.
+
+        Raises:
+            TransferError: With the path and the reason; a missing `source` included.
+            ContainerError: The sandbox is gone, or the service does not answer.
+        """
+        box_path, path = self._new_path(), shlex.quote(source or "/")
+        directory, name = posixpath.split(source)
+        parent, done, self._done = shlex.quote(directory or "/"), self._done, []
+        result = await self._run(
+            f"rm -f {' '.join(done)}; k= e=0; "
+            f"if [ -d {path} ]; then k=directory; tar -cf {box_path} -C {path} . 2>/dev/null || e=$?; "
+            f"elif [ -e {path} ]; then k=file; "
+            f"tar -chf {box_path} -C {parent} -- {shlex.quote('./' + name)} 2>/dev/null || e=$?; "
+            f'fi; [ -n "$k" ] || exit 3; [ $e -lt 2 ] || exit 4; echo "$k $(($(wc -c <{box_path})))"',
+            timeout_sec=TRANSFER_TIMEOUT_SEC,
+        )
+        packed = _PACKED.fullmatch(result.output)
+        try:
+            if result.exit_code == 3:
+                raise TransferError(f"Cannot copy {source} out of the sandbox: there is no such file or directory.")
+            if result.exit_code != 0 or packed is None:
+                raise TransferError(f"Cannot copy {source} out of the sandbox: packing it failed.")
+            size = int(packed[2])
+            if size > _PACKED_BYTES:
+                raise TransferError(f"Cannot copy {source} out of the sandbox: more than {archive.MAX_BYTES} bytes.")
+            with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
+                await self.fetch(box_path, file, size)
+                file.seek(0)
+                unpack = archive.unpack_file if packed[1] == "file" else archive.unpack_directory
+                await asyncio.to_thread(unpack, file, target)
+        finally:
+            self._done.append(box_path)
+
+    async def send(self, file: IO[bytes], path: str) -> None:
+        """Makes the file `path` of the sandbox, in a directory that is there.
+
+        Raises:
+            ContainerError: The sandbox is gone, or the service refused or does not answer.
+        """
+        await self._call(f"The upload to {path}", lambda: _send(self._sandbox, file, path))
+
+    async def fetch(self, path: str, file: IO[bytes], size: int) -> None:
+        """Writes a file of the sandbox to `file`.
+
+        Raises:
+            ContainerError: The sandbox is gone, the service refused or does not answer, or it has another size.
+        """
+        await self._call(f"The download of {path}", lambda: _fetch(self._sandbox, path, file, size))
+
+    async def _call(self, what: str, request: Callable[[], Awaitable[None]]) -> None:
+        async def send(_: AsyncDaytona) -> None:
+            await request()
+
+        what = f"{what} in sandbox {self._sandbox.name}"
+        await self._service.call(what, send, timeout_sec=TRANSFER_TIMEOUT_SEC)
+
+    def _new_path(self) -> str:
+        return f"{self._directory}/{secrets.token_hex(6)}.tar"
+
+
+async def _send(sandbox: AsyncSandbox, file: IO[bytes], path: str) -> None:
+    from daytona import FileUpload
+
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    # What is in a file on disk is read by the SDK, as it is sent.
+    source = file.read() if size <= _SPOOL_BYTES else f"/dev/fd/{file.fileno()}"
+    await sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=int(TRANSFER_TIMEOUT_SEC))
+
+
+async def _fetch(sandbox: AsyncSandbox, path: str, file: IO[bytes], size: int) -> None:
+    from daytona import DaytonaConnectionError
+
+    file.seek(0)
+    file.truncate()
+    received = 0
+    async for piece in await sandbox.fs.download_file_stream(path, timeout=int(TRANSFER_TIMEOUT_SEC)):
+        received += len(piece)
+        if received > size:
+            break
+        file.write(piece)
+    if received != size:  # as a connection that broke, which is tried again
+        raise DaytonaConnectionError(f"expected {size} bytes, got {received}")
+
+
+def _reason(result: ExecResult) -> str:
+    return result.output.strip()[-1000:] or f"exit code {result.exit_code}"

@@ -1,0 +1,62 @@
+"""Fixtures of the tests that need a Daytona service: the emulator, and the variables that lead to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.daytona.container import DaytonaContainer
+from ares_exp.containers.daytona.credentials import Credentials
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory
+from ares_exp.containers.daytona.service import DaytonaService
+from tests.daytona.emulator import Emulator
+
+
+@contextlib.asynccontextmanager
+async def emulated(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Emulator]:
+    """A service that `DAYTONA_API_KEY` and `DAYTONA_API_URL` name."""
+    async with Emulator(**options) as emulator:
+        for name in ("DAYTONA_JWT_TOKEN", "DAYTONA_ORGANIZATION_ID", "DAYTONA_TARGET"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("DAYTONA_API_KEY", emulator.api_key)
+        monkeypatch.setenv("DAYTONA_API_URL", emulator.url)
+        yield emulator
+        assert emulator.unknown == []
+
+
+@pytest_asyncio.fixture
+async def emulator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
+    """A service whose sandboxes are local boxes."""
+    async with emulated(monkeypatch, box="local") as emulator:
+        yield emulator
+
+
+@pytest_asyncio.fixture
+async def service(emulator: Emulator) -> AsyncIterator[DaytonaService]:
+    """A connection to the emulator, which does not wait for long between tries."""
+    service = DaytonaService(Credentials.from_environment(), base_sec=0.05)
+    yield service
+    await service.close()
+
+
+@pytest_asyncio.fixture
+async def factory(emulator: Emulator) -> AsyncIterator[DaytonaContainerFactory]:
+    """Makes sandboxes over one connection to the emulator, which does not wait for long between tries."""
+    factory = DaytonaContainerFactory()
+    connection = factory._connections.acquire()
+    connection.service._base_sec = 0.05
+    yield factory
+    await factory._connections.release(connection)
+
+
+@pytest_asyncio.fixture
+async def box(factory: DaytonaContainerFactory) -> AsyncIterator[DaytonaContainer]:
+    """A sandbox that runs."""
+    async with factory(ContainerSpec("t", docker_image="debian:12.9")) as box:
+        assert isinstance(box, DaytonaContainer)
+        yield box

@@ -1,0 +1,240 @@
+"""What a sandbox really is: a container of ours, in which every request gets a shell of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ares_exp import DockerContainerFactory, LocalContainerFactory
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.build_context import image_tag
+from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
+from ares_exp.containers.shell_channel import ChannelStream
+from ares_exp.errors import ContainerStartError
+from ares_exp.filesystem.delta import StoredChanges
+from ares_exp.filesystem.objects import ObjectStore
+
+Backend = Literal["local", "docker"]
+_NAME = "daytona"
+UNKNOWN_REGISTRY = ".invalid/"
+"""No image is found in a registry of such a name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the files of a sandbox come from.
+
+    Attributes:
+        dockerfile: Text of a Dockerfile.
+        changes: What differs from it.
+    """
+
+    dockerfile: str
+    changes: StoredChanges | None = None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a box is to be besides its files; `None` is the backend's default."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    cpu: int | None = None
+    memory_gib: int | None = None
+    disk_gib: int | None = None
+
+
+class Lines:
+    """What a stream says, by lines and by pieces."""
+
+    def __init__(self, stream: ChannelStream) -> None:
+        self._stream = stream
+        self._ahead = b""
+
+    async def line(self) -> bytes:
+        """Up to a newline, without it; less at the end."""
+        while b"\n" not in self._ahead and (data := await self._read()):
+            self._ahead += data
+        line, _, self._ahead = self._ahead.partition(b"\n")
+        return line
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """All that follows."""
+        data, self._ahead = self._ahead, b""
+        while data or (data := await self._read()):
+            yield data
+            data = b""
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._stream.read()
+        except OSError:
+            return b""
+
+
+class Box:
+    """One running container.
+
+    Attributes:
+        workdir: Where its commands start.
+        shell: What they are read by.
+        home: Home directory of the user who runs them.
+        head, setsid: Where these programs are.
+    """
+
+    def __init__(self, container: LocalContainer | DockerContainer, user: str | None) -> None:
+        self._container = container
+        self._user = user
+        self.workdir = container._workdir
+        self.shell = self.home = self.head = self.setsid = ""
+
+    async def ask(self) -> None:
+        """Finds out what is in it.
+
+        Raises:
+            ContainerStartError: Not what is needed.
+        """
+        stream = await self.open_shell()
+        try:
+            await stream.write(_ABOUT.encode())
+            lines = Lines(stream)
+            said = [(await lines.line()).decode() for _ in range(4)]
+        finally:
+            stream.close()
+        self.shell, self.home, self.head, self.setsid = said
+        if not all(said):
+            raise ContainerStartError(f"The box lacks something that a sandbox needs; it says {said}.")
+
+    async def open_shell(self) -> ChannelStream:
+        """A fresh `sh` of the sandbox's user."""
+        return await self._container._open_shell(self._user)
+
+    async def set_network(self, *, blocked: bool) -> None:
+        """Cuts it off, or lets it out."""
+        await self._container.set_network(NO_NETWORK if blocked else PUBLIC)
+
+    async def changes(self, objects: ObjectStore) -> StoredChanges:
+        """What its files are by now, relative to what it is made from."""
+        return StoredChanges(await self._container.capture_changes(objects), objects)
+
+    async def stop(self) -> None:
+        """Ends and removes it."""
+        await self._container.stop()
+
+
+def is_unknown(source: Source) -> bool:
+    """Whether its base image is in a registry that cannot be there."""
+    return UNKNOWN_REGISTRY in source.dockerfile.partition("\n")[0]
+
+
+class Boxes:
+    """Makes boxes of one backend.
+
+    Attributes:
+        objects: The contents of files that snapshots and forks keep.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        """Touches nothing."""
+        self._backend = backend
+        self._factory = DockerContainerFactory() if backend == "docker" else LocalContainerFactory()
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._built: set[str] = set()
+
+    async def open(self) -> None:
+        """Makes a directory for build contexts and for the files of snapshots."""
+        self._directory = tempfile.TemporaryDirectory(prefix=f"daytona-emulator-{os.getpid()}-")
+        self._folder = Path(self._directory.name)
+        self.objects = ObjectStore(self._folder / "objects")
+        if self._backend == "docker":
+            await self._factory.preflight()
+
+    async def start(self, source: Source, demand: Demand, *, user: str | None, blocked: bool) -> Box:
+        """A box that runs.
+
+        Raises:
+            ContainerStartError: It could not be built or started.
+        """
+        if is_unknown(source):
+            raise ContainerStartError(f"failed to pull {source.dockerfile.split()[1]}: not found")
+        image, context = self._plain_image(source), None
+        if image is None:
+            context = await asyncio.to_thread(self._context, source)
+            self._built.add(await asyncio.to_thread(image_tag, _NAME, context))
+        container = self._factory(
+            ContainerSpec(
+                name=_NAME,
+                docker_image=image,
+                context_dir=context,
+                env=demand.env,
+                network=NO_NETWORK if blocked else PUBLIC,
+                phase_networks=frozenset({NO_NETWORK, PUBLIC}),
+                cpus=demand.cpu,
+                memory_mb=demand.memory_gib and demand.memory_gib * 1024,
+                changes=source.changes,
+            )
+        )
+        assert isinstance(container, LocalContainer | DockerContainer)
+        await container.start()
+        box = Box(container, user)
+        try:
+            await box.ask()
+        except BaseException:
+            await container.stop()
+            raise
+        return box
+
+    async def close(self) -> None:
+        """Removes the directory, and the images that were built. Idempotent."""
+        if self._backend == "docker":
+            await asyncio.to_thread(self._remove_images)
+        if self._directory is not None:
+            await asyncio.to_thread(self._directory.cleanup)
+
+    def _plain_image(self, source: Source) -> str | None:
+        words = source.dockerfile.split()
+        is_plain = self._backend == "docker" and len(words) == 2 and words[0].upper() == "FROM"
+        return words[1] if is_plain else None
+
+    def _context(self, source: Source) -> Path:
+        """A directory with the Dockerfile. Nothing else is in it: no files come with a request."""
+        folder = self._folder / "contexts" / hashlib.sha256(source.dockerfile.encode()).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "Dockerfile"
+        if not file.exists():
+            new = self._folder / secrets.token_hex(8)  # beside the context: its other users shall not see it
+            new.write_text(source.dockerfile)
+            new.rename(file)
+        return folder
+
+    def _remove_images(self) -> None:
+        import docker
+
+        client = docker.from_env()
+        try:
+            for image in self._built:
+                try:
+                    client.images.remove(image)
+                except docker.errors.APIError:
+                    continue  # somebody else uses it, or it was never finished
+        finally:
+            client.close()
+
+
+# The shell is chosen as the daemon in a real sandbox does.
+_ABOUT = r"""
+shells=$(grep '^[^#]' /etc/shells 2>/dev/null)
+for shell in /usr/bin/zsh /bin/zsh /usr/bin/bash /bin/bash "${SHELL:-sh}"; do
+  case $shells in *$shell*) break ;; esac
+done
+PATH=$PATH:/usr/bin:/bin
+echo "$shell"; echo "${HOME:-/}"; command -v head; command -v setsid; exit
+"""

@@ -1,0 +1,278 @@
+"""The sandboxes and snapshots of the service: how they begin, live and end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from ares_exp.errors import AresExpError
+from tests.daytona.emulator.boxes import Box, Boxes, Demand, Source
+from tests.daytona.emulator.deadlines import Deadlines
+from tests.daytona.emulator.registry import Registry
+from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot, requested
+from tests.daytona.emulator.wire import Refusal, now_text
+
+DEFAULT_SNAPSHOT = "daytona-small"
+_UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
+
+
+class Sandboxes(Registry):
+    """All of them.
+
+    Attributes:
+        snapshots: By name.
+        deadlines: What ends them by and by.
+        max_count: Quota; `None`: none.
+    """
+
+    def __init__(self, boxes: Boxes) -> None:
+        super().__init__()
+        self.snapshots: dict[str, Snapshot] = {}
+        self.deadlines = Deadlines(stop=self.stop, delete=self.delete)
+        self.max_count: int | None = None
+        self._boxes = boxes
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def create(self, params: dict[str, Any]) -> Sandbox:
+        """Begins to make what a CreateSandbox asks for.
+
+        Raises:
+            Refusal: As the service does.
+        """
+        name, build = params.get("name"), params.get("buildInfo")
+        if build is not None:
+            source, base = source_of(build), None
+        else:
+            wanted = params.get("snapshot") or DEFAULT_SNAPSHOT
+            base = self.find_snapshot(wanted)
+            if base is None:
+                raise Refusal(400, f"Snapshot {wanted} not found. Did you add it through the Daytona Dashboard?")
+            if base.state != "active":
+                raise Refusal(400, f"Snapshot {wanted} is {base.state}")
+            if any(params.get(key) is not None for key in ("cpu", "memory", "disk")):
+                raise Refusal(400, "Cannot specify Sandbox resources when using a snapshot")
+            source = base.source
+        self._check_room(name)
+        sandbox = requested(params, source, base)
+        self._enter(sandbox, params.get("labels") or {})
+        sandbox.life = self._begin(self._start(sandbox))
+        return sandbox
+
+    def fork(self, origin: Sandbox, name: str | None) -> Sandbox:
+        """Begins to make one with the files that `origin` has now, and its settings but for the TTL.
+
+        Raises:
+            Refusal: It does not run, or the name is taken.
+        """
+        box = self.running(origin, "Sandbox must be in started state to fork")
+        self._check_room(name)
+        fresh = str(uuid.uuid4())
+        copy = replace(
+            origin,
+            id=fresh,
+            name=name or fresh,
+            labels={},
+            ttl=0,
+            state="creating",
+            box=None,
+            created_at=now_text(),
+            destroy_at=None,
+            expiry=None,
+            idle=None,
+            dies=asyncio.Event(),
+            life=None,
+            sessions={},
+        )
+        self._enter(copy, dict(origin.labels))
+
+        async def make() -> None:
+            copy.source = replace(origin.source, changes=await box.changes(self._boxes.objects))
+            await self._start(copy)
+
+        copy.life = self._begin(self._guard(copy, make))
+        return copy
+
+    def take_snapshot(self, origin: Sandbox, name: str) -> None:
+        """Begins to keep the files that `origin` has now under a name.
+
+        Raises:
+            Refusal: It does not run, or the name is taken.
+        """
+        box = self.running(origin, "Sandbox must be in started or stopped state to create a snapshot")
+        if name in self.snapshots:
+            raise Refusal(409, f'Snapshot with name "{name}" already exists for this organization')
+        origin.state = "snapshotting"
+
+        async def make() -> None:
+            try:
+                source = replace(origin.source, changes=await box.changes(self._boxes.objects))
+                self.snapshots[name] = Snapshot(name, source, origin.cpu, origin.memory, origin.disk, origin=origin.id)
+            finally:
+                if origin.state == "snapshotting":
+                    origin.state = "started"
+                    self.deadlines.watch(origin)
+
+        self._begin(self._guard(origin, make))
+
+    def find_snapshot(self, id_or_name: str) -> Snapshot | None:
+        by_id = (one for one in self.snapshots.values() if one.id == id_or_name)
+        return self.snapshots.get(id_or_name) or next(by_id, None)
+
+    def running(self, sandbox: Sandbox, otherwise: str) -> Box:
+        """Its box.
+
+        Raises:
+            Refusal: It does not run.
+        """
+        if sandbox.state != "started" or sandbox.box is None:
+            raise Refusal(400, otherwise)
+        return sandbox.box
+
+    def start(self, sandbox: Sandbox) -> None:
+        """Begins to start one that was stopped.
+
+        Raises:
+            Refusal: It is in no state for that.
+        """
+        if sandbox.state == "started":
+            return
+        if sandbox.state != "stopped":
+            raise Refusal(400, f"Sandbox is not in valid state: {sandbox.state}")
+        sandbox.state = "starting"
+        sandbox.dies = asyncio.Event()
+        sandbox.life = self._begin(self._start(sandbox))
+
+    def stop(self, sandbox: Sandbox) -> None:
+        """Begins to stop one; its files stay, unless it is to be deleted with that.
+
+        Raises:
+            Refusal: It does not run.
+        """
+        box = self.running(sandbox, "Sandbox is not started")
+        if sandbox.auto_delete == 0:
+            self.delete(sandbox)
+            return
+        sandbox.state = "stopping"
+        sandbox.dies.set()
+
+        async def make() -> None:
+            sandbox.source = replace(sandbox.source, changes=await box.changes(self._boxes.objects))
+            await self._end(sandbox)
+            if sandbox.state == "stopping":
+                sandbox.state = "stopped"
+                self.deadlines.begin_stopped(sandbox)
+
+        self.deadlines.cancel_idle(sandbox)
+        sandbox.life = self._begin(self._guard(sandbox, make))
+
+    def delete(self, sandbox: Sandbox) -> None:
+        """Begins to remove one. Its name is free at once."""
+        if sandbox.state in GONE:
+            return
+        sandbox.state = "destroying"
+        self._leave(sandbox)
+        before = sandbox.life
+
+        async def make() -> None:
+            if before is not None:
+                before.cancel()
+                await asyncio.wait({before})
+            await self._end(sandbox)
+            sandbox.state = "destroyed"
+            self.by_id.pop(sandbox.id, None)
+
+        sandbox.life = self._begin(make())
+
+    def lose(self, sandbox: Sandbox, state: str = "destroyed") -> None:
+        """It dies by itself, at once.
+
+        Args:
+            sandbox: Which.
+            state: What becomes of it. `destroyed`: it is forgotten. Else it is still shown, as `error` or `stopped`.
+        """
+        if state == "destroyed":
+            self.by_id.pop(sandbox.id, None)
+            self.delete(sandbox)
+        elif sandbox.box is not None:
+            self.deadlines.cancel_idle(sandbox)
+            sandbox.dies.set()
+            sandbox.state, sandbox.error_reason = state, "Sandbox died" if state == "error" else None
+            sandbox.life = self._begin(self._end(sandbox))
+
+    async def close(self) -> None:
+        """Removes all of them, and makes no others."""
+        self._is_closed = True
+        for sandbox in list(self.by_id.values()):
+            self.delete(sandbox)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _check_room(self, name: str | None) -> None:
+        if self._is_closed:
+            raise Refusal(503, "The service is being shut down")
+        if name is not None and name in self.by_name:
+            raise Refusal(409, f"Sandbox with name {name} already exists")
+        if self.max_count is not None and len(self.by_name) >= self.max_count:
+            raise Refusal(400, f"Total CPU limit exceeded. Maximum allowed: {self.max_count}.\n{_UPGRADE}")
+
+    def _enter(self, sandbox: Sandbox, labels: dict[str, str]) -> None:
+        self.add(sandbox, labels)
+        self.deadlines.set_ttl(sandbox, sandbox.ttl)
+
+    def _leave(self, sandbox: Sandbox) -> None:
+        sandbox.dies.set()
+        self.deadlines.cancel(sandbox)
+        self.hide(sandbox)
+
+    async def _start(self, sandbox: Sandbox) -> None:
+        env = sandbox.params.get("env") or {}
+        asked = (sandbox.params.get(key) for key in ("cpu", "memory", "disk"))
+        demand = Demand(env, *asked)
+        user = sandbox.params.get("user")
+        try:
+            sandbox.box = await self._boxes.start(sandbox.source, demand, user=user, blocked=sandbox.is_cut_off)
+        except AresExpError as error:
+            sandbox.error_reason = str(error)
+            sandbox.state = "build_failed" if sandbox.params.get("buildInfo") else "error"
+            return
+        if sandbox.state not in GONE:
+            sandbox.state = "started"
+            self.deadlines.note_activity(sandbox)
+            self.deadlines.watch(sandbox)
+
+    async def _end(self, sandbox: Sandbox) -> None:
+        """Ends what runs of it."""
+        sessions, sandbox.sessions = sandbox.sessions, {}
+        for session in sessions.values():
+            session.stream.close()
+        if sandbox.box is not None:
+            await sandbox.box.stop()
+        sandbox.box = None
+
+    async def _guard(self, sandbox: Sandbox, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except AresExpError as error:
+            if sandbox.state not in GONE:
+                sandbox.state, sandbox.error_reason = "error", str(error)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def source_of(build: dict[str, Any]) -> Source:
+    """What a CreateBuildInfo asks for.
+
+    Raises:
+        Refusal: It names files in the object storage, which this service does not have.
+    """
+    if build.get("contextHashes"):
+        raise Refusal(400, f"Context {build['contextHashes'][0]} not found")
+    return Source(build["dockerfileContent"])

@@ -1,0 +1,207 @@
+"""The routes of the API: sandboxes and snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from daytona_api_client_async import models
+
+from tests.daytona.emulator.boxes import Source, is_unknown
+from tests.daytona.emulator.sandbox import GONE, Sandbox, Snapshot
+from tests.daytona.emulator.sandboxes import source_of
+from tests.daytona.emulator.wire import Refusal, answer, received
+
+if TYPE_CHECKING:
+    from tests.daytona.emulator.emulator import Emulator
+
+
+class Api:
+    """What is asked of the API, one method per route."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+        self._sandboxes = emulator.service
+
+    def routes(self) -> list[web.RouteDef]:
+        one = "/api/sandbox/{id}"
+        return [
+            web.post("/api/sandbox", self.create),
+            web.get("/api/sandbox", self.list),
+            web.get(one, self.get),
+            web.delete(one, self.delete),
+            web.put(one + "/labels", self.labels),
+            web.post(one + "/start", self.start),
+            web.post(one + "/stop", self.stop),
+            web.post(one + "/fork", self.fork),
+            web.post(one + "/snapshot", self.snapshot),
+            web.post(one + "/last-activity", self.last_activity),
+            web.post(one + "/network-settings", self.network_settings),
+            web.post(one + "/autostop/{minutes}", self.auto_stop),
+            web.post(one + "/autodelete/{minutes}", self.auto_delete),
+            web.post(one + "/ttl/{minutes}", self.ttl),
+            web.get(one + "/toolbox-proxy-url", self.toolbox_proxy_url),
+            web.get("/api/snapshots", self.list_snapshots),
+            web.post("/api/snapshots", self.create_snapshot),
+            web.get("/api/snapshots/{id}", self.get_snapshot),
+            web.delete("/api/snapshots/{id}", self.delete_snapshot),
+            web.post("/api/snapshots/{id}/activate", self.activate_snapshot),
+            web.get("/api/object-storage/push-access", self.push_access),
+        ]
+
+    async def create(self, request: web.Request) -> web.Response:
+        return self._shown(self._sandboxes.create(await received(request, models.CreateSandbox)))
+
+    async def list(self, request: web.Request) -> web.Response:
+        query = request.query
+        labels = json.loads(query.get("labels") or "{}")
+        states = query.getall("states", [])
+        size = min(int(query.get("limit") or 100), self._emulator.page_size)
+        after = int(query.get("cursor") or 0)
+        found = [
+            sandbox
+            for sandbox in self._sandboxes.with_labels(labels).values()
+            if sandbox.number > after
+            and sandbox.state not in GONE
+            and labels.items() <= sandbox.labels.items()
+            and (not states or sandbox.state in states)
+            and query.get("name", "") in sandbox.name
+        ]
+        page = found[:size]
+        cursor = str(page[-1].number) if len(found) > size else None
+        items = [sandbox.shown(self._emulator.base, in_list=True) for sandbox in page]
+        return answer(models.ListSandboxesResponse, {"items": items, "nextCursor": cursor})
+
+    async def get(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        if sandbox.life is not None and not sandbox.life.done():  # spares clients that poll once a second the second
+            await asyncio.wait({sandbox.life}, timeout=self._emulator.patience)
+        return self._shown(sandbox)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        self._sandboxes.delete(sandbox)
+        return self._shown(sandbox)
+
+    async def labels(self, request: web.Request) -> web.Response:
+        labels = (await received(request, models.SandboxLabels))["labels"]
+        self._sandboxes.set_labels(self._asked(request), labels)
+        return answer(models.SandboxLabels, {"labels": labels})
+
+    async def start(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        self._sandboxes.start(sandbox)
+        return self._shown(sandbox)
+
+    async def stop(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        self._sandboxes.stop(sandbox)
+        return self._shown(sandbox)
+
+    async def fork(self, request: web.Request) -> web.Response:
+        asked = await received(request, models.ForkSandbox)
+        origin = self._asked(request)
+        if not self._emulator.can_fork:
+            raise Refusal(422, "Forking is not supported for this sandbox")
+        return self._shown(self._sandboxes.fork(origin, asked.get("name")))
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        asked = await received(request, models.CreateSandboxSnapshot)
+        sandbox = self._asked(request)
+        self._sandboxes.take_snapshot(sandbox, asked["name"])
+        return self._shown(sandbox)
+
+    async def last_activity(self, request: web.Request) -> web.Response:
+        self._sandboxes.deadlines.note_activity(self._asked(request))
+        return web.Response(status=201)
+
+    async def network_settings(self, request: web.Request) -> web.Response:
+        asked = await received(request, models.UpdateSandboxNetworkSettings)
+        sandbox = self._asked(request)
+        box = self._sandboxes.running(sandbox, "Sandbox is not started")
+        sandbox.blocked = asked.get("networkBlockAll", sandbox.blocked)
+        sandbox.allow_list = asked.get("networkAllowList", sandbox.allow_list) or None
+        sandbox.domains = asked.get("domainAllowList", sandbox.domains) or None
+        await box.set_network(blocked=sandbox.is_cut_off)
+        return self._shown(sandbox)
+
+    async def auto_stop(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        self._sandboxes.deadlines.set_auto_stop(sandbox, _minutes(request))
+        return self._shown(sandbox)
+
+    async def auto_delete(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        sandbox.auto_delete = _minutes(request)
+        return self._shown(sandbox)
+
+    async def ttl(self, request: web.Request) -> web.Response:
+        sandbox = self._asked(request)
+        self._sandboxes.deadlines.set_ttl(sandbox, _minutes(request))
+        return self._shown(sandbox)
+
+    async def toolbox_proxy_url(self, request: web.Request) -> web.Response:
+        self._asked(request)
+        return answer(models.ToolboxProxyUrl, {"url": f"{self._emulator.base}/toolbox"})
+
+    async def list_snapshots(self, request: web.Request) -> web.Response:
+        page, size = int(request.query.get("page") or 1), int(request.query.get("limit") or 100)
+        size = min(size, self._emulator.page_size)
+        found = [one for one in self._sandboxes.snapshots.values() if request.query.get("name", "") in one.name]
+        items = [one.shown() for one in found[(page - 1) * size : page * size]]
+        pages = -(-len(found) // size)
+        return answer(
+            models.PaginatedSnapshots, {"items": items, "total": len(found), "page": page, "totalPages": pages}
+        )
+
+    async def create_snapshot(self, request: web.Request) -> web.Response:
+        asked = await received(request, models.CreateSnapshot)
+        name, build = asked["name"], asked.get("buildInfo")
+        if name in self._sandboxes.snapshots:
+            raise Refusal(409, f'Snapshot with name "{name}" already exists for this organization')
+        source = source_of(build) if build else Source(f"FROM {asked['imageName']}\n")
+        cpu, memory, disk = (asked.get(key) or least for key, least in (("cpu", 1), ("memory", 1), ("disk", 3)))
+        snapshot = Snapshot(name, source, cpu, memory, disk)
+        self._sandboxes.snapshots[name] = snapshot
+        begun = answer(models.SnapshotDto, {**snapshot.shown(), "state": "building"})
+        if is_unknown(source):
+            snapshot.state, snapshot.error_reason = "build_failed", "failed to pull the image: not found"
+        return begun
+
+    async def get_snapshot(self, request: web.Request) -> web.Response:
+        return answer(models.SnapshotDto, self._snapshot(request).shown())
+
+    async def delete_snapshot(self, request: web.Request) -> web.Response:
+        del self._sandboxes.snapshots[self._snapshot(request).name]
+        return web.Response(status=200)
+
+    async def activate_snapshot(self, request: web.Request) -> web.Response:
+        snapshot = self._snapshot(request)
+        if snapshot.state == "active":
+            raise Refusal(400, f"Snapshot {snapshot.name} is already active")
+        snapshot.state = "active"
+        return answer(models.SnapshotDto, snapshot.shown())
+
+    async def push_access(self, request: web.Request) -> web.Response:
+        raise Refusal(503, "Object storage is not configured")
+
+    def _asked(self, request: web.Request) -> Sandbox:
+        return self._sandboxes.find(request.match_info["id"])
+
+    def _snapshot(self, request: web.Request) -> Snapshot:
+        found = self._sandboxes.find_snapshot(request.match_info["id"])
+        if found is None:
+            raise Refusal(404, f"Snapshot {request.match_info['id']} not found")
+        return found
+
+    def _shown(self, sandbox: Sandbox) -> web.Response:
+        return answer(models.Sandbox, sandbox.shown(self._emulator.base))
+
+
+def _minutes(request: web.Request) -> int:
+    try:
+        return int(float(request.match_info["minutes"]))
+    except ValueError:
+        raise Refusal(400, "Validation failed (numeric string is expected)") from None

@@ -1,0 +1,218 @@
+"""One sandbox for each that is asked for, whatever becomes of the answer; and none where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
+
+from ares_exp.containers.daytona import creation
+from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
+from ares_exp.containers.daytona.credentials import Credentials
+from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.errors import (
+    ContainerAuthorizationError,
+    ContainerDiedError,
+    ContainerQuotaError,
+    ContainerServiceError,
+    ContainerServiceUnavailableError,
+    ContainerStartError,
+    EnvironmentStartTimeoutError,
+)
+from tests.daytona.emulator import Emulator, Fault
+
+pytestmark = pytest.mark.local
+
+CREATION = "/api/sandbox$"
+NAME = "ares-exp-one"
+
+
+def params() -> CreateSandboxFromSnapshotParams:
+    return CreateSandboxFromSnapshotParams(labels={"a": "b"}, ttl_minutes=60)
+
+
+def asked(emulator: Emulator) -> list[int | None]:
+    """How each request for a sandbox was answered."""
+    return [
+        request.status for request in emulator.requests if (request.method, request.path) == ("POST", "/api/sandbox")
+    ]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for something in the emulator, which has no event for it."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def nothing_is_left(emulator: Emulator, service: DaytonaService) -> None:
+    assert service.creating == {}
+    await until(lambda: not emulator.sandboxes)
+
+
+async def test_a_sandbox_that_runs(emulator: Emulator, service: DaytonaService) -> None:
+    sandbox = await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    assert (sandbox.name, sandbox.labels["a"]) == (NAME, "b")
+    assert (await sandbox.process.exec("echo here")).result == "here\n"
+    assert len(asked(emulator)) == 1
+    await delete_sandbox(service, NAME)
+    await nothing_is_left(emulator, service)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status_after", "POST", CREATION, status=500),
+        Fault("status_after", "POST", CREATION, status=504),
+        Fault("drop_after", "POST", CREATION),
+        Fault("status", "POST", CREATION, status=503, times=2),
+        Fault("drop", "POST", CREATION),
+        Fault("status", "POST", CREATION, status=429, retry_after=0),
+        Fault("status_after", "POST", CREATION, status=200, body="<html>"),
+        Fault("half", "POST", CREATION),
+        Fault("status", "GET", "/api/sandbox/", status=502, times=3),
+        Fault("status", "GET", "/api/sandbox/", status=429, times=3),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.method}-{fault.status}",
+)
+async def test_exactly_one_whatever_becomes_of_the_answer(
+    emulator: Emulator, service: DaytonaService, fault: Fault
+) -> None:
+    emulator.faults.add(fault)
+    sandbox = await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    assert fault.hits or fault.method == "GET"  # it may run before it is looked at
+    assert [one.id for one in emulator.sandboxes.values()] == [sandbox.id]
+    assert (await sandbox.process.exec("echo here")).result == "here\n"
+    await delete_sandbox(service, NAME)
+    await nothing_is_left(emulator, service)
+
+
+async def test_one_that_is_there_already_is_ours(emulator: Emulator, service: DaytonaService) -> None:
+    """A request whose answer got lost on its way through a proxy that then sent it again."""
+    there = await service.client.create(params().model_copy(update={"name": NAME}))
+    sandbox = await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    assert (sandbox.id, len(emulator.sandboxes)) == (there.id, 1)
+    assert asked(emulator) == [200, 409]
+
+
+async def test_a_quota(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.max_sandboxes = 0
+    with pytest.raises(ContainerQuotaError, match=f"The sandbox {NAME}: .*Total CPU limit exceeded.*concurrency="):
+        await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    assert asked(emulator) == [400]
+    await nothing_is_left(emulator, service)
+
+
+async def test_a_wrong_key(emulator: Emulator) -> None:
+    service = DaytonaService(Credentials(emulator.url, api_key="dtn_which_nobody_has_made"))
+    with pytest.raises(ContainerAuthorizationError):
+        await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    assert asked(emulator) == [401]
+    await service.close()
+
+
+async def test_a_snapshot_that_is_not_there(emulator: Emulator, service: DaytonaService) -> None:
+    with pytest.raises(ContainerServiceError, match="Snapshot nowhere not found"):
+        await create_sandbox(service, CreateSandboxFromSnapshotParams(snapshot="nowhere"), name=NAME, timeout_sec=60)
+    assert asked(emulator) == [400]
+
+
+async def test_an_image_that_cannot_be_built(emulator: Emulator, service: DaytonaService) -> None:
+    image = CreateSandboxFromImageParams(image="registry.invalid/nothing:1")
+    with pytest.raises(ContainerStartError, match=r"its image could not be built: failed to pull registry\.invalid"):
+        await create_sandbox(service, image, name=NAME, timeout_sec=60)
+    assert len(asked(emulator)) == 1
+    await nothing_is_left(emulator, service)
+
+
+async def test_a_service_that_stays_down(
+    emulator: Emulator, service: DaytonaService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creation, "APPEARS_WITHIN_SEC", 0.2)
+    emulator.faults.add(Fault("status", "POST", CREATION, status=503, times=None))
+    with pytest.raises((ContainerServiceUnavailableError, EnvironmentStartTimeoutError)):
+        await create_sandbox(service, params(), name=NAME, timeout_sec=0.5)
+    await nothing_is_left(emulator, service)
+
+
+async def test_too_slow(emulator: Emulator, service: DaytonaService) -> None:
+    """It is given up before the service even begins, and then found and removed."""
+    emulator.faults.add(Fault("slow", "POST", CREATION, seconds=1))
+    with pytest.raises(EnvironmentStartTimeoutError, match=f"The sandbox {NAME} did not start within 0"):
+        await create_sandbox(service, params(), name=NAME, timeout_sec=0.2)
+    assert asked(emulator) == [200]
+    await nothing_is_left(emulator, service)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+async def test_a_cancelled_creation_leaves_nothing(emulator: Emulator, service: DaytonaService, seconds: float) -> None:
+    emulator.faults.add(Fault("slow", "POST", CREATION, seconds=seconds))
+    making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
+    await until(lambda: emulator.requests)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    await nothing_is_left(emulator, service)
+
+
+async def test_a_cancelled_creation_whose_answer_was_lost(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("drop_after", "POST", CREATION))
+    emulator.faults.add(Fault("slow", "GET", NAME, seconds=1))
+    making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
+    await until(lambda: emulator.sandboxes)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    await nothing_is_left(emulator, service)
+
+
+async def test_removal_by_somebody_else_while_it_is_made(emulator: Emulator, service: DaytonaService) -> None:
+    """The creation fails; it is not as if its task had been cancelled."""
+    emulator.faults.add(Fault("slow", "POST", CREATION, seconds=0.5))
+    making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
+    await until(lambda: emulator.requests)
+    await delete_sandbox(service, NAME)
+    with pytest.raises(ContainerDiedError):
+        await making
+    await nothing_is_left(emulator, service)
+
+
+async def test_removal_of_none(service: DaytonaService) -> None:
+    await delete_sandbox(service, NAME)
+
+
+async def test_removal_while_its_state_changes(emulator: Emulator, service: DaytonaService) -> None:
+    await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    change = Fault("status", "DELETE", status=409, times=2, body={"message": "Sandbox state change in progress"})
+    emulator.faults.add(change)
+    await delete_sandbox(service, NAME)
+    assert change.hits == 2
+    await nothing_is_left(emulator, service)
+
+
+async def test_removal_of_one_that_goes_meanwhile(emulator: Emulator, service: DaytonaService) -> None:
+    await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    emulator.faults.add(Fault("lost", "DELETE"))
+    await delete_sandbox(service, NAME)
+    await nothing_is_left(emulator, service)
+
+
+async def test_removal_that_is_refused(emulator: Emulator, service: DaytonaService) -> None:
+    await create_sandbox(service, params(), name=NAME, timeout_sec=60)
+    emulator.faults.add(Fault("status", "DELETE", status=403))
+    with pytest.raises(ContainerAuthorizationError):
+        await delete_sandbox(service, NAME)
+
+
+async def test_a_closed_connection_ends_creations(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("slow", "POST", CREATION, seconds=0.5))
+    making = asyncio.ensure_future(create_sandbox(service, params(), name=NAME, timeout_sec=60))
+    await until(lambda: emulator.requests)
+    await service.close()
+    with contextlib.suppress(ContainerServiceError, ContainerDiedError):
+        await making
+    assert making.done()
+    assert not making.cancelled()

@@ -1,0 +1,106 @@
+"""What is read from the environment, what is refused, and that none of it is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from ares_exp.containers.daytona.credentials import DEFAULT_API_URL, Credentials, has_credentials
+from ares_exp.errors import PreflightError
+from ares_exp.secrets import mask_known_secrets
+
+KEY = "dtn_0123456789abcdef"
+TOKEN = "eyJhbGciOiJub25lIn0.e30.c2lnbmF0dXJl"
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("API_KEY", "JWT_TOKEN", "ORGANIZATION_ID", "API_URL", "TARGET"):
+        monkeypatch.delenv(f"DAYTONA_{name}", raising=False)
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(f"DAYTONA_{name}", value)
+
+
+def test_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, API_KEY=KEY)
+    assert Credentials.from_environment() == Credentials(DEFAULT_API_URL, api_key=KEY)
+
+
+def test_all_that_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, API_KEY=f"{KEY}\n", API_URL="https://daytona.example.org:8443/api/", TARGET="eu")
+    expected = Credentials("https://daytona.example.org:8443/api", api_key=KEY, target="eu")
+    assert Credentials.from_environment() == expected
+
+
+def test_a_token_of_an_organisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, JWT_TOKEN=TOKEN, ORGANIZATION_ID="org")
+    assert Credentials.from_environment() == Credentials(DEFAULT_API_URL, jwt_token=TOKEN, organization_id="org")
+
+
+def test_a_key_comes_before_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, API_KEY=KEY, JWT_TOKEN=TOKEN, ORGANIZATION_ID="org")
+    assert Credentials.from_environment() == Credentials(DEFAULT_API_URL, api_key=KEY)
+
+
+def test_nothing_is_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("hostile")
+    (directory / ".env").write_text(f"DAYTONA_API_KEY={KEY}\n")
+    monkeypatch.chdir(directory)
+    with pytest.raises(PreflightError, match="there are none in the environment"):
+        Credentials.from_environment()
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({}, "Set DAYTONA_API_KEY to a key"),
+        ({"API_KEY": "  "}, "Set DAYTONA_API_KEY to a key"),
+        ({"JWT_TOKEN": TOKEN}, "DAYTONA_JWT_TOKEN is set without DAYTONA_ORGANIZATION_ID"),
+        ({"API_KEY": "opensesame\r\nHost: x"}, "DAYTONA_API_KEY has characters"),
+        ({"API_KEY": KEY, "API_URL": "http://daytona.example.org/api"}, "in the clear"),
+        ({"API_KEY": KEY, "API_URL": "http://127.0.0.1.example.org"}, "in the clear"),
+        ({"API_KEY": KEY, "API_URL": "http://localhost.example.org"}, "in the clear"),
+        ({"API_KEY": KEY, "API_URL": "https://x:opensesame@daytona.example.org"}, "has a user, a query or a fragment"),
+        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org?k=opensesame"}, "has a user, a query or a fragment"),
+        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org#opensesame"}, "has a user, a query or a fragment"),
+        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org\\@evil.org"}, "DAYTONA_API_URL has characters"),
+        ({"API_KEY": KEY, "API_URL": "https://"}, "Expected DAYTONA_API_URL to be an address like https://app."),
+        ({"API_KEY": KEY, "API_URL": "daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),
+        ({"API_KEY": KEY, "API_URL": "ftp://daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),
+        ({"API_KEY": KEY, "API_URL": "https://daytona.example.org:x/"}, "DAYTONA_API_URL is no address"),
+        ({"API_KEY": KEY, "API_URL": "https://[::1"}, "DAYTONA_API_URL is no address"),
+    ],
+)
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], complaint: str) -> None:
+    set_all(monkeypatch, **values)
+    with pytest.raises(PreflightError) as caught:
+        Credentials.from_environment()
+    message = str(caught.value)
+    assert complaint in message
+    assert not any(secret in message for secret in (KEY, TOKEN, "opensesame"))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:3000/api", "http://localhost:3000/api", "http://[::1]:3000/api"])
+def test_a_service_on_this_machine_needs_no_tls(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    set_all(monkeypatch, API_KEY=KEY, API_URL=url)
+    assert Credentials.from_environment().api_url == url
+
+
+def test_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, API_KEY=f"{KEY}-shown")
+    with_key = Credentials.from_environment()
+    set_all(monkeypatch, API_KEY="", JWT_TOKEN=f"{TOKEN}-shown", ORGANIZATION_ID="org")
+    with_token = Credentials.from_environment()
+    assert "shown" not in f"{with_key!r} {with_key} {with_token!r} {with_token}"
+    monkeypatch.delenv("DAYTONA_JWT_TOKEN")
+    assert mask_known_secrets(f"{with_key.api_key} {with_token.jwt_token}") == "*** ***"
+
+
+def test_whether_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_credentials()
+    set_all(monkeypatch, API_KEY=" ")
+    assert not has_credentials()
+    set_all(monkeypatch, JWT_TOKEN=TOKEN)
+    assert has_credentials()

@@ -1,0 +1,424 @@
+"""What a sandbox is made from, which files of the context it takes, and what is left for after the start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import Container, ContainerSpec, ExecResult
+from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
+from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.container import LocalContainer
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+
+NO_OPTIONS = DaytonaOptions()
+
+
+def spec(context: Path, dockerfile: str, **files: str) -> ContainerSpec:
+    """A task with that Dockerfile, and files whose names have `__` for `/`."""
+    context.mkdir(exist_ok=True)
+    (context / "Dockerfile").write_text(dockerfile)
+    for name, text in files.items():
+        path = context / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return ContainerSpec(name="t", context_dir=context)
+
+
+def plan(context: Path, dockerfile: str, **files: str) -> ImagePlan:
+    return plan_image(spec(context, dockerfile, **files), NO_OPTIONS)
+
+
+def files_of(planned: ImagePlan) -> list[str]:
+    assert planned.local is not None
+    assert planned.local.not_stored is None
+    return sorted(planned.local.files)
+
+
+def test_a_snapshot_wins_over_all_that_the_task_has_and_says_so(tmp_path: Path) -> None:
+    task = spec(tmp_path, "FROM x\nCOPY a /a\n")
+    planned = plan_image(task, DaytonaOptions(snapshot="team/base"))
+    assert (planned.snapshot, planned.image, planned.dockerfile) == ("team/base", None, None)
+    assert planned.settle(None) is planned
+    for part in (str(tmp_path / "Dockerfile"), "container.snapshot=team/base"):
+        assert part in planned.warnings[0]
+    assert plan_image(ContainerSpec(name="t"), DaytonaOptions(snapshot="s")).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("image", "is_fixed"),
+    [
+        ("debian:12", True),
+        ("reg.example:5000/a/b:v1", True),
+        ("debian@sha256:" + "0" * 64, True),
+        ("debian", False),
+        ("debian:latest", False),
+        ("reg.example:5000/a/b", False),
+    ],
+)
+def test_an_image(image: str, is_fixed: bool) -> None:
+    planned = plan_image(ContainerSpec(name="t", docker_image=image), NO_OPTIONS)
+    assert (planned.image, planned.dockerfile, planned.user, planned.workdir) == (image, None, "root", None)
+    assert not planned.env
+    assert (planned.warnings == ()) == is_fixed
+
+
+@pytest.mark.parametrize("image", ["", "a b", "debian\nRUN x", "$IMAGE"])
+def test_no_image(image: str) -> None:
+    with pytest.raises(TaskError, match="docker_image"):
+        plan_image(ContainerSpec(name="t", docker_image=image), NO_OPTIONS)
+
+
+def test_neither_image_nor_dockerfile(tmp_path: Path) -> None:
+    for context in (None, tmp_path):
+        with pytest.raises(TaskError, match="expected a Dockerfile or a docker_image"):
+            plan_image(ContainerSpec(name="t", context_dir=context), NO_OPTIONS)
+
+
+@pytest.mark.parametrize("options", [NO_OPTIONS, DaytonaOptions(snapshot="s")])
+def test_compose_is_refused(tmp_path: Path, options: DaytonaOptions) -> None:
+    (tmp_path / "docker-compose.yaml").touch()
+    with pytest.raises(UnsupportedTaskError, match="several services"):
+        plan_image(ContainerSpec(name="t", context_dir=tmp_path, docker_image="debian:12"), options)
+
+
+WITHOUT_FILES = """\
+# syntax=docker/dockerfile:1
+ARG V=12
+FROM golang:1 AS build
+WORKDIR /src
+USER builder
+ENV STAGE=1
+RUN --mount=type=cache,target=/c go build
+FROM debian:$V
+ENV A=1 LD_LIBRARY_PATH=/x${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+WORKDIR /app
+COPY --from=build /src/x /x
+COPY <<EOF /etc/conf
+COPY not/there /x
+EOF
+ADD https://example.org/x.tgz git@example.org:a/b.git /y/
+RUN <<EOF
+COPY neither /x
+EOF
+WORKDIR sub
+USER app
+ENTRYPOINT ["/x"]
+"""
+
+
+def test_a_text_that_needs_no_files_is_sent_as_it_is(tmp_path: Path) -> None:
+    planned = plan(tmp_path, WITHOUT_FILES)
+    assert planned.local is None
+    assert planned.settle(None) is planned
+    assert planned.settle(tmp_path) is planned
+    assert planned.dockerfile == WITHOUT_FILES
+    assert not planned.builds_after_start
+    assert (planned.workdir, planned.user) == ("/app/sub", "app")
+    assert planned.env["A"] == "1"
+    assert "STAGE" not in planned.env
+
+
+def test_a_stage_that_starts_from_another_has_what_that_one_has(tmp_path: Path) -> None:
+    planned = plan(
+        tmp_path, "FROM x AS Base\nENV A=1\nWORKDIR /w\nUSER u\nFROM y\nWORKDIR /other\nFROM base\nENV B=$A\n"
+    )
+    assert (planned.env, planned.workdir, planned.user) == ({"A": "1", "B": "1"}, "/w", "u")
+
+
+def test_a_directory_relative_to_that_of_the_base_image_is_not_known(tmp_path: Path) -> None:
+    assert plan(tmp_path, "FROM x\nWORKDIR sub\n").workdir is None
+    assert plan(tmp_path, "FROM x\n").workdir is None
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("COPY a.txt /x", ["a.txt"]),
+        ("COPY /a.txt ./b.txt /x/", ["a.txt", "b.txt"]),
+        ("COPY *.txt /x/", ["a.txt", "b.txt"]),
+        ("COPY d /x", ["d/one", "d/s/two"]),
+        ('COPY ["my file", "/y z"]', ["my file"]),
+        ('COPY "my file" /y', ["my file"]),
+        ("COPY my\\ file /y", ["my file"]),
+        ("ADD a.txt https://example.org/x /x/", ["a.txt"]),
+        ("COPY --chown=a:b --chmod=755 a.txt /x", ["a.txt"]),
+        ("COPY <<E a.txt /x/\nhello\nE", ["a.txt"]),
+        ("COPY a.txt \\\n\n  # comment\n  b.txt /x/", ["a.txt", "b.txt"]),
+        ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
+        ("RUN --mount=type=bind,from=x,source=d,target=/d make", None),
+        ("COPY inner /x", ["inner"]),
+        ("ENV D=d\nCOPY $D /x", ["Dockerfile", "a.txt", "b.txt", "d/one", "d/s/two", "my file"]),
+        ("ONBUILD COPY nothing /x", None),
+    ],
+)
+def test_files_that_the_builder_is_given(tmp_path: Path, instruction: str, expected: list[str] | None) -> None:
+    names = {"a.txt": "1", "b.txt": "2", "d__one": "3", "d__s__two": "4", "my file": "5"}
+    context = tmp_path / "context"
+    task = spec(context, f"FROM x\n{instruction}\n", **names)
+    if "inner" in instruction:  # a link that is itself a source is followed
+        (context / "inner").symlink_to("a.txt")
+    planned = plan_image(task, NO_OPTIONS)
+    if expected is None:
+        assert planned.local is None
+        return
+    assert files_of(planned) == expected
+    stored = planned.with_object_store(tmp_path / "staged")
+    assert stored.context == tmp_path / "staged"
+    staged = sorted(str(p.relative_to(stored.context)) for p in stored.context.rglob("*") if not p.is_dir())
+    assert staged == expected
+    assert stored.dockerfile == planned.dockerfile
+    assert not stored.builds_after_start
+
+
+def test_dockerignore_is_kept_to(tmp_path: Path) -> None:
+    files = {"a": "1", "key.pem": "secret", "d__b": "2", "d__key.pem": "secret", ".dockerignore": "**/*.pem\n# c\n"}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    (tmp_path / ".dockerignore").write_text("")
+    task = spec(tmp_path, "FROM x\nCOPY . /x\n", **files)
+    with (tmp_path / ".dockerignore").open("a") as ignore:
+        ignore.write("empty\nout\n")
+    assert files_of(plan_image(task, NO_OPTIONS)) == [".dockerignore", "Dockerfile", "a", "d/b"]
+
+
+@pytest.mark.parametrize("source", ["../secret", "outside", "directory/secret", "*side", "../*"])
+@pytest.mark.parametrize("form", ["COPY {} /x/", "ADD {} /x/", "RUN --mount=type=bind,source={},target=/x true"])
+def test_no_file_outside_of_the_context_is_ever_taken(tmp_path: Path, source: str, form: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "outside").symlink_to(tmp_path / "secret")
+    (context / "directory").symlink_to(tmp_path)
+    with pytest.raises(TaskError, match=r"leads out of the build context|nothing in"):
+        plan(context, f"FROM x\n{form.format(source)}\n")
+
+
+def test_an_absolute_source_is_in_the_context_not_on_this_machine(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="nothing in"):
+        plan(tmp_path, "FROM x\nCOPY /etc/passwd /x\n")
+
+
+@pytest.mark.parametrize("what", ["link", "empty directory", "device", "no UTF-8"])
+def test_what_would_not_arrive_as_it_is_goes_up_after_the_start(tmp_path: Path, what: str) -> None:
+    task = spec(tmp_path, "FROM x\nCOPY d /x\n", d__file="1")
+    if what == "link":
+        (tmp_path / "d" / "link").symlink_to("file")
+    elif what == "empty directory":
+        (tmp_path / "d" / "empty").mkdir()
+    elif what == "device":
+        os.mkfifo(tmp_path / "d" / "pipe")
+    else:
+        (tmp_path / "d" / os.fsdecode(b"\xff")).touch()
+    planned = plan_image(task, NO_OPTIONS)
+    assert planned.local is not None
+    assert what in str(planned.local.not_stored)
+    with pytest.raises(UnsupportedTaskError, match=what):
+        planned.with_object_store(tmp_path / "staged")
+    assert planned.settle(tmp_path / "staged").builds_after_start
+    assert planned.warnings == ()
+
+
+def test_the_text_before_the_first_need_of_a_file_is_built(tmp_path: Path) -> None:
+    text = "FROM a AS one\nRUN <<E\nCOPY no /no\nE\nFROM b\nCOPY --from=one /x /x\n\n# next\nCOPY a /a\nRUN make\n"
+    planned = plan(tmp_path, text, a="1").settle(None)
+    assert planned.dockerfile == text[: text.index("COPY a")]
+    assert planned.builds_after_start
+    assert planned.context is None
+
+
+@pytest.mark.parametrize(
+    ("rest", "named"),
+    [
+        ("FROM debian\n", "a second FROM"),
+        ("COPY --from=one /x /y\n", "COPY --from"),
+        ("RUN <<E\ntrue\nE\n", "here-document"),
+        ('ENTRYPOINT ["/x"]\n', "ENTRYPOINT"),
+        ("RUN --mount=type=secret,id=k true\n", "RUN --mount=type=secret"),
+        ("ENV A=${B%x}\n", "substitution"),
+    ],
+)
+def test_what_takes_the_object_store_is_known_before_and_named(tmp_path: Path, rest: str, named: str) -> None:
+    planned = plan(tmp_path, f"FROM x AS one\nCOPY a /a\n{rest}", a="1")
+    assert named in planned.warnings[0]
+    assert "line 3" in planned.warnings[0]
+    assert planned.settle(tmp_path / "staged").context == tmp_path / "staged"
+    with pytest.raises(UnsupportedTaskError, match="without the service's object store") as caught:
+        planned.settle(None)
+    assert named in str(caught.value)
+
+
+def test_what_no_way_is_left_for_is_refused_with_both_reasons(tmp_path: Path) -> None:
+    task = spec(tmp_path, "FROM x AS one\nCOPY d /d\nFROM y\nCOPY --from=one /d /d\n", d__a="1")
+    (tmp_path / "d" / "link").symlink_to("a")
+    with pytest.raises(UnsupportedTaskError) as caught:
+        plan_image(task, NO_OPTIONS)
+    for part in (str(tmp_path / "Dockerfile"), "the link d/link", "line 3", "a second FROM", "container=docker"):
+        assert part in str(caught.value)
+
+
+def test_a_build_argument_that_cannot_be_read_here_matters_only_after_the_start(tmp_path: Path) -> None:
+    text = "FROM x\nARG V=${W%x}\nRUN a $V\n"
+    assert plan(tmp_path, text).dockerfile == text
+    assert "substitution" in plan(tmp_path, text + "COPY a /a\nRUN b $V\n", a="1").warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no FROM"),
+        ("RUN x\n", "no FROM"),
+        ("FROM x\nWORDS x\n", "line 2: expected a Dockerfile instruction, got WORDS"),
+        ("FROM x\nCOPY missing /x\n", "line 2: nothing in .* matches 'missing'"),
+        ("FROM x\nENV A=1 B\n", "line 2: ENV"),
+        ("# syntax=someone/else:1\nanything\n", "line 1: the frontend someone/else:1"),
+    ],
+)
+def test_malformed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        plan(tmp_path, text)
+
+
+def test_unreadable_files_are_the_tasks_fault(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_bytes(b"FROM x\nENV A=\xff\n")
+    with pytest.raises(TaskError, match="Cannot read"):
+        plan_image(ContainerSpec(name="t", context_dir=tmp_path), NO_OPTIONS)
+
+
+REST = """\
+FROM debian:bookworm-slim
+ARG BUILT=before
+ENV FIRST=1
+WORKDIR /app
+SHELL ["/bin/bash", "-ec"]
+ARG LATER=argument
+COPY tool.sh data.txt ./
+COPY --chmod=600 tree tree
+ENV PATH=/app/bin:$PATH SECOND=${FIRST}2
+RUN mkdir bin && printf '#!/bin/sh\\necho "$SECOND $LATER"' >bin/show && chmod 755 bin/show
+RUN [[ -x tool.sh ]] && show >shown && ./tool.sh >>shown && pwd >>shown
+USER nobody
+RUN id -un >/tmp/who
+WORKDIR deeper
+"""
+LIST = (
+    "cd /app && find . /tmp/who -printf '%p %m %u %y %l\\n' | LC_ALL=C sort && "
+    "find . -type f -exec sha256sum {} + | LC_ALL=C sort -k2"
+)
+
+
+def context_with_a_tree(directory: Path, dockerfile: str) -> ContainerSpec:
+    task = spec(
+        directory,
+        dockerfile,
+        **{"tool.sh": "#!/bin/sh\necho tool $FIRST\n", "data.txt": "data", "tree__a": "a", "tree__b__c": "c"},
+        **{"tree__key.pem": "secret", ".dockerignore": "**/*.pem\n"},
+    )
+    (directory / "tool.sh").chmod(0o755)
+    return task
+
+
+async def finish(planned: ImagePlan, box: Container) -> tuple[Mapping[str, str], str, str]:
+    """Does the rest in a box that is what the service would have built."""
+
+    async def run(
+        command: str, *, env: Mapping[str, str] | None = None, cwd: str = "/", user: str = "root"
+    ) -> ExecResult:
+        return await box.exec(command, env=env, cwd=cwd, user=user, shell="sh -c")
+
+    finished = await planned.apply(run, box.upload, workdir=(await box.exec("pwd", shell="sh -c")).output.strip())
+    return finished.env, finished.workdir, finished.user
+
+
+def built(planned: ImagePlan, directory: Path) -> LocalContainer:
+    """A box made from the text that the service is sent, and nothing else."""
+    return LocalContainerFactory()(spec(directory, planned.dockerfile or ""))
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_the_rest_is_done_in_a_running_sandbox_as_a_builder_does_it(tmp_path: Path) -> None:
+    task = context_with_a_tree(tmp_path / "context", REST)
+    planned = plan_image(task, NO_OPTIONS)
+    after = planned.after_start()
+    async with LocalContainerFactory()(task) as whole, built(after, tmp_path / "built") as box:
+        env, workdir, user = await finish(after, box)
+        expected, found = [await one.exec(LIST, user="root", shell="sh -c") for one in (whole, box)]
+        own_path, path = [
+            (await box.exec("echo $PATH", user="root", shell="sh -c", env=more)).output.strip() for more in ({}, env)
+        ]
+        shown = (await box.exec("cat /app/shown", user="root")).output
+    assert (workdir, user) == ("/app/deeper", "nobody")
+    assert expected.exit_code == 0
+    assert found.output == expected.output
+    assert "key.pem" not in found.output
+    assert shown == "12 argument\ntool 1\n/app\n"
+    assert path == f"/app/bin:{own_path}"
+    assert set(env) == {"PATH", "SECOND"}
+    stored = planned.with_object_store(tmp_path / "staged")
+    async with built(stored, tmp_path / "staged") as box:
+        assert (await box.exec(LIST, user="root", shell="sh -c")).output == expected.output
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_arguments_of_the_platform_are_those_of_the_builder(tmp_path: Path) -> None:
+    planned = plan(
+        tmp_path / "context", "FROM x\nCOPY a /a\nARG TARGETARCH\nRUN echo $TARGETARCH >/arch\n", a="1"
+    ).settle(None)
+    async with built(planned, tmp_path / "built") as box:
+        await finish(planned, box)
+        assert (await box.exec("cat /arch")).output == "amd64\n"
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_a_command_that_fails_after_the_start(tmp_path: Path) -> None:
+    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN echo why; false\n", a="1").settle(None)
+    async with built(planned, tmp_path / "built") as box:
+        with pytest.raises(ContainerStartError, match=r"line 3: RUN .*: exit code 1(?s:.*)why"):
+            await finish(planned, box)
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_nothing_is_left_to_do(tmp_path: Path) -> None:
+    planned = plan(tmp_path / "context", "FROM x\nENV A=1\n")
+    async with built(planned, tmp_path / "built") as box:
+        assert await finish(planned, box) == ({}, "/", "root")
+
+
+async def test_a_start_that_is_cancelled_leaves_no_copy_of_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    planned = plan(tmp_path / "context", "FROM x\nCOPY a /a\nRUN hang\n", a="1", **{".dockerignore": "b\n"}).settle(
+        None
+    )
+    hangs = asyncio.Event()
+
+    async def run(command: str, **_: object) -> ExecResult:
+        if "hang" in command:
+            assert [copy for one in copies.iterdir() for copy in one.iterdir()]
+            hangs.set()
+            await asyncio.Event().wait()
+        return ExecResult("A=1\0", 0, 0.0)
+
+    async def upload(source: Path, target: str) -> None:
+        assert source.is_relative_to(copies)
+
+    task = asyncio.create_task(planned.apply(run, upload, workdir="/"))
+    async with asyncio.timeout(20):
+        await hangs.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert list(copies.iterdir()) == []

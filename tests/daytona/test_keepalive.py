@@ -1,0 +1,94 @@
+"""Sandboxes live on while their runner does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from daytona import AsyncSandbox, CreateSandboxFromSnapshotParams
+
+from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.daytona.service import DaytonaService
+from tests.daytona.emulator import Emulator, Fault
+
+pytestmark = pytest.mark.local
+
+
+@pytest.fixture
+async def keep_alive(service: DaytonaService) -> AsyncIterator[KeepAlive]:
+    keep_alive = KeepAlive(service, minute_sec=0.05)
+    yield keep_alive
+    await keep_alive.close()
+
+
+async def new(service: DaytonaService) -> AsyncSandbox:
+    return await service.client.create(CreateSandboxFromSnapshotParams())
+
+
+def count(emulator: Emulator, sandbox: AsyncSandbox, what: str) -> int:
+    return sum(request.path == f"/api/sandbox/{sandbox.id}/{what}" for request in emulator.requests)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_the_end_is_put_off_again_and_again(
+    emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive
+) -> None:
+    first, second = await new(service), await new(service)
+    keep_alive.add(first, 3)
+    keep_alive.add(second, 6)
+    for sandbox, ttl in ((first, "ttl/3"), (second, "ttl/6")):
+        await until(lambda: count(emulator, sandbox, ttl) >= 3)  # noqa: B023
+        await until(lambda: count(emulator, sandbox, "last-activity") >= 3)  # noqa: B023
+    assert all(sandbox.destroy_at is not None for sandbox in emulator.sandboxes.values())
+
+
+async def test_one_that_is_left_to_its_time(emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive) -> None:
+    left, kept = await new(service), await new(service)
+    keep_alive.add(left, 3)
+    keep_alive.add(kept, 3)
+    keep_alive.discard(left)
+    keep_alive.discard(left)
+    await until(lambda: count(emulator, kept, "ttl/3") >= 3)
+    assert count(emulator, left, "ttl/3") == 0
+
+
+async def test_one_that_is_gone_is_forgotten(
+    emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost, kept = await new(service), await new(service)
+    emulator.lose(lost.id)
+    keep_alive.add(lost, 3)
+    keep_alive.add(kept, 3)
+    await until(lambda: count(emulator, kept, "ttl/3") >= 4)
+    assert count(emulator, lost, "ttl/3") == 1
+    assert not caplog.records
+
+
+async def test_failures_are_survived_with_one_warning(
+    emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandbox = await new(service)
+    refusal = emulator.faults.add(Fault("status", "POST", "/ttl/3", status=403, times=3))
+    keep_alive.add(sandbox, 3)
+    await until(lambda: count(emulator, sandbox, "last-activity") >= 1)
+    assert refusal.hits == 3
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "answers 403" in warnings[0]
+
+
+async def test_closing_ends_it_in_the_middle_of_a_request(emulator: Emulator, service: DaytonaService) -> None:
+    keep_alive = KeepAlive(service, minute_sec=0.05)
+    slow = emulator.faults.add(Fault("slow", "POST", "/ttl/3", seconds=1))
+    keep_alive.add(await new(service), 3)
+    await until(lambda: slow.hits == 1)
+    await keep_alive.close()
+    await keep_alive.close()
+    assert "KeepAlive._run" not in {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}

@@ -1,0 +1,155 @@
+"""What runs that were killed left at the service is found and removed; what lives, or is of others, is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from daytona import CreateSandboxFromSnapshotParams
+
+from ares_exp.containers.daytona.creation import create_sandbox
+from ares_exp.containers.daytona.leftovers import find, remove_stale
+from ares_exp.containers.daytona.provider_snapshot import find_kept, keep_files
+from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.ownership import HOST, owner_labels
+from ares_exp.errors import ContainerAuthorizationError
+from tests.daytona.emulator import Emulator, Fault
+
+pytestmark = pytest.mark.local
+
+SAY_LABELS = """
+import json, time
+from ares_exp.containers.ownership import owner_labels
+print(json.dumps(owner_labels()), flush=True)
+time.sleep(600)
+"""
+DEAD, LIVING, FOREIGN, PLAIN = "ares-exp-dead", "ares-exp-living", "ares-exp-foreign", "ares-exp-of-nobody"
+
+
+async def labels_of_the_dead() -> dict[str, str]:
+    """Of a process that was killed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SAY_LABELS, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    labels: dict[str, str] = json.loads(await process.stdout.readline())
+    process.kill()
+    await process.wait()
+    return labels
+
+
+@pytest.fixture
+async def dead(service: DaytonaService) -> dict[str, str]:
+    """Labels of a dead run, and sandboxes of it, of ours, of another machine's and of nobody."""
+    dead = await labels_of_the_dead()
+    for name, labels in (
+        (DEAD, dead),
+        (LIVING, owner_labels()),
+        (FOREIGN, dead | {HOST: "another-machine"}),
+        (PLAIN, {"mine": "yes"}),
+    ):
+        await create_sandbox(service, CreateSandboxFromSnapshotParams(labels=labels), name=name, timeout_sec=60)
+    return dead
+
+
+async def names(emulator: Emulator) -> set[str]:
+    """Of the sandboxes that are there, once those that go have gone."""
+    async with asyncio.timeout(60):
+        while any(one.state == "destroying" for one in emulator.sandboxes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return {one.name for one in emulator.sandboxes.values()}
+
+
+async def test_what_is_found(service: DaytonaService, dead: dict[str, str]) -> None:
+    found = {leftover.name: leftover for leftover in await find(service)}
+    assert {name: leftover.is_stale for name, leftover in found.items()} == {DEAD: True, LIVING: False, FOREIGN: False}
+    assert found[DEAD].whose == f"process {dead['ares_exp.pid']} on {dead[HOST]}"
+    assert found[DEAD].kind == "sandbox"
+    assert found[DEAD].created is not None
+    assert {leftover.name for leftover in await find(service, of_this_machine=True)} == {DEAD, LIVING}
+
+
+async def test_removal_at_the_start_of_a_run(
+    emulator: Emulator, service: DaytonaService, dead: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = emulator.faults.add(Fault("status", "DELETE", status=403))
+    await remove_stale(service)
+    assert refusal.hits == 1
+    assert f"The sandbox {DEAD} of process {dead['ares_exp.pid']} on" in caplog.text
+    await remove_stale(service)
+    assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
+
+
+async def test_a_service_that_does_not_say_what_it_has(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("status", "GET", "/api/sandbox$", status=401))
+    with pytest.raises(ContainerAuthorizationError, match="The list of sandboxes: "):
+        await remove_stale(service)
+
+
+async def clean(directory: Path, *arguments: str, **env: str) -> tuple[int | None, list[str], str]:
+    """Runs the command; returns its exit code, what it says of sandboxes and of Daytona, and its stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ares_exp.containers", "clean", *arguments),
+        env={**os.environ, "TMPDIR": str(directory), "DOCKER_HOST": "unix:///no/such.sock", **env},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    lines = [
+        line
+        for line in output.decode().splitlines()
+        if any(word in line for word in ("sandbox", "snapshot", "Daytona"))
+    ]
+    return process.returncode, lines, errors.decode()
+
+
+@pytest.mark.once
+async def test_the_command(emulator: Emulator, dead: dict[str, str], tmp_path: Path) -> None:
+    line = f"sandbox        {DEAD}  of process {dead['ares_exp.pid']} on {dead[HOST]}, made "
+    code, said, errors = await clean(tmp_path, "--dry-run")
+    assert (code, len(said), errors) == (0, 1, "")
+    assert said[0].startswith(line)
+    assert await names(emulator) == {DEAD, LIVING, FOREIGN, PLAIN}
+    code, said, errors = await clean(tmp_path)
+    assert (code, len(said), errors) == (0, 1, "")
+    assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
+    assert emulator.api_key not in said[0]
+
+
+@pytest.mark.once
+async def test_the_command_with_snapshots(emulator: Emulator, service: DaytonaService, tmp_path: Path) -> None:
+    """Those that runs of this machine had the service keep; not those that a user made."""
+    request = CreateSandboxFromSnapshotParams(labels=owner_labels())
+    sandbox = await create_sandbox(service, request, name=LIVING, timeout_sec=60)
+    await keep_files(service, sandbox)
+    await sandbox.create_snapshot("mine")
+    before = set(emulator.service.snapshots)
+    (kept,) = await find_kept(service)
+    assert (await clean(tmp_path))[0] == 0
+    assert set(emulator.service.snapshots) == before
+    code, said, errors = await clean(tmp_path, "--snapshots")
+    assert (code, errors) == (0, "")
+    assert f"snapshot       {kept}  of runs on {owner_labels()[HOST]}, made " in "\n".join(said)
+    assert set(emulator.service.snapshots) == before - {kept}
+
+
+async def test_the_command_where_the_service_does_not_answer(emulator: Emulator, tmp_path: Path) -> None:
+    emulator.faults.add(Fault("status", status=403, times=None))
+    code, said, errors = await clean(tmp_path)
+    assert (code, errors) == (1, "")
+    assert said[0].startswith("The Daytona service could not be asked what it has. The list of sandboxes: ")
+
+
+async def test_the_command_with_half_of_the_credentials(tmp_path: Path) -> None:
+    code, said, errors = await clean(tmp_path, DAYTONA_API_KEY="", DAYTONA_JWT_TOKEN="x", DAYTONA_ORGANIZATION_ID="")
+    assert (code, errors) == (1, "")
+    assert "DAYTONA_JWT_TOKEN is set without DAYTONA_ORGANIZATION_ID" in said[0]
+
+
+async def test_the_command_without_credentials(tmp_path: Path) -> None:
+    code, said, errors = await clean(tmp_path, DAYTONA_API_KEY="", DAYTONA_JWT_TOKEN="")
+    assert (code, said, errors) == (0, [], "")

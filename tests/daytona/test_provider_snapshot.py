@@ -1,0 +1,148 @@
+"""Snapshots that the service itself makes of a sandbox, over the real SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from daytona import AsyncSandbox, CreateSandboxFromSnapshotParams
+
+from ares_exp.containers.daytona.creation import create_sandbox
+from ares_exp.containers.daytona.leftovers import find_all
+from ares_exp.containers.daytona.provider_snapshot import (
+    delete_kept,
+    find_kept,
+    keep_files,
+    make_ready,
+    snapshot_to_start_from,
+)
+from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX
+from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.ownership import owner_labels
+from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotMismatchError
+from ares_exp.filesystem.delta import Delta, StoredChanges
+from ares_exp.filesystem.delta_encoding import get_delta, put_delta
+from ares_exp.filesystem.objects import ObjectStore
+from tests.daytona.emulator import Emulator, Fault
+from tests.daytona.real_client import said
+
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
+
+@pytest.fixture
+async def sandbox(service: DaytonaService) -> AsyncSandbox:
+    params = CreateSandboxFromSnapshotParams(os_user="root", labels=owner_labels())
+    return await create_sandbox(service, params, name="ares-exp-kept-from", timeout_sec=60)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(tmp_path / "store")
+
+
+def names(emulator: Emulator) -> list[str]:
+    """Of the snapshots that were made."""
+    return [name for name in emulator.service.snapshots if name.startswith(KEPT_PREFIX)]
+
+
+async def test_a_sandbox_starts_with_what_another_one_had(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox, objects: ObjectStore
+) -> None:
+    await said(sandbox, "echo mine >/file")
+    delta = await keep_files(service, sandbox)
+    assert dict(delta.entries) == {}
+    assert "Daytona keeps" in delta.notes[0]
+    changes = StoredChanges(get_delta(objects, put_delta(delta, objects)), objects)
+    name = snapshot_to_start_from(changes)
+    assert [name] == names(emulator)
+    await make_ready(service, str(name))
+    params = CreateSandboxFromSnapshotParams(snapshot=name, os_user="root")
+    again = await create_sandbox(service, params, name="ares-exp-kept-again", timeout_sec=60)
+    assert await said(again, "cat /file") == "mine\n"
+    assert await said(sandbox, "cat /file") == "mine\n"
+    assert list(await find_kept(service)) == [name]
+    await delete_kept(service, str(name))
+    assert await find_kept(service) == {}
+    await delete_kept(service, str(name))
+    with pytest.raises(SnapshotMismatchError, match="deleted"):
+        await make_ready(service, str(name))
+
+
+async def test_two_at_the_same_state_have_two_names(service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    first, second = await keep_files(service, sandbox), await keep_files(service, sandbox)
+    assert first.base != second.base
+    assert len(await find_kept(service)) == 2
+
+
+async def test_an_answer_that_gets_lost(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    lost = emulator.faults.add(Fault("drop_after", "POST", path="/snapshot$"))
+    delta = await keep_files(service, sandbox)
+    assert lost.hits == 1
+    assert [snapshot_to_start_from(StoredChanges(delta, ObjectStore(Path())))] == names(emulator)
+
+
+async def test_a_service_that_makes_none(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    emulator.faults.add(
+        Fault("status", "POST", path="/snapshot$", status=400, body={"message": "No internal registry"})
+    )
+    with pytest.raises(CaptureError, match="No internal registry"):
+        await keep_files(service, sandbox)
+    emulator.faults.add(Fault("status", "GET", path="/snapshots/", status=404, body={"message": "no such snapshot"}))
+    with pytest.raises(CaptureError, match="the service made none"):
+        await keep_files(service, sandbox)
+    assert names(emulator) == []
+
+
+async def test_one_that_becomes_unusable(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    name = str(snapshot_to_start_from(StoredChanges(await keep_files(service, sandbox), ObjectStore(Path()))))
+    kept = emulator.service.snapshots[name]
+    kept.state = "inactive"
+    await make_ready(service, name)
+    assert kept.state == "active"
+    kept.state, kept.error_reason = "error", "the registry lost it"
+    with pytest.raises(SnapshotMismatchError, match="the registry lost it"):
+        await make_ready(service, name)
+
+
+async def test_a_capture_that_is_cancelled_leaves_none(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
+    slow = emulator.faults.add(Fault("slow", "GET", path="/snapshots/", seconds=30))
+    task = asyncio.create_task(keep_files(service, sandbox))
+    await slow.met.wait()
+    assert len(names(emulator)) == 1
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert names(emulator) == []
+
+
+async def test_a_sandbox_that_is_gone(service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    await service.client.delete(sandbox, wait=True)
+    with pytest.raises(ContainerDiedError):
+        await keep_files(service, sandbox)
+
+
+def test_a_snapshot_of_somebody_else_is_not_started(objects: ObjectStore) -> None:
+    assert snapshot_to_start_from(None) is None
+    assert snapshot_to_start_from(StoredChanges(Delta("daytona:image=x", {}), objects)) is None
+    for name in ("", "daytona-small", f"{KEPT_PREFIX}a/b"):
+        with pytest.raises(SnapshotMismatchError):
+            snapshot_to_start_from(StoredChanges(Delta(f"daytona:kept={name}", {}), objects))
+
+
+async def test_they_are_cleaned_when_that_is_asked_for(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
+    await keep_files(service, sandbox)
+    found = await asyncio.to_thread(find_all, snapshots=False)
+    assert [one.kind for one in found] == ["sandbox"]
+    found = await asyncio.to_thread(find_all, snapshots=True)
+    kept = [one for one in found if one.kind == "snapshot"]
+    assert [one.name for one in kept] == names(emulator)
+    assert [one.created is not None and one.is_stale for one in kept] == [True]
+    emulator.faults.add(Fault("status", "DELETE", path="/snapshots/", status=403))
+    assert "403" in await asyncio.to_thread(kept[0].remove)
+    assert await asyncio.to_thread(kept[0].remove) == ""
+    assert names(emulator) == []

@@ -1,0 +1,269 @@
+"""What the service is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
+from ares_exp.containers.daytona.options import DaytonaOptions
+from ares_exp.containers.daytona.sandbox_request import (
+    MAX_DOMAINS,
+    MAX_NETWORKS,
+    check_spec,
+    create_params,
+    network_settings,
+    ttl_minutes,
+)
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
+from ares_exp.errors import ConfigError, UnsupportedTaskError
+from tests.daytona.emulator import Emulator
+
+PLAIN = DaytonaOptions()
+TASK = ContainerSpec(name="t", docker_image="debian:12")
+
+
+def allow(*hosts: str) -> NetworkPolicy:
+    return NetworkPolicy("allowlist", frozenset(hosts))
+
+
+def params(spec: ContainerSpec = TASK, options: DaytonaOptions = PLAIN, plan: ImagePlan | None = None) -> Any:
+    plan = plan or plan_image(spec, options).after_start()
+    return create_params(spec, options, plan, name="n", labels={"a": "b"}, ttl_min=30)
+
+
+def test_what_every_sandbox_has() -> None:
+    made = params()
+    assert (made.name, made.os_user, made.labels) == ("n", "root", {"a": "b"})
+    assert (made.auto_stop_interval, made.ttl_minutes, made.auto_delete_interval) == (30, 30, 0)
+    assert (made.image, made.resources) == ("debian:12", None)
+    assert (made.network_block_all, made.network_allow_list, made.domain_allow_list) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "expected", "warned"),
+    [
+        ({"cpus": 2, "memory_mb": 4096, "storage_mb": 10240}, {}, (2, 4, 10, None), []),
+        ({"cpus": 0.5}, {}, (1, None, None, None), ["cpus=0.5: .* 1 here"]),
+        ({"cpus": 1.5}, {}, (2, None, None, None), ["cpus=1.5: .* 2 here"]),
+        ({"memory_mb": 512}, {}, (None, 1, None, None), [r"memory_mb=512: .* 1 here \(1024 MB\)"]),
+        ({"storage_mb": 10000}, {}, (None, None, 10, None), [r"storage_mb=10000: .* 10 here \(10240 MB\)"]),
+        ({"gpus": 2}, {}, (None, None, None, 2), []),
+        ({"gpus": 0, "cpus": 1.0}, {}, (1, None, None, None), []),
+        (
+            {"cpus": 0.5, "memory_mb": 100, "storage_mb": 100},
+            {"cpus": 4, "memory_mb": 8192, "storage_mb": 20480},
+            (4, 8, 20, None),
+            [],
+        ),
+    ],
+)
+def test_resources(
+    asked: dict[str, Any], options: dict[str, Any], expected: tuple[int | None, ...], warned: list[str]
+) -> None:
+    spec, chosen = replace(TASK, **asked), DaytonaOptions(**options)
+    made = params(spec, chosen).resources
+    assert (made.cpu, made.memory, made.disk, made.gpu) == expected
+    warnings = check_spec(spec, chosen)
+    assert len(warnings) == len(warned)
+    for warning, pattern in zip(warnings, warned, strict=True):
+        assert re.search(pattern, warning)
+
+
+def test_a_snapshot_has_its_own_resources() -> None:
+    spec, options = replace(TASK, cpus=2, gpus=1), DaytonaOptions(snapshot="s", memory_mb=2048)
+    made = params(spec, options)
+    assert made.snapshot == "s"
+    assert not hasattr(made, "resources")
+    image, resources = check_spec(spec, options)
+    assert "container.snapshot=s" in image
+    for part in ("cpus=2", "memory_mb=2048", "gpus=1"):
+        assert part in resources
+    assert check_spec(ContainerSpec(name="t"), DaytonaOptions(snapshot="s")) == []
+
+
+def test_variables_of_the_image_win_over_the_options_and_the_tasks_over_both(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM x\nENV A=image B=image\n")
+    spec = ContainerSpec(name="t", context_dir=tmp_path, env={"B": "task", "C": "task"})
+    options = DaytonaOptions(env=dict.fromkeys("ABCD", "option"))
+    assert params(spec, options).env_vars == {"B": "task", "C": "task", "D": "option"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "expected"),
+    [
+        (PUBLIC, {}, (False, "", "")),
+        (NO_NETWORK, {}, (True, "", "")),
+        (allow(), {}, (True, "", "")),
+        (allow("pypi.org", "*.a.example"), {}, (False, "", "*.a.example,pypi.org")),
+        (allow("10.0.0.0/8", "192.0.2.7"), {}, (False, "10.0.0.0/8,192.0.2.7/32", "")),
+        (PUBLIC, {"network": NO_NETWORK}, (True, "", "")),
+        (NO_NETWORK, {"network": PUBLIC}, (False, "", "")),
+        (NO_NETWORK, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "pypi.org")),
+        (PUBLIC, {"allowed_hosts": frozenset({"pypi.org"})}, (False, "", "")),
+    ],
+)
+def test_network(policy: NetworkPolicy, options: dict[str, Any], expected: tuple[bool, str, str]) -> None:
+    chosen = DaytonaOptions(**options)
+    settings = network_settings(policy, chosen)
+    assert tuple(settings.values()) == expected
+    assert list(settings) == ["network_block_all", "network_allow_list", "domain_allow_list"]
+    made = params(replace(TASK, network=policy), chosen)
+    sent = (made.network_block_all, made.network_allow_list, made.domain_allow_list)
+    assert sent == tuple(value or None for value in expected)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "named"),
+    [
+        (["::1"], "::1"),
+        (["2001:db8::/32"], "2001:db8::/32"),
+        (["localhost"], "localhost"),
+        (["a.xn--p1ai"], "a.xn--p1ai"),
+        (["pypi.org", "10.0.0.0/8"], "pypi.org; 10.0.0.0/8"),
+        ([f"h{n}.example" for n in range(MAX_DOMAINS + 1)], f"at most {MAX_DOMAINS} names"),
+        ([f"10.0.{n}.0/24" for n in range(MAX_NETWORKS + 1)], f"{MAX_NETWORKS} networks"),
+    ],
+)
+def test_an_allow_list_that_the_service_would_refuse(hosts: list[str], named: str) -> None:
+    later = replace(TASK, phase_networks=frozenset({allow(*hosts)}))
+    with pytest.raises(UnsupportedTaskError) as caught:
+        check_spec(later, PLAIN)
+    for part in (named, "Task t", "container=docker", "container.network=no-network"):
+        assert part in str(caught.value)
+    assert check_spec(later, DaytonaOptions(network=NO_NETWORK)) == []
+
+
+def test_as_much_as_the_service_takes() -> None:
+    assert check_spec(replace(TASK, network=allow(*(f"h{n}.example" for n in range(MAX_DOMAINS)))), PLAIN) == []
+    assert check_spec(replace(TASK, network=allow(*(f"10.0.{n}.0/24" for n in range(MAX_NETWORKS)))), PLAIN) == []
+
+
+def test_what_is_done_after_the_start_has_the_network_of_a_builder(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM x\nCOPY Dockerfile /x\n")
+    spec = ContainerSpec(name="t", context_dir=tmp_path, network=NO_NETWORK)
+    options = DaytonaOptions(network=NO_NETWORK)
+    plan = plan_image(spec, options)
+    assert params(spec, options, plan.after_start()).network_block_all is None
+    assert params(spec, options, plan.with_object_store(tmp_path / "staged")).network_block_all is True
+    with pytest.raises(ValueError, match="not been settled"):
+        params(spec, options, plan)
+
+
+@pytest.mark.parametrize(
+    ("lifetime_sec", "ttl_min", "expected"),
+    [(None, None, 1440), (600.0, None, 20), (601.0, None, 21), (None, 1, 1), (600.0, 11, 11)],
+)
+def test_ttl(lifetime_sec: float | None, ttl_min: int | None, expected: int) -> None:
+    assert ttl_minutes(replace(TASK, lifetime_sec=lifetime_sec), DaytonaOptions(ttl_min=ttl_min)) == expected
+
+
+def test_a_sandbox_that_would_not_live_long_enough_is_refused_before_a_run() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_spec(replace(TASK, lifetime_sec=600.0), DaytonaOptions(ttl_min=10))
+    for part in ("Task t", "600 s", "10 min", "container.ttl_min=20"):
+        assert part in str(caught.value)
+
+
+def test_nothing_of_the_sdk_is_imported_until_it_is_asked_for() -> None:
+    program = "import sys, ares_exp.containers.daytona.sandbox_request; print('daytona' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+async def created(emulator: Emulator, spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan) -> dict[str, Any]:
+    """What the real client sends for it."""
+    from daytona import AsyncDaytona
+
+    async with asyncio.timeout(30), AsyncDaytona() as client:
+        sandbox = await client.create(params(spec, options, plan), timeout=20)
+        return emulator.sandboxes[sandbox.id].params
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_sent_for_an_image(emulator: Emulator) -> None:
+    spec = replace(TASK, cpus=0.5, memory_mb=1536, storage_mb=5000, env={"A": "1"}, network=NO_NETWORK)
+    sent = await created(emulator, spec, PLAIN, plan_image(spec, PLAIN))
+    assert sent["buildInfo"] == {"dockerfileContent": "FROM debian:12\n"}
+    assert (sent["cpu"], sent["memory"], sent["disk"]) == (1, 2, 5)
+    assert (sent["user"], sent["env"], sent["name"]) == ("root", {"A": "1"}, "n")
+    assert sent["labels"]["a"] == "b"
+    assert (sent["autoStopInterval"], sent["ttlMinutes"], sent["autoDeleteInterval"]) == (30, 30, 0)
+    assert sent["networkBlockAll"] is True
+    assert not {"networkAllowList", "domainAllowList", "snapshot", "gpu"} & sent.keys()
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_sent_for_a_snapshot(emulator: Emulator) -> None:
+    name = next(iter(emulator.service.snapshots))
+    options = DaytonaOptions(snapshot=name, allowed_hosts=frozenset({"pypi.org"}), network=NO_NETWORK)
+    sent = await created(emulator, TASK, options, plan_image(TASK, options))
+    assert (sent["snapshot"], sent["domainAllowList"]) == (name, "pypi.org")
+    assert not {"buildInfo", "cpu", "memory", "disk", "networkBlockAll", "networkAllowList"} & sent.keys()
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_sent_for_a_dockerfile(emulator: Emulator, tmp_path: Path) -> None:
+    text = "FROM debian:12\nRUN printf 'COPY none /x\\n' >/f\n# a comment\nENV A=1\n"
+    (tmp_path / "Dockerfile").write_text(text)
+    spec = ContainerSpec(name="t", context_dir=tmp_path)
+    sent = await created(emulator, spec, PLAIN, plan_image(spec, PLAIN))
+    assert sent["buildInfo"]["dockerfileContent"] == text
+    assert not sent["buildInfo"].get("contextHashes")
+
+
+@pytest.mark.local
+@pytest.mark.once
+async def test_files_are_sent_to_the_object_store_before_anything_is_created(
+    emulator: Emulator, tmp_path: Path
+) -> None:
+    """The emulator has none, as a service installed without one."""
+    from daytona import DaytonaError
+
+    (tmp_path / "Dockerfile").write_text("FROM x\nADD Dockerfile /x\n")
+    spec = ContainerSpec(name="t", context_dir=tmp_path)
+    plan = plan_image(spec, PLAIN)
+    with pytest.raises(DaytonaError, match="Object storage is not configured"):
+        await created(emulator, spec, PLAIN, plan.with_object_store(tmp_path / "staged"))
+    assert not emulator.sandboxes
+    sent = await created(emulator, spec, PLAIN, plan.after_start())
+    assert sent["buildInfo"]["dockerfileContent"] == "FROM x\n"
+
+
+async def test_what_the_sdk_uploads_is_what_the_dockerfile_needs(tmp_path: Path) -> None:
+    from daytona._async.object_storage import AsyncObjectStorage
+    from obstore.store import MemoryStore
+
+    context = tmp_path / "context"
+    (context / "d").mkdir(parents=True)
+    for name in ("Dockerfile", "a.txt", "unneeded", "d/script"):
+        (context / name).write_text(name)
+    (context / "d" / "script").chmod(0o755)
+    (context / "a.txt").chmod(0o644)
+    (context / "link").symlink_to("a.txt")
+    text = "FROM x\nARG NAME=a\nCOPY link /x\nADD /d /d/\n"
+    (context / "Dockerfile").write_text(text)
+    spec = ContainerSpec(name="t", context_dir=context)
+    image = params(spec, PLAIN, plan_image(spec, PLAIN).with_object_store(tmp_path / "staged")).image
+    assert image.dockerfile() == text
+    storage = AsyncObjectStorage("https://store.invalid", "key", "secret", "token", "bucket", region="us")
+    storage.store = MemoryStore()  # type: ignore[assignment]
+    (part,) = image._context_list
+    digest = await storage.upload(part.source_path, "org", part.archive_path)
+    data = await (await storage.store.get_async(f"org/{digest}/context.tar")).bytes_async()
+    with tarfile.open(fileobj=io.BytesIO(bytes(data))) as tar:
+        files = {entry.name.removeprefix("./"): (entry.type, entry.mode & 0o777) for entry in tar if not entry.isdir()}
+    assert files == {"link": (tarfile.REGTYPE, 0o644), "d/script": (tarfile.REGTYPE, 0o755)}

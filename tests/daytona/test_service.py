@@ -1,0 +1,241 @@
+"""Requests by the real SDK to a service that misbehaves; and what a connection leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
+
+from ares_exp.containers.daytona.credentials import Credentials
+from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
+from ares_exp.errors import (
+    ContainerAuthorizationError,
+    ContainerDiedError,
+    ContainerRateLimitError,
+    ContainerServiceError,
+    ContainerServiceUnavailableError,
+)
+from tests.daytona.emulator import Emulator, Fault
+
+pytestmark = pytest.mark.local
+
+ONE = "/api/sandbox/x$"
+
+
+async def look(client: AsyncDaytona) -> AsyncSandbox:
+    """A GET, of a sandbox that is not there: when it gets through, it is answered by 404."""
+    return await client.get("x")
+
+
+@pytest.fixture
+async def sandbox(service: DaytonaService) -> AsyncSandbox:
+    return await service.client.create(CreateSandboxFromSnapshotParams())
+
+
+def activity(sandbox: AsyncSandbox) -> Callable[[AsyncDaytona], Awaitable[None]]:
+    """A POST: the SDK never sends one again by itself."""
+    return lambda _: sandbox.refresh_activity()
+
+
+async def test_a_wait_that_the_service_asks_for(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("status", status=429, retry_after=1))
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(ContainerDiedError):
+        await service.call("The sandbox x", look, repeatable=False)
+    assert asyncio.get_running_loop().time() - begun >= 1
+    assert [request.status for request in emulator.requests] == [429, 404]
+
+
+async def test_a_longer_wait_than_there_is_time(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("status", status=429, retry_after=600))
+    with pytest.raises(ContainerRateLimitError, match=r"answers 429: .*concurrency=") as caught:
+        await service.call("The sandbox x", look)
+    assert (caught.value.status, caught.value.retry_after_sec, len(emulator.requests)) == (429, 600, 1)
+
+
+async def test_a_limit_that_does_not_say_for_how_long(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("status", status=429, times=2))
+    with pytest.raises(ContainerDiedError):
+        await service.call("The sandbox x", look, repeatable=False)
+    assert [request.status for request in emulator.requests] == [429, 429, 404]
+
+
+async def test_an_outage_is_waited_out(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    outage = emulator.faults.add(Fault("status", status=503, times=2))
+    await service.call("The sandbox", activity(sandbox))
+    assert outage.hits == 2
+
+
+async def test_what_may_have_been_done_is_not_done_again(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
+    for kind in ("status_after", "drop_after"):
+        fault = emulator.faults.add(Fault(kind, times=None))  # type: ignore[arg-type]
+        with pytest.raises(ContainerServiceUnavailableError, match="state of the service"):
+            await service.call("The sandbox", activity(sandbox), repeatable=False)
+        assert fault.hits == 1
+        emulator.faults.clear()
+
+
+async def test_a_defect_is_tried_a_few_times(
+    emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
+) -> None:
+    defect = emulator.faults.add(Fault("status", status=500, times=None))
+    with pytest.raises(ContainerServiceUnavailableError, match="The sandbox: the Daytona service answers 500: "):
+        await service.call("The sandbox", activity(sandbox))
+    assert defect.hits == FEW_TRIES
+
+
+async def test_a_dropped_connection(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    fault = emulator.faults.add(Fault("drop", times=1))
+    await service.call("The sandbox", activity(sandbox))
+    assert fault.hits == 1
+
+
+async def test_a_connection_that_was_never_made_is_always_tried_again(
+    monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    """Also a request that must not be made twice: nobody has seen it."""
+    monkeypatch.setenv("DAYTONA_API_URL", f"http://127.0.0.1:{unused_tcp_port}/api")
+    monkeypatch.setenv("DAYTONA_API_KEY", "dtn_of_a_service_that_is_not_there")
+    service, again = DaytonaService(Credentials.from_environment(), base_sec=0.05), asyncio.Event()
+    tries = 0
+
+    async def request(client: AsyncDaytona) -> AsyncSandbox:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            again.set()
+        return await look(client)
+
+    asking = asyncio.ensure_future(service.call("The sandbox x", request, repeatable=False))
+    await again.wait()
+    async with Emulator(port=unused_tcp_port):
+        with pytest.raises(ContainerAuthorizationError):  # which knows another key
+            await asking
+    with pytest.raises(ContainerServiceUnavailableError, match=r"(cannot be asked|no answer).*DAYTONA_API_URL"):
+        await service.call("The sandbox x", look, timeout_sec=0.5)
+    await service.close()
+
+
+async def test_an_answer_that_does_not_come(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("slow", seconds=1))
+    with pytest.raises(ContainerServiceUnavailableError, match=r"The sandbox x: no answer .* within 0\.3 s"):
+        await service.call("The sandbox x", look, timeout_sec=0.3)
+
+
+async def test_cancellation_during_a_wait(emulator: Emulator, service: DaytonaService) -> None:
+    asked = asyncio.Event()
+
+    async def request(client: AsyncDaytona) -> AsyncSandbox:
+        try:
+            return await look(client)
+        finally:
+            asked.set()
+
+    emulator.faults.add(Fault("status", status=429, retry_after=50))
+    asking = asyncio.ensure_future(service.call("The sandbox x", request))
+    await asked.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_a_key_that_the_service_does_not_take(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAYTONA_API_KEY", "dtn_which_nobody_has_made")
+    service = DaytonaService(Credentials.from_environment())
+    emulator.faults.add(Fault("status", status=401, body={"message": "no such key: dtn_which_nobody_has_made"}))
+    with pytest.raises(ContainerAuthorizationError, match=r"answers 401: .*\*\*\*.* Check DAYTONA_API_KEY"):
+        await service.call("The sandbox x", look)
+    with pytest.raises(ContainerAuthorizationError, match="answers 401"):
+        await service.call("The sandbox x", look)
+    assert len(emulator.requests) == 2
+    await service.close()
+
+
+async def test_an_answer_that_is_none(emulator: Emulator, service: DaytonaService) -> None:
+    emulator.faults.add(Fault("status", status=200, body="<html>maintenance</html>"))
+    with pytest.raises(ContainerServiceError, match="The sandbox x: ") as caught:
+        await service.call("The sandbox x", look)
+    assert type(caught.value) is ContainerServiceError
+    assert len(emulator.requests) == 1
+
+
+async def test_a_token_goes_with_its_organisation(emulator: Emulator) -> None:
+    service = DaytonaService(Credentials(emulator.url, jwt_token=emulator.api_key, organization_id="org"))
+    with pytest.raises(ContainerDiedError):
+        await service.call("The sandbox x", look)
+    assert service.client._api_client.default_headers["X-Daytona-Organization-ID"] == "org"
+    await service.close()
+
+
+async def test_a_sandbox_that_is_gone(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    assert not await service.is_gone(sandbox)
+    emulator.lose(sandbox.id)
+    with pytest.raises(ContainerDiedError):
+        await service.call("The sandbox", lambda _: sandbox.process.exec("true"))
+    assert await service.is_gone(sandbox)
+
+
+async def test_a_sandbox_that_has_stopped(service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    await sandbox.stop()
+    assert await service.is_gone(sandbox)
+
+
+async def test_nothing_says_that_it_is_gone(emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    emulator.faults.add(Fault("status", status=403, times=None))
+    assert not await service.is_gone(sandbox)
+
+
+async def test_a_hostile_working_directory(
+    emulator: Emulator, service: DaytonaService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = ("API_URL=http://127.0.0.1:1", "TARGET=elsewhere", "OTEL_ENABLED=true", "JWT_TOKEN=x")
+    broken = ("HAPPY_EYEBALLS_DELAY=nonsense", "USE_DEPRECATED_POLLING=true", "EXPERIMENTAL_OTEL_ENABLED=true")
+    for name in (".env", ".env.local"):
+        (tmp_path / name).write_text("".join(f"DAYTONA_{line}\n" for line in (*settings, *broken)))
+    monkeypatch.chdir(tmp_path)
+    await service.client.create(CreateSandboxFromSnapshotParams())
+    assert "target" not in emulator.requests[0].body
+    assert service.client._tracer_provider is None
+
+
+async def test_ctrl_c_stays_ours_and_no_event_stream_is_opened(emulator: Emulator, service: DaytonaService) -> None:
+    """The SDK's event stream installs a handler of SIGINT that cancels every task and stops the loop."""
+    before = signal.getsignal(signal.SIGINT)
+    sandbox = await service.client.create(CreateSandboxFromSnapshotParams())
+    await sandbox.delete(wait=True)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not [request.path for request in emulator.requests if "socket.io" in request.path]
+
+
+async def test_a_closed_connection_leaves_nothing(emulator: Emulator, service: DaytonaService) -> None:
+    def tasks() -> set[str]:
+        running = (task.get_coro() for task in asyncio.all_tasks())
+        return {coroutine.__qualname__ for coroutine in running if coroutine is not None}
+
+    before = tasks()
+    sandbox = await service.client.create(CreateSandboxFromSnapshotParams())
+    await sandbox.delete(wait=True)
+    client = service.client
+    await service.close()
+    await service.close()
+    assert tasks() - before <= {"RequestHandler.start"}  # of the emulator
+    assert client._shared_session.session is not None
+    assert client._shared_session.session.closed
+    with pytest.raises(ContainerServiceError, match="has been closed"):
+        await service.call("The sandbox x", look)
+
+
+def test_importing_it_does_not_import_the_sdk() -> None:
+    modules = ("service", "creation", "keepalive", "leftovers", "failures", "credentials")
+    imports = "; ".join(f"import ares_exp.containers.daytona.{name}" for name in modules)
+    script = f"import sys; {imports}; print({{'daytona', 'aiohttp', 'opentelemetry'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"
