@@ -72,16 +72,28 @@ def _place(labels: Mapping[str, str]) -> str:
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
-def is_dead(labels: Mapping[str, str]) -> bool:
+def machine_mark() -> str:
+    """Tells the things of this user on this machine from those of others, where only a name can say so."""
+    labels = owner_labels()
+    place = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
+    return hashlib.sha256(place.encode()).hexdigest()[:8]
+
+
+def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
     """Whether the owner of a thing is certainly dead, and was of our user. What cannot be known counts as alive.
 
     Certain is: the process is not there, where its number and ours mean the same; or its machine, this one, has been
     started anew since. Blocking on macOS, where it asks `ps`.
+
+    Args:
+        labels: Of the thing.
+        since_boot: Whether only the former counts. For things outside of this machine: machines that are copies of each
+            other have the same names, but each has a boot of its own.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
     if not _agree(labels, _BOOT):
-        return bool(_boot()) and _agree(labels, _MACHINE)
+        return not since_boot and bool(_boot()) and _agree(labels, _MACHINE)
     return _agree(labels, _NAMESPACE) and _is_gone(labels.get(_PID, ""), labels.get(_START, ""))
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from ares_exp.containers.container import Shell, User
 from ares_exp.containers.shell_output import BoundedOutput, MarkParser
 from ares_exp.containers.shell_script import BoxShell, parse_hello, parse_number, server
+from ares_exp.errors import ContainerDiedError
 
 _MAX_COMPLAINT = 500
 # How long after its answer a channel is ready again. Longer: a background process holds it.
@@ -21,16 +22,26 @@ Script = Callable[[str, BoxShell], str]
 """Makes the source of a script for a channel with this key and this shell."""
 
 
+class StreamLostError(OSError):
+    """The connection to a shell broke, and the shell may go on: what it has done by now is not known."""
+
+
 class ChannelStream(Protocol):
     """Both ends of one running `sh`: what it reads as source text, what it prints.
 
     All methods are called from one event loop. Cancelling `read` loses no data.
     """
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether what was written may still be under way, or what came of it. Never where that takes no time."""
+        ...
+
     async def read(self) -> bytes:
         """The next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded, not mixed in.
 
         Raises:
+            StreamLostError: The connection broke, and not because the shell has ended.
             OSError: The connection broke; treated like the end.
         """
         ...
@@ -41,6 +52,10 @@ class ChannelStream(Protocol):
         Raises:
             OSError: The connection broke.
         """
+        ...
+
+    def rest(self) -> None:
+        """Told that the shell prints nothing more until something is written. For those who have to ask for output."""
         ...
 
     def close(self) -> None:
@@ -115,6 +130,7 @@ class Channel:
         self.box = BoxShell()
         self.run: ScriptRun | None = None
         self.settling_until = 0.0
+        self._lost: StreamLostError | None = None
         self.is_open = True
         self.complaint = ""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -126,6 +142,11 @@ class Channel:
         self._listener = asyncio.create_task(self._listen())
         # A callback, not a `finally` in the task: a task that is cancelled before its first step never enters it.
         self._listener.add_done_callback(lambda _: self.close())
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a script that was sent may have begun, although nothing says so yet."""
+        return self._stream.in_doubt
 
     def begin(self, output: BoundedOutput) -> ScriptRun:
         """Lets a channel that is ready expect a script, to be sent next.
@@ -149,6 +170,16 @@ class Channel:
             async with asyncio.timeout(seconds):
                 await self.send(script)
                 await run.answered.wait()
+
+    def raise_if_lost(self) -> None:
+        """Tells a connection that broke from a shell that has ended.
+
+        Raises:
+            ContainerDiedError: It broke: what the shell has done by now is not known.
+        """
+        if self._lost is not None:
+            reason = self._lost.__cause__ or self._lost
+            raise ContainerDiedError(f"The connection to a shell of the container broke. {reason}") from reason
 
     async def wait_closed(self) -> None:
         """Waits until what reads the stream has noticed `close`."""
@@ -178,6 +209,8 @@ class Channel:
                         self._note(word, rest)
                     if word in ("hello", "start"):  # not earlier: a shell reads ahead while it parses its source
                         await self._stream.write(f"{self._key}\n".encode())
+        except StreamLostError as error:
+            self._lost = error
         except (OSError, ValueError):
             pass  # the same as the end of the stream; a mark that is none: something in the box knows the key
 
@@ -193,6 +226,7 @@ class Channel:
         if word == "hello":
             self.box = parse_hello(rest)
         elif word == "ready":
+            self._stream.rest()
             if run is not None:
                 run.answer()
             self.run = None

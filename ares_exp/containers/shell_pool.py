@@ -25,6 +25,8 @@ from ares_exp.errors import ContainerDiedError
 
 # A ready channel begins within milliseconds. One that has not by then was stopped by a signal, most likely.
 _BEGIN_SEC = 10.0
+# How often a channel is asked again whose connection is slow.
+_DOUBT_SEC = 1.0
 # What an ended command wrote is here within milliseconds; the rest is for a loaded machine.
 _COLLECT_SEC = 8.0
 
@@ -126,6 +128,8 @@ class ShellPool:
             self._shells.keep_spare(user)
             try:
                 await channel.play(run, script, _until(deadline, at_most=_BEGIN_SEC))
+                while not (run.begun or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
+                    await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
                 if run.begun and not run.answered.is_set():
                     await _answered(run, _until(deadline))
                 timed_out = not run.answered.is_set() and _until(deadline) == 0
@@ -136,6 +140,8 @@ class ShellPool:
                 raise
             if self._shells.is_closed:
                 raise ContainerDiedError("The container was stopped while a command ran in it.")
+            if not (run.word or timed_out):
+                channel.raise_if_lost()  # it is not run again: it may have been run
             if run.begun or timed_out:
                 return run, timed_out
         raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")

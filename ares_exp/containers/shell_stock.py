@@ -102,6 +102,7 @@ class ShellStock:
         if self.is_closed:
             channel.close()
             raise ContainerDiedError(_STOPPED)
+        channel.raise_if_lost()
         if channel.complaint and not channel.is_open:
             raise ContainerError(
                 f"No shell could be opened in the container as {user or 'its default user'}: {channel.complaint}"

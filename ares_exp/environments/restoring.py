@@ -46,7 +46,8 @@ _FACTORIES = {
     "ares_exp.agents.shell_agent.ShellAgentFactory": ("ares_exp.agents.shell_agent", "ShellAgentFactory"),
 }
 
-_NETWORK_OPTIONS = ("network", "allowed_hosts", "extra_hosts")
+_REACHING_OPTIONS = ("network", "allowed_hosts", "extra_hosts", "snapshot")
+"""What lets a container reach, or begin with, more than its task says: networks, a snapshot in our account."""
 
 
 class Continuation:
@@ -205,10 +206,10 @@ def recorded_setup(
             f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
         )
     options = snapshot.container.get("options") or {}
-    if container_factory is None and (reached := [name for name in _NETWORK_OPTIONS if _opens(options.get(name))]):
+    if container_factory is None and (reached := [name for name in _REACHING_OPTIONS if _opens(options.get(name))]):
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
-            "container may reach is not taken from a file: give `container_factory`."
+            "container may reach or begin with is not taken from a file: give `container_factory`."
         )
     return EpisodeSetup(
         container_factory or _made(snapshot, snapshot.container_type, options, "container_factory"),

@@ -124,7 +124,6 @@ def _sparse_header(member: tarfile.TarInfo, entry: Entry) -> bytes:
         f"{number}\n" for number in (len(pieces), *(number for piece in pieces for number in piece))
     ).encode()
     data += bytes(-len(data) % tarfile.BLOCKSIZE)
-    directory, _, name = member.name.rpartition("/")
     member.pax_headers = {
         **member.pax_headers,
         "GNU.sparse.major": "1",
@@ -132,6 +131,6 @@ def _sparse_header(member: tarfile.TarInfo, entry: Entry) -> bytes:
         "GNU.sparse.name": member.name,
         "GNU.sparse.realsize": str(entry.size),
     }
-    member.name = f"{directory}/GNUSparseFile.0/{name}" if directory else f"GNUSparseFile.0/{name}"
+    member.name = "GNUSparseFile.0/file"  # short: a header with a long one would win over the name above
     member.size = len(data) + sum(size for _, size in pieces)
     return _header(member, pax=True) + data

@@ -3,12 +3,14 @@
     python -m tests.contracts my_package.MyContainerFactory [--image IMAGE] [--user USER] [--network MODE]…
     python -m tests.contracts
 
-The second prints the table of the README: the local sandbox as root and as an ordinary user, and Docker.
+The second prints the table of the README: the local sandbox as root and as an ordinary user, Docker, and Daytona on the
+emulator of the service, with local boxes and Docker containers as sandboxes. It takes some minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -58,14 +60,19 @@ class Backend:
     ordinary: bool = False
 
 
-_LOCAL, _DOCKER = (
+_LOCAL, _DOCKER, _DAYTONA = (
     ROOT.joinpath(path).read_text()
-    for path in ("tests/unit/containers/test_local_contract.py", "tests/docker/test_docker_contract.py")
+    for path in (
+        "tests/unit/containers/test_local_contract.py",
+        "tests/docker/test_docker_contract.py",
+        "tests/daytona/test_contract.py",
+    )
 )
 OURS = (
     Backend("local, root", _LOCAL),
     Backend("local, ordinary user", _LOCAL, ordinary=True),
     Backend("docker", _DOCKER),
+    Backend("daytona", _DAYTONA),
 )
 
 
@@ -81,7 +88,13 @@ def results_of(backend: Backend) -> dict[str, str]:
             run = as_ordinary_user(*words, timeout=900)
         else:
             run = subprocess.run(
-                [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+                [sys.executable, *words],
+                cwd=ROOT,
+                env={**os.environ, "ARES_EXP_WHOLE_CONTRACT": "1"},
+                capture_output=True,
+                text=True,
+                timeout=900,
+                check=False,
             )
         if not report.exists():
             raise SystemExit(f"{backend.title}: pytest did not run:\n{run.stdout}{run.stderr}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -14,12 +14,16 @@ from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.service import DaytonaService
-from tests.daytona.emulator import Emulator
+
+if TYPE_CHECKING:  # it imports the SDK, which not all tests here need
+    from tests.daytona.emulator import Emulator
 
 
 @contextlib.asynccontextmanager
 async def emulated(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Emulator]:
     """A service that `DAYTONA_API_KEY` and `DAYTONA_API_URL` name."""
+    from tests.daytona.emulator import Emulator
+
     async with Emulator(**options) as emulator:
         for name in ("DAYTONA_JWT_TOKEN", "DAYTONA_ORGANIZATION_ID", "DAYTONA_TARGET"):
             monkeypatch.delenv(name, raising=False)

@@ -75,11 +75,11 @@ class FilesBox(Container):
         with tempfile.TemporaryDirectory() as directory:
             target = Path(directory, "file")
             await self.inner.download(path, target)
-            data = self.garble(path, await asyncio.to_thread(target.read_bytes))
+            data = await asyncio.to_thread(target.read_bytes)
         if len(data) > max_bytes:
             raise TransferError(f"{path} has more than {max_bytes} bytes.")
         self.fetched_bytes += len(data)
-        file.write(data)
+        file.write(self.garble(path, data))
 
     async def send(self, file: IO[bytes], path: str) -> None:
         with tempfile.NamedTemporaryFile() as source:

@@ -57,7 +57,7 @@ async def commands_are_run_once(box: DaytonaContainer) -> None:
 async def test_nothing_is_lost_or_run_twice(
     emulator: Emulator, box: DaytonaContainer, fault: dict[str, object]
 ) -> None:
-    faults = [emulator.faults.add(Fault(path=EXECUTE, skip=skip, **fault)) for skip in (0, 2, 5, 6, 9, 13)]  # type: ignore[arg-type]
+    faults = [emulator.faults.add(Fault(path=EXECUTE, skip=skip, **fault)) for skip in (0, 2, 5, 6)]  # type: ignore[arg-type]
     await commands_are_run_once(box)
     assert all(fault.hits for fault in faults)
 
@@ -119,27 +119,27 @@ async def test_a_refusal_is_no_death(emulator: Emulator, box: DaytonaContainer) 
     assert (await box.exec("echo back")).output == "back\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("<html>", "Expected an exit code and an output"),
-        ("[1, 2]", "Expected an exit code and an output"),
-        ({"exitCode": None, "result": ""}, "Expected an exit code and an output"),
-        ('{"exitCode": 1e999, "result": ""}', "Expected an exit code and an output"),
-        ("[" * 100_000, "Expected an exit code and an output"),
-        ({"exitCode": 0, "result": "x" * MAX_ANSWER_BYTES}, "printed more than"),
-    ],
-    ids=["text", "list", "null", "infinite", "deep", "large"],
-)
-async def test_an_answer_that_is_none(emulator: Emulator, box: DaytonaContainer, body: object, said: str) -> None:
-    running = asyncio.create_task(box.exec("sleep 100"))
-    await box.exec("true")
-    emulator.faults.add(Fault("status", path=EXECUTE, status=200, body=body, times=None))
-    for asked in (box.exec("true"), running):
-        with pytest.raises(ContainerError, match=said):
-            await asked
-    emulator.faults.clear()
-    assert (await box.exec("echo next")).output == "next\n"
+MALFORMED = {
+    "<html>": "Expected an exit code and an output",
+    "[1, 2]": "Expected an exit code and an output",
+    '{"exitCode": null, "result": ""}': "Expected an exit code and an output",
+    '{"exitCode": 1e999, "result": ""}': "Expected an exit code and an output",
+    "[" * 100_000: "Expected an exit code and an output",
+    f'{{"exitCode": 0, "result": "{"x" * MAX_ANSWER_BYTES}"}}': "printed more than",
+}
+
+
+async def test_answers_that_are_none(emulator: Emulator, box: DaytonaContainer) -> None:
+    for body, said in MALFORMED.items():
+        running = asyncio.create_task(box.exec("sleep 100"))
+        await box.exec("true")
+        emulator.faults.add(Fault("status", path=EXECUTE, status=200, body=body, times=None))
+        for asked in (box.exec("true"), running):
+            with pytest.raises(ContainerError) as caught:
+                await asked
+            assert said in str(caught.value)
+        emulator.faults.clear()
+        assert (await box.exec("echo next")).output == "next\n"
 
 
 async def test_an_answer_without_end(
@@ -158,20 +158,17 @@ async def test_an_answer_without_end(
         await factory._connections.release(connection)
 
 
-@pytest.mark.parametrize(
-    ("user", "said"),
-    [
-        ("root", "0 0\n"),
-        (0, "0 0\n"),
-        ("nobody", "65534 65534\n"),
-        (65534, "65534 65534\n"),
-        ("65534:4", "65534 4\n"),
-        ("4321:1234", "4321 1234\n"),
-        (4321, "4321 0\n"),
-    ],
-)
-async def test_users(box: DaytonaContainer, user: str | int, said: str) -> None:
-    assert (await box.exec("echo $(id -u) $(id -g)", user=user)).output == said
+async def test_users(box: DaytonaContainer) -> None:
+    for user, said in {
+        "root": "0 0",
+        0: "0 0",
+        "nobody": "65534 65534",
+        65534: "65534 65534",
+        "65534:4": "65534 4",
+        "4321:1234": "4321 1234",
+        4321: "4321 0",
+    }.items():
+        assert (await box.exec("echo $(id -u) $(id -g)", user=user)).output == f"{said}\n"
 
 
 async def test_what_another_user_started_is_ended(box: DaytonaContainer) -> None:

@@ -27,7 +27,7 @@ class Run(Protocol):
 class Fetch(Protocol):
     """Reads a file of the sandbox."""
 
-    async def __call__(self, path: str, file: IO[bytes], max_bytes: int) -> None:
+    async def __call__(self, path: str, file: IO[bytes], max_bytes: int, /) -> None:
         """Writes the sandbox's file `path` to `file`.
 
         Raises:
@@ -39,7 +39,7 @@ class Fetch(Protocol):
 class Send(Protocol):
     """Writes a file of the sandbox."""
 
-    async def __call__(self, file: IO[bytes], path: str) -> None:
+    async def __call__(self, file: IO[bytes], path: str, /) -> None:
         """Makes the sandbox's file `path`, in a directory that is there, of all of `file`.
 
         Raises:

@@ -200,6 +200,8 @@ class SandboxFiles:
         old = await asyncio.to_thread(self._unchanged, now, objects)
         wanted = [path for path in there if path not in old]
         read = await read_files(self._box, wanted, objects, notes, skip, self._limits) if wanted else {}
+        if not started.has_gnu_tar:  # busybox cuts off what is too large for it
+            read |= {p: replace(read[p], uid=now[p].uid, gid=now[p].gid) for p in now.keys() & read.keys()}
         read = _linked(read, now)
         noted = "".join(notes)
         notes += [

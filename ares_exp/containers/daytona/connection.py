@@ -71,5 +71,7 @@ class Connections:
         """Gives it back; the last one closes it."""
         connection.holders -= 1
         if connection.holders == 0:
-            self._of_loop.pop(asyncio.get_running_loop(), None)
+            loop = asyncio.get_running_loop()
+            if self._of_loop.get(loop) is connection:
+                del self._of_loop[loop]
             await connection.close()

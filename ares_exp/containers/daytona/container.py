@@ -7,13 +7,12 @@ import logging
 import posixpath
 import re
 import secrets
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from ares_exp.containers.cancellation import in_thread
+from ares_exp.containers.cancellation import finish, in_thread
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, User
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
 from ares_exp.containers.daytona.capture import SandboxFiles
@@ -23,11 +22,13 @@ from ares_exp.containers.daytona.execution import execute
 from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
 from ares_exp.containers.daytona.options import DaytonaOptions
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
-from ares_exp.containers.daytona.relay import Relay, RelayStream
+from ares_exp.containers.daytona.relay import Relay
+from ares_exp.containers.daytona.relay_stream import RelayStream
 from ares_exp.containers.daytona.sandbox_base import kept_base, sandbox_base
 from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
 from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import (
@@ -69,6 +70,7 @@ class DaytonaContainer(Container):
         self._connections = connections
         slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-").lower()[:40] or "task"
         self.sandbox_name = f"ares-exp-{slug}-{secrets.token_hex(6)}"
+        self._starting: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
         self._sandbox: AsyncSandbox | None = None
         self._relay: Relay | None = None
@@ -90,10 +92,14 @@ class DaytonaContainer(Container):
             ContainerServiceError: The service refused, or does not answer.
             EnvironmentStartTimeoutError: It took longer than the spec allows.
         """
-        refuse_second_start(begun=self._connection is not None or self._stopped)
+        refuse_second_start(begun=self._starting is not None or self._stopped)
         what = f"The sandbox of {self._spec.name}"
         async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
-            await self._start()
+            starting = self._starting = asyncio.create_task(self._start())
+            await asyncio.wait({starting})
+            if starting.cancelled():
+                raise ContainerDiedError("The container was stopped while it was started.")
+            await starting
 
     async def _start(self) -> None:
         spec, options = self._spec, self._options
@@ -102,8 +108,9 @@ class DaytonaContainer(Container):
         kept = snapshot_to_start_from(spec.changes)
         if kept is not None:
             await make_ready(service, kept)
-        with tempfile.TemporaryDirectory(prefix="ares_exp-context-") as context:
-            plan = await self._plan(connection, Path(context))
+        context = await in_thread(lambda: short_lived_directory("build"))
+        try:
+            plan = await self._plan(connection, context.path)
             self.image = plan.image or plan.snapshot or f"the Dockerfile of {spec.name}"
             base = await in_thread(lambda: sandbox_base(plan)) if kept is None else kept_base(kept)
             plan = plan if kept is None else replace(plan, snapshot=kept)
@@ -111,6 +118,8 @@ class DaytonaContainer(Container):
             sandbox = self._sandbox = await create_sandbox(
                 service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
             )
+        finally:
+            await finish(asyncio.to_thread(context.remove))
         connection.keep_alive.add(sandbox, ttl_min)
         self._relay = Relay(lambda script, seconds: execute(service, sandbox, script, seconds))
         self._transfer = FileTransfer(service, sandbox, self._run_as_root, self._relay.directory)
@@ -169,7 +178,8 @@ class DaytonaContainer(Container):
         """As `Container.exec`.
 
         Raises:
-            ContainerDiedError: The sandbox is gone, or the service does not answer.
+            ContainerDiedError: The sandbox is gone.
+            ContainerServiceError: The service refused, or does not answer; the command may have been run.
             ContainerError: It has no such user.
             ValueError: As `Container.exec`.
         """
@@ -182,6 +192,8 @@ class DaytonaContainer(Container):
             return await self._channels.exec(command, **options)
         except ContainerError as error:
             await self._raise_if_dead(error)
+            if isinstance(error.__cause__, ContainerServiceError):
+                raise error.__cause__ from error.__cause__.__cause__
             raise
 
     async def _open_shell(self, user: User | None) -> RelayStream:
@@ -274,9 +286,13 @@ class DaytonaContainer(Container):
             return
         settings = network_settings(policy, self._options)
         self._policy = None  # not known, if it fails
-        await connection.service.call(
-            f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
-        )
+        try:
+            await connection.service.call(
+                f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
+            )
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
         self._policy = policy
 
     def _running_relay(self) -> Relay:
@@ -289,20 +305,31 @@ class DaytonaContainer(Container):
         relay = self._running_relay()  # one that was stopped says that
         if isinstance(relay.failure, ContainerDiedError):
             raise relay.failure from cause
+        sandbox, connection = self._sandbox, self._connection
+        is_in_doubt = isinstance(cause, ContainerServiceError | ContainerDiedError) or relay.failure is not None
+        if is_in_doubt and sandbox is not None and connection is not None and await connection.service.is_gone(sandbox):
+            raise ContainerDiedError(f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}") from cause
 
     async def stop(self) -> None:
         """As `Container.stop`."""
         self._stopped = True
+        await finish(self._stop())
+
+    async def _stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})  # it leaves nothing, or what is removed here
+            self._starting.cancelled() or self._starting.exception()  # who asked for the start is told
         async with self._stopping:
-            if self._channels is not None:
-                await self._channels.close()
-            if self._relay is not None:
-                await self._relay.close()
             connection, sandbox = self._connection, self._sandbox
             self._connection = self._sandbox = None
             if connection is None:
                 return
             try:
+                if self._channels is not None:
+                    await self._channels.close()
+                if self._relay is not None:
+                    await self._relay.close()
                 if sandbox is not None:
                     connection.keep_alive.discard(sandbox)
                     await delete_sandbox(connection.service, self.sandbox_name)

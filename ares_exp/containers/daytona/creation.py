@@ -78,9 +78,9 @@ async def create_sandbox(
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
     undo = functools.partial(_undo, service, name)
-    remedy = "A large image takes long the first time; see container.build_timeout_sec."
+    remedy = "A large image takes long the first time: raise build_timeout_sec in its task.toml."
     async with bounded_start(f"The sandbox {name}", timeout_sec, stop=undo, remedy=remedy):
-        sandbox = await _create_or_adopt(service, params, name)
+        sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0
         if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # building its image is part of its time
             await service.call(f"The sandbox {name}", lambda _: sandbox.set_ttl(ttl_min))
@@ -119,8 +119,9 @@ async def _create_or_adopt(
     service: DaytonaService,
     params: CreateSandboxFromSnapshotParams | CreateSandboxFromImageParams,
     name: str,
+    timeout_sec: float,
 ) -> AsyncSandbox:
-    """Bounded by the caller."""
+    """Bounded by the caller; a refusal for longer than `timeout_sec` is not waited out."""
     what = f"The sandbox {name}"
 
     async def create(client: AsyncDaytona) -> AsyncSandbox:
@@ -131,7 +132,7 @@ async def _create_or_adopt(
 
     for tries in itertools.count(1):
         try:
-            return await service.call(what, create, timeout_sec=math.inf, repeatable=False)
+            return await service.call(what, create, timeout_sec=timeout_sec, repeatable=False)
         except ContainerError as error:
             sandbox = await _find(service, name)
             if sandbox is not None:

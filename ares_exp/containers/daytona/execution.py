@@ -88,7 +88,7 @@ async def _send(sandbox: AsyncSandbox, command: str, limit: int) -> tuple[int, s
     try:
         found = json.loads(body)
         return int(found["exitCode"]), str(found.get("result") or "")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ContainerServiceError(
             f"Expected an exit code and an output from sandbox {sandbox.name}, got {body[:200]!r}."
         ) from error

@@ -18,6 +18,7 @@ from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.errors import ContainerServiceError, PreflightError
 from ares_exp.secrets import is_sensitive, protect
 
+_MAX_CPUS, _MAX_MB = 1024, 64 * 2**20
 _MAX_TTL_MIN = 60 * 24 * 30
 
 
@@ -31,9 +32,9 @@ class DaytonaContainerFactory:
         self,
         *,
         snapshot: Annotated[str, pydantic.Field(min_length=1, max_length=200)] | None = None,
-        cpus: Annotated[int, pydantic.Field(ge=1)] | None = None,
-        memory_mb: Annotated[int, pydantic.Field(ge=1)] | None = None,
-        storage_mb: Annotated[int, pydantic.Field(ge=1)] | None = None,
+        cpus: Annotated[int, pydantic.Field(ge=1, le=_MAX_CPUS)] | None = None,
+        memory_mb: Annotated[int, pydantic.Field(ge=1, le=_MAX_MB)] | None = None,
+        storage_mb: Annotated[int, pydantic.Field(ge=1, le=_MAX_MB)] | None = None,
         ttl_min: Annotated[int, pydantic.Field(ge=1, le=_MAX_TTL_MIN)] | None = None,
         network: Literal["public", "no-network"] | None = None,
         allowed_hosts: Sequence[Annotated[str, pydantic.AfterValidator(normalise_host)]] | None = None,

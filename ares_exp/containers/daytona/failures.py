@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ares_exp.backoff import retry_after_sec
@@ -59,6 +59,7 @@ class Failure:
         untouched: Whether the service has certainly not acted upon it.
         few_tries: Whether it is as likely never to pass: a defect of the service rather than its load.
         wait_sec: Seconds that the service asked to wait, when it did.
+        never_connected: Whether nothing answered at its address.
     """
 
     error: ContainerError
@@ -66,6 +67,7 @@ class Failure:
     untouched: bool = False
     few_tries: bool = False
     wait_sec: float | None = None
+    never_connected: bool = False
 
 
 def read(what: str, error: DaytonaError) -> Failure:
@@ -92,7 +94,8 @@ def read(what: str, error: DaytonaError) -> Failure:
     if status is None or status < 400:
         if not _is_outage(error):
             return failure(ContainerServiceError)
-        return failure(ContainerServiceUnavailableError, passes=True, untouched=_never_connected(error))
+        never = _never_connected(error)
+        return replace(failure(ContainerServiceUnavailableError, passes=True, untouched=never), never_connected=never)
     if code in _QUOTA_CODES or (status in (400, 403) and _QUOTA_TEXT.search(error.message)):
         return failure(ContainerQuotaError)
     if status in (400, 409) and _CHANGING_TEXT.search(error.message):

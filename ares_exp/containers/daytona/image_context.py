@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.containers.dockerfile.instructions import Instruction, json_words, split_flags, split_words
 from ares_exp.containers.dockerfile.steps import match_source, names_not_ignored, stage_context
+from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
@@ -113,13 +113,13 @@ def _lost(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(f"{what} would be lost on the way")
 
 
-def copy_not_ignored(context: Path) -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:
     """The context without what its `.dockerignore` leaves out, and what to clean up when it is done with. Blocking."""
-    directory = tempfile.TemporaryDirectory(prefix="ares-exp-context-", ignore_cleanup_errors=True)
+    directory = short_lived_directory("build")
     try:
-        return stage_context(context, Path(directory.name)), directory
+        return stage_context(context, directory.path), directory
     except BaseException:
-        directory.cleanup()
+        directory.remove()
         raise
 
 

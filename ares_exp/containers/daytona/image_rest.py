@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from ares_exp.containers.cancellation import finish
 from ares_exp.containers.daytona.image_context import copy_not_ignored
 from ares_exp.containers.dockerfile.reading import Base, Dockerfile, RunStep, Step, read_dockerfile
 from ares_exp.containers.dockerfile.steps import RunInBox, UploadToBox, apply_step
+from ares_exp.containers.owned_directory import OwnedDirectory
 from ares_exp.errors import ContainerStartError, UserError
 
 PLATFORM_ARGS: Mapping[str, str] = {
@@ -87,9 +87,9 @@ async def _variables(run: RunInBox) -> dict[str, str]:
     return {name: value for name, _, value in pairs if _NAME.fullmatch(name) and name not in _SHELLS_OWN}
 
 
-async def _clean_up(staging: asyncio.Task[tuple[Path, tempfile.TemporaryDirectory[str]]]) -> None:
+async def _clean_up(staging: asyncio.Task[tuple[Path, OwnedDirectory]]) -> None:
     _, directory = await staging
-    await asyncio.to_thread(directory.cleanup)
+    await asyncio.to_thread(directory.remove)
 
 
 def _on_top(step: Step, own: Mapping[str, str]) -> Step:

@@ -27,6 +27,7 @@ SWEEP_SEC = 20.0
 """Bound on removing what was found at the start of a run. What is left then is for the next one, or its TTL."""
 
 _ANSWER_SEC = 15.0
+_UNREACHABLE_SEC = 3.0  # an address where nothing is: whoever has just begun a run waits for the message
 _PAGE = 100
 _AT_A_TIME = 8
 _LEAVING = frozenset({"destroying", "destroyed"})
@@ -51,7 +52,9 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
     async def ask(client: AsyncDaytona) -> list[AsyncSandbox]:
         return [sandbox async for sandbox in client.list(query, request_timeout=_ANSWER_SEC) if _is_of_a_run(sandbox)]
 
-    sandboxes = await service.call("The list of sandboxes", ask, timeout_sec=_ANSWER_SEC)
+    sandboxes = await service.call(
+        "The list of sandboxes", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC
+    )
     return await asyncio.to_thread(lambda: [_leftover(service.credentials, sandbox) for sandbox in sandboxes])
 
 
@@ -110,7 +113,7 @@ def _leftover(credentials: Credentials, sandbox: AsyncSandbox) -> Leftover:
         kind="sandbox",
         name=sandbox.name,
         whose=plain(describe(sandbox.labels)),
-        is_stale=is_dead(sandbox.labels),
+        is_stale=is_dead(sandbox.labels, since_boot=True),
         created=_seconds(sandbox.created_at),
         remove=functools.partial(_remove_blocking, credentials, sandbox.name),
     )

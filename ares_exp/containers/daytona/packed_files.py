@@ -53,8 +53,8 @@ if [ $tar = other ]; then for part in "$d"/part.*; do echo $(($(wc -c <"$part"))
 )
 _SAID = re.compile(r"(gnu|other) ([0-9]{1,15})\n((?:[0-9]{1,15}\n)*)")
 _NO_GNU_TAR = (
-    "There is no GNU tar in the sandbox, and the one that is there keeps no attributes, no fractions of seconds, and no "
-    "times of links."
+    "There is no GNU tar in the sandbox; the one that is there keeps no attributes, no fractions of seconds, and no "
+    "times and owners of links."
 )
 
 

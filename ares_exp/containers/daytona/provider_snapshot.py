@@ -11,7 +11,6 @@ while the disk is committed, and go on when that is done; commands under way onl
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
@@ -22,7 +21,7 @@ from ares_exp.containers.cancellation import finish
 from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX, kept_base, kept_name
 from ares_exp.containers.daytona.service import DaytonaService, state_of
-from ares_exp.containers.ownership import HOST, owner_labels
+from ares_exp.containers.ownership import machine_mark
 from ares_exp.errors import (
     CaptureError,
     ContainerDiedError,
@@ -207,4 +206,4 @@ def _state(snapshot: Snapshot) -> str:
 
 
 def _prefix_of_this_machine() -> str:
-    return f"{KEPT_PREFIX}{hashlib.sha256(owner_labels()[HOST].encode()).hexdigest()[:8]}-"
+    return f"{KEPT_PREFIX}{machine_mark()}-"

@@ -1,8 +1,9 @@
 """Persistent shells in a sandbox whose service only runs commands and returns what they printed.
 
-One request is always under way, which waits in the sandbox for output of any of its shells; what a shell is to read
-goes out with it, or with a request of its own. See `relay_script` for what happens in the sandbox. A command so costs
-two or three requests and none while it runs; a connection that breaks costs nothing but a request sent again.
+While something is expected of any of its shells, one request waits in the sandbox for what comes first; what a shell
+is to read goes out with it, or with a request of its own. See `relay_script` for what happens in the sandbox. A command
+so costs one request until its answer is here, if it is short, and one more behind it; one every twenty seconds while it
+runs; none while nothing does. A connection that breaks costs nothing but a request sent again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from ares_exp.containers.container import User
 from ares_exp.containers.daytona.relay_script import (
-    MAX_FED_BYTES,
     NO_DIRECTORY,
     Chunk,
     Feed,
@@ -28,14 +27,15 @@ from ares_exp.containers.daytona.relay_script import (
     opened,
     poll_script,
 )
+from ares_exp.containers.daytona.relay_stream import MAX_CARRIED_BYTES, RelayStream
+from ares_exp.containers.shell_channel import StreamLostError
 from ares_exp.errors import ContainerDiedError, ContainerError
 
 POLL_SEC = 20.0
 """How long a request waits in the sandbox. Proxies end what is silent for longer."""
 
 _FEED_SEC = 60.0
-_SMALL_BYTES = 4096  # a FIFO takes it in one piece, or not at all
-_MAX_QUEUED = 32  # pieces that arrived and were not read
+_MAX_ASKED = 100  # shells, in one poll
 # A poll that has not answered so long after something was sent may have been stopped by a signal.
 _OVERDUE_SEC = 1.0
 # Polls that are killed in the sandbox return at once; so many in a row are no accident.
@@ -49,75 +49,12 @@ It may run it twice. Raises `ContainerError`: the sandbox is gone, or the servic
 """
 
 
-class RelayStream:
-    """One shell of a sandbox; a `ChannelStream`."""
-
-    def __init__(self, relay: Relay, place: Place) -> None:
-        """Starts nothing: see `Relay.open`."""
-        self.place = place
-        self._relay = relay
-        self._arrived: deque[bytes] = deque()
-        self._changed = asyncio.Event()
-        self._fed = 0
-        self._ended = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether more has arrived than should wait here."""
-        return len(self._arrived) >= _MAX_QUEUED
-
-    async def read(self) -> bytes:
-        """The next bytes; `b""` at the end.
-
-        Raises:
-            OSError: The relay has broken.
-        """
-        while not self._arrived:
-            if self._ended:
-                self._relay.raise_if_broken()
-                return b""
-            self._changed.clear()
-            await self._changed.wait()
-        data = self._arrived.popleft()
-        self._relay.has_read()
-        return data
-
-    async def write(self, data: bytes) -> None:
-        """Sends all of `data`.
-
-        Raises:
-            OSError: The shell is closed, or the relay has broken.
-        """
-        for start in range(0, len(data), MAX_FED_BYTES):
-            if self._ended:
-                raise BrokenPipeError("The shell has ended.")
-            feed = Feed(self.place.shell, self._fed, data[start : start + MAX_FED_BYTES])
-            self._fed += 1
-            await self._relay.feed(feed)
-
-    def close(self) -> None:
-        """Ends the shell. Idempotent, never blocks or raises."""
-        if not self._ended:
-            self.end()
-            self._relay.forget(self)
-
-    def take(self, chunk: Chunk) -> None:
-        """Keeps what has arrived, if it is the next; it may arrive twice."""
-        if chunk.data is None:
-            self.end()
-        elif chunk.number == self.place.next:
-            self.place = Place(self.place.shell, self.place.pump, chunk.number + 1)
-            self._arrived.append(chunk.data)
-            self._changed.set()
-
-    def end(self) -> None:
-        """Nothing more will arrive."""
-        self._ended = True
-        self._changed.set()
-
-
 class Relay:
-    """The shells of one sandbox."""
+    """The shells of one sandbox.
+
+    Attributes:
+        directory: Of the sandbox: only root may enter it, and it is there once a shell is.
+    """
 
     def __init__(self, execute: Execute) -> None:
         """Starts nothing.
@@ -171,26 +108,45 @@ class Relay:
             self._listener.add_done_callback(self._listened)
         return stream
 
-    async def feed(self, feed: Feed) -> None:
-        """Sends what a shell is to read: with the next poll if that is about to start, else by itself.
+    def carry(self, feed: Feed, *, max_bytes: int) -> int:
+        """Lets the next poll take along what a shell is to read, if one is about to start.
+
+        Args:
+            feed: Of a shell that does not rest.
+            max_bytes: What the shell's FIFO has room for.
+
+        Returns:
+            As `feed`; 0: `feed` it.
+        """
+        room = min(max_bytes, MAX_CARRIED_BYTES - sum(len(one.data) for one in self._pending))
+        if self._poll is not None or len(feed.data) > room or self._is_idle:
+            return 0
+        self._pending.append(feed)
+        self._room.set()
+        return self._generation + 2
+
+    async def feed(self, feed: Feed) -> int:
+        """Sends what a shell is to read.
+
+        Returns:
+            The first poll that will find it in the sandbox when it begins; compare `RelayStream.heard_at`.
 
         Raises:
             OSError: It cannot be sent.
         """
-        if self._poll is None and not self._is_full and len(feed.data) <= _SMALL_BYTES:
-            self._pending.append(feed)
-            return
         generation = self._generation
+        self._room.set()  # something is expected from now on
         try:
             exit_code, _ = await self._execute(feed_script(self.directory, feed), _FEED_SEC)
         except ContainerError as error:
             self._break(error)
-            raise ConnectionAbortedError(str(error)) from error
+            raise StreamLostError(str(error)) from error
         if exit_code == NO_DIRECTORY:
             self._end_all()
         if exit_code != 0:
             raise BrokenPipeError(f"A shell of the sandbox could not be fed (exit code {exit_code}).")
         asyncio.get_running_loop().call_later(_OVERDUE_SEC, self._poll_anew, generation)
+        return self._generation + 1
 
     def forget(self, stream: RelayStream) -> None:
         """Ends a shell that nobody needs any more, in the background."""
@@ -205,25 +161,29 @@ class Relay:
         """There is room for more."""
         self._room.set()
 
-    def raise_if_broken(self) -> None:
-        """Raises: OSError: The sandbox is gone, or the service no longer answers."""
-        if self._failure is not None:
-            raise ConnectionAbortedError(str(self._failure)) from self._failure
-
     async def close(self) -> None:
         """Ends every stream; the shells end with their sandbox. Idempotent."""
         self._closed = True
+        feeding = [stream.feeding for stream in self._streams.values()]
         self._end_all()
-        tasks = {task for task in (self._listener, self._poll, *self._endings) if task is not None}
+        tasks = {task for task in (self._listener, self._poll, *self._endings, *feeding) if task is not None}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
     @property
-    def _is_full(self) -> bool:
-        """Whether nothing more of any shell should arrive now."""
-        return all(stream.is_full for stream in self._streams.values())
+    def _is_idle(self) -> bool:
+        """Whether nothing is expected of any shell for which there is room."""
+        return all(stream.is_resting or stream.is_full for stream in self._streams.values())
+
+    def _to_ask(self) -> list[RelayStream]:
+        """The shells that a poll is about. If there are too many, those that have not been asked for the longest.
+
+        Those that rest are among them: something may be expected of them before it is answered.
+        """
+        open_ones = (stream for stream in self._streams.values() if not stream.is_full)
+        return sorted(open_ones, key=lambda stream: (stream.is_resting, stream.asked_at))[:_MAX_ASKED]
 
     def _poll_anew(self, generation: int | None = None) -> None:
         """Lets another poll take the place of the one that waits.
@@ -235,16 +195,18 @@ class Relay:
             self._poll.cancel()
 
     async def _listen(self) -> None:
-        """Polls for as long as there is a shell."""
+        """Polls whenever something is expected of a shell, for as long as there is one."""
         in_vain = 0
         while self._streams:
-            if self._is_full:
+            if self._is_idle:
                 self._room.clear()
                 await self._room.wait()
                 continue
             self._generation += 1
-            carried = tuple(self._pending)
-            places = [stream.place for stream in self._streams.values() if not stream.is_full]
+            asked = self._to_ask()
+            for stream in asked:
+                stream.asked_at = self._generation
+            carried, places = tuple(self._pending), [stream.place for stream in asked]
             script = poll_script(self.directory, self._key, self._generation, carried, places, POLL_SEC)
             started_at = time.monotonic()
             poll = self._poll = asyncio.ensure_future(self._execute(script, POLL_SEC))
@@ -258,7 +220,7 @@ class Relay:
                 continue
             try:
                 exit_code, answer = poll.result()
-                arrived = chunks(self._key, answer)
+                arrived = chunks(self._key, answer) if exit_code != NO_DIRECTORY else []
             except ContainerError as error:
                 self._break(error)
                 return
@@ -268,6 +230,8 @@ class Relay:
             if exit_code == NO_DIRECTORY:
                 self._end_all()
                 return
+            for stream in asked:
+                stream.heard_at = self._generation
             del self._pending[: len(carried)]
             for chunk in arrived:
                 self._take(chunk)
@@ -299,11 +263,11 @@ class Relay:
 
     def _break(self, failure: ContainerError) -> None:
         self._failure = failure
-        self._end_all()
+        self._end_all(failure)
 
-    def _end_all(self) -> None:
+    def _end_all(self, failure: ContainerError | None = None) -> None:
         self._room.set()
         streams, self._streams = self._streams, {}
         self._pending.clear()
         for stream in streams.values():
-            stream.end()
+            stream.end(failure)

@@ -6,8 +6,9 @@ returns them. Whatever is asked twice, because an answer got lost, is done once:
 file stays until a later request says that it has arrived. A pump stops while too many files wait: what floods its
 output is held up by the FIFO as it would be by a pipe.
 
-POSIX `sh`, `dd`, `mkfifo`, `base64` and `timeout` only (coreutils or busybox). Every script is one command of less than
-128 KiB that reads no stdin: the service's daemon gives it to a shell as an argument, or on its stdin.
+POSIX `sh`, `dd`, `mkfifo`, `base64`, `setsid` and `timeout` only (coreutils and util-linux, or busybox). Every script
+is one command of less than 128 KiB that reads no stdin: the service's daemon gives it to a shell as an argument, or on
+its stdin.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def open_script(directory: str, key: str, shell: int, user: User | None) -> str:
         f"for _needed in {' '.join(_NEEDED)}; do command -v $_needed >/dev/null || "
         '{ echo "it has no program $_needed"; exit 1; }; done; '
         f"[ -p bell ] || mkfifo bell 2>/dev/null; exec 3<>bell; if mkfifo {shell}.in 2>/dev/null; then "
-        f"mkfifo {shell}.out {shell}.ack; exec 4<>{shell}.ack; "
+        # What is in a FIFO is lost when nobody has it open: the pump has, before anything can be fed.
+        f"mkfifo {shell}.out {shell}.ack; exec 4<>{shell}.ack 5<>{shell}.in; "
         f'setsid sh -c {shlex.quote(pump)} pump "$_home" "$_umask" </dev/null >/dev/null 2>&1 & '
         f"echo $! >{shell}.new; mv {shell}.new {shell}.pid; fi; "
         f"_n=0; until [ -e {shell}.pid ] || [ $_n = 300 ]; do sleep 0.01; _n=$((_n + 1)); done; "
@@ -190,7 +192,7 @@ def chunks(key: str, answer: str) -> list[Chunk]:
 
 
 _PUMP = rf"""
-{{ umask "$2"; cd -- "$1"; unset OLDPWD; BECOME; }} 0<>SHELL.in 1>SHELL.out 2>/dev/null 3>&- 4>&- &
+{{ umask "$2"; cd -- "$1"; unset OLDPWD; BECOME; }} 0<>SHELL.in 1>SHELL.out 2>/dev/null 3>&- 4>&- 5>&- &
 exec 0<SHELL.out
 _n=0
 while dd bs={CHUNK_BYTES} count=1 of=SHELL.part && [ -s SHELL.part ]; do
@@ -229,8 +231,11 @@ exit 1"""
 
 
 def _one_command(script: str) -> str:
-    """As one command of whatever shell the daemon has: bash, zsh or sh."""
-    return f"exec sh -c {shlex.quote(script)} </dev/null"
+    """As one command of whatever shell the daemon has: bash, zsh or sh.
+
+    What is fed may be secret, and every user of the sandbox can read the arguments of all processes: there it is not.
+    """
+    return f"exec sh <<'_ARES_EXP'\n{{ {script}\n}} </dev/null; exit\n_ARES_EXP\n"
 
 
 def _feed(feed: Feed) -> str:
@@ -259,6 +264,7 @@ def _print(key: str, place: Place) -> str:
     return (
         f"_ended=; {{ {_has_ended(place)}; }} && _ended=1; _n={place.next}; "
         f"while [ $_count -lt {MAX_CHUNKS_AT_ONCE} ] && [ -e {shell}.$_n ]; do "
-        f'echo "{key} {shell} $_n"; base64 <{shell}.$_n; _n=$((_n + 1)) _count=$((_count + 1)); done; '
+        f'echo "{key} {shell} $_n"; base64 <{shell}.$_n || exit {NO_DIRECTORY}; '
+        "_n=$((_n + 1)) _count=$((_count + 1)); done; "
         f'[ -z "$_ended" ] || [ -e {shell}.$_n ] || echo "{key} {shell} end"; '
     )

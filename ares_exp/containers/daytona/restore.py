@@ -24,7 +24,7 @@ _SHOWN = 3
 _READ_BYTES = 2**20
 _GNU_EXTRACT = (
     "--extract --preserve-permissions --same-owner --numeric-owner --absolute-names --delay-directory-restore "
-    # It says much else that is none: of names that are no UTF-8 (`hdrcharset`), of times in the future.
+    # What it says besides is no matter: of names that are no UTF-8 (`hdrcharset`), of times in the future.
     "--xattrs --xattrs-include='*' --warning=no-unknown-keyword --warning=no-timestamp"
 )
 
@@ -38,7 +38,7 @@ async def put_back(
         box: The sandbox.
         changes: Relative to what it was made from.
         is_skipped: Whether a path is not the agent's.
-        started: What programs it has. A `tar` that is not GNU's drops fractions of seconds, and times of links.
+        started: What programs it has. Any `tar` but GNU's drops fractions of seconds, and times and owners of links.
 
     Raises:
         RestoreError: Its `tar` cannot keep what the files have.
@@ -101,6 +101,7 @@ def _name(path: str) -> bytes:
 def _unpack_script(started: Started, digest: str, sizes: Sequence[int]) -> str:
     unzip = "gzip -dc" if started.has_gzip else "cat"
     extract = _GNU_EXTRACT if started.has_gnu_tar else "-x -p"
+    or_says_anything = ' || [ -s "$d/errors" ]' if started.has_gnu_tar else ""  # of attributes it fails to set
     return f"""\
 {PRELUDE}
 set -- $(sha256sum <{_UPLOAD})
@@ -123,7 +124,7 @@ at=$((at + {sizes[1]}))
 for size in {" ".join(map(str, sizes[2:]))}; do
     next "$size" | {unzip} | tar {extract} -f - 2>"$d/errors"
     code=$?
-    if [ $code != 0 ] || [ -s "$d/errors" ]; then
+    if [ $code != 0 ]{or_says_anything}; then
         read -r line <"$d/errors"; printf 'tar says: %.400s\\n' "$line"; exit {UNREADABLE}
     fi
     at=$((at + size))
@@ -140,7 +141,7 @@ def verify(entries: Mapping[str, Entry], found: Changes, *, has_gnu_tar: bool) -
     Args:
         entries: What it was given.
         found: What is in it now, compared to before.
-        has_gnu_tar: Else only whole seconds are compared, and those of links are not.
+        has_gnu_tar: Else only whole seconds are compared, and neither times nor owners of links.
 
     Raises:
         RestoreError: It has something else.
@@ -172,16 +173,13 @@ def verify(entries: Mapping[str, Entry], found: Changes, *, has_gnu_tar: bool) -
 
 
 def _differences(path: str, entry: Entry, listed: Listed, *, has_gnu_tar: bool) -> list[str]:
-    pairs: dict[str, tuple[object, object]] = {
-        "kind": (_KINDS[entry.kind], listed.kind),
-        "owner": ((entry.uid, entry.gid), (listed.uid, listed.gid)),
-    }
+    unit = 1 if has_gnu_tar else 10**9
+    pairs: dict[str, tuple[object, object]] = {"kind": (_KINDS[entry.kind], listed.kind)}
     if entry.kind != "symlink":
         pairs["mode"] = (entry.mode, listed.mode)
-    if has_gnu_tar:
-        pairs["time"] = (entry.mtime_ns, listed.mtime_ns)
-    elif entry.kind != "symlink":
-        pairs["time"] = (entry.mtime_ns // 10**9, listed.mtime_ns // 10**9)
+    if entry.kind != "symlink" or has_gnu_tar:
+        pairs["owner"] = ((entry.uid, entry.gid), (listed.uid, listed.gid))
+        pairs["time"] = (entry.mtime_ns // unit, listed.mtime_ns // unit)
     if entry.kind in ("file", "symlink"):
         pairs["size"] = (entry.size if entry.kind == "file" else len(os.fsencode(entry.target)), listed.size)
     return [f"{path!r}: its {what} is {is_} instead of {was}" for what, (was, is_) in pairs.items() if was != is_]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import random
 import threading
 from collections.abc import Awaitable, Callable
@@ -71,6 +72,7 @@ class DaytonaService:
         request: Callable[[AsyncDaytona], Awaitable[T]],
         *,
         timeout_sec: float = CALL_TIMEOUT_SEC,
+        unreachable_sec: float = math.inf,
         repeatable: bool = True,
     ) -> T:
         """Sends a request, again where it failed in a way that passes.
@@ -79,6 +81,7 @@ class DaytonaService:
             what: What is asked for, as the subject of an error message: "The sandbox x".
             request: Sends it once, by the SDK. Called anew for each try.
             timeout_sec: Bound on all tries and the waits between them.
+            unreachable_sec: Likewise while no connection can be made at all, as to an address where nothing is.
             repeatable: Whether the same request twice does no harm. If not, only what the service has certainly not
                 acted upon is sent again: a refusal (429), a connection that could not be made.
 
@@ -89,7 +92,8 @@ class DaytonaService:
         from daytona import DaytonaError
 
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_sec
+        begun = loop.time()
+        deadline = begun + timeout_sec
         last: ContainerError | None = None
         tries = 0
         while True:
@@ -106,7 +110,8 @@ class DaytonaService:
                 if failure.few_tries and tries >= FEW_TRIES:
                     raise last from error
                 wait_sec = self._wait_sec(tries, failure)
-                if loop.time() + wait_sec >= deadline:
+                bound_sec = min(timeout_sec, unreachable_sec) if failure.never_connected else timeout_sec
+                if loop.time() + wait_sec >= begun + bound_sec:
                     raise last from error
             except TimeoutError as error:
                 if not timer.expired():

@@ -13,22 +13,27 @@ import secrets
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ares_exp.containers import archive
 from ares_exp.containers.container import ExecResult
 from ares_exp.containers.daytona.box_scripts import Run
+from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.errors import TransferError
 
 if TYPE_CHECKING:
-    from daytona import AsyncDaytona, AsyncSandbox
+    from daytona import AsyncSandbox
+
+T = TypeVar("T")
 
 TRANSFER_TIMEOUT_SEC = 600.0
 """Bound on one upload or download."""
 
 _SPOOL_BYTES = 8 * 1024 * 1024
+_REASON_BYTES = 64 * 1024
 _PACKED_BYTES = archive.MAX_BYTES + 4096 * archive.MAX_MEMBERS // 4
 _PACKED = re.compile(r"(file|directory) ([0-9]{1,15})\n")
 
@@ -95,7 +100,10 @@ class FileTransfer:
             if size > _PACKED_BYTES:
                 raise TransferError(f"Cannot copy {source} out of the sandbox: more than {archive.MAX_BYTES} bytes.")
             with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
-                await self.fetch(box_path, file, size)
+                try:
+                    await self.fetch(box_path, file, size)
+                except TransferError as error:
+                    raise TransferError(f"Cannot copy {source} out of the sandbox. {error}") from error
                 file.seek(0)
                 unpack = archive.unpack_file if packed[1] == "file" else archive.unpack_directory
                 await asyncio.to_thread(unpack, file, target)
@@ -114,16 +122,19 @@ class FileTransfer:
         """Writes a file of the sandbox to `file`.
 
         Raises:
-            ContainerError: The sandbox is gone, the service refused or does not answer, or it has another size.
+            TransferError: It has another size.
+            ContainerError: The sandbox is gone, or the service refused or does not answer.
         """
-        await self._call(f"The download of {path}", lambda: _fetch(self._sandbox, path, file, size))
+        received = await self._call(f"The download of {path}", lambda: _fetch(self._sandbox, path, file, size))
+        if received != size:
+            raise TransferError(
+                f"Expected {size} bytes in {path} of the sandbox, got {'more' if received > size else received}: "
+                "something there changes it, or has taken the place of its programs."
+            )
 
-    async def _call(self, what: str, request: Callable[[], Awaitable[None]]) -> None:
-        async def send(_: AsyncDaytona) -> None:
-            await request()
-
+    async def _call(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
         what = f"{what} in sandbox {self._sandbox.name}"
-        await self._service.call(what, send, timeout_sec=TRANSFER_TIMEOUT_SEC)
+        return await self._service.call(what, lambda _: request(), timeout_sec=TRANSFER_TIMEOUT_SEC)
 
     def _new_path(self) -> str:
         return f"{self._directory}/{secrets.token_hex(6)}.tar"
@@ -139,20 +150,36 @@ async def _send(sandbox: AsyncSandbox, file: IO[bytes], path: str) -> None:
     await sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=int(TRANSFER_TIMEOUT_SEC))
 
 
-async def _fetch(sandbox: AsyncSandbox, path: str, file: IO[bytes], size: int) -> None:
-    from daytona import DaytonaConnectionError
+async def _fetch(sandbox: AsyncSandbox, path: str, file: IO[bytes], size: int) -> int:
+    """Writes so many bytes of the answer to `file`; returns how many there were, or that there were more.
+
+    The SDK's own downloads tell no refusal from a broken connection, and read what is no file without bound.
+    """
+    from daytona._utils.errors import intercept_errors
+    from daytona_toolbox_api_client_async.exceptions import ApiException
+
+    @intercept_errors()
+    async def request() -> int:
+        received = 0
+        answer: Any = await sandbox.fs._api_client.download_file_without_preload_content(
+            path=path, _request_timeout=TRANSFER_TIMEOUT_SEC
+        )
+        async with answer:
+            if answer.status != HTTPStatus.OK:
+                said = await answer.content.read(_REASON_BYTES)
+                raise ApiException(http_resp=answer, body=said.decode("utf-8", "replace"))
+            async for piece in answer.content.iter_any():
+                received += len(piece)
+                if received > size:
+                    answer.close()
+                    break
+                file.write(piece)
+        return received
 
     file.seek(0)
     file.truncate()
-    received = 0
-    async for piece in await sandbox.fs.download_file_stream(path, timeout=int(TRANSFER_TIMEOUT_SEC)):
-        received += len(piece)
-        if received > size:
-            break
-        file.write(piece)
-    if received != size:  # as a connection that broke, which is tried again
-        raise DaytonaConnectionError(f"expected {size} bytes, got {received}")
+    return await request()
 
 
 def _reason(result: ExecResult) -> str:
-    return result.output.strip()[-1000:] or f"exit code {result.exit_code}"
+    return plain(result.output.strip()[-1000:]) or f"exit code {result.exit_code}"

@@ -14,6 +14,8 @@ class EngineStream:
     A `ChannelStream`.
     """
 
+    in_doubt = False
+
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
     ) -> None:
@@ -58,6 +60,9 @@ class EngineStream:
         """
         self._writer.write(data)
         await self._writer.drain()
+
+    def rest(self) -> None:
+        """Nothing is to be done for it."""
 
     def close(self) -> None:
         """Closes the connection; the engine closes the process's stdin."""

@@ -64,7 +64,11 @@ def match_source(source: str, context: Path, line: int) -> list[Path]:
         TaskError: There are none, or one leads out of the context, by itself or over a link.
     """
     root = context.resolve()
-    pattern = source.lstrip("/") or "."
+    pattern = posixpath.normpath(source.lstrip("/"))
+    if pattern.split("/")[0] == "..":
+        raise UnsupportedTaskError(
+            f"{context}/Dockerfile, line {line}: {source!r} leads out of the build context {context}."
+        )
     paths = sorted(root.glob(pattern)) if glob.has_magic(pattern) else [root / pattern]
     found = [path for path in paths if path.exists()]
     if not found:

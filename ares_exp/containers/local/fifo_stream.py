@@ -50,6 +50,8 @@ def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib
 class FifoStream:
     """Our ends of a pair of FIFOs; a `ChannelStream`. One reader and one writer at a time."""
 
+    in_doubt = False
+
     def __init__(self, *, reader: int, writer: int) -> None:
         """Takes over two descriptors that are in non-blocking mode."""
         self._reader = reader
@@ -95,6 +97,9 @@ class FifoStream:
                 rest = rest[os.write(self._writer, rest) :]
             except BlockingIOError:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer, self._writer)
+
+    def rest(self) -> None:
+        """Nothing is to be done for it."""
 
     def close(self) -> None:
         """Ends the stream in both directions; who waits for it gets an `OSError`. Idempotent."""

@@ -9,7 +9,7 @@ import pytest
 from ares_exp.errors import SnapshotCorruptError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.filesystem.layer import write_layer
-from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
 from ares_exp.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.filesystem.tar_entries import read_tar
 from tests.unit.filesystem.trees import IS_ROOT, make_awkward, tree_of
@@ -115,4 +115,46 @@ def test_a_plain_archive_takes_any_name(objects: ObjectStore) -> None:
     entries = {"/.wh.x": Entry("file"), "/d": Entry("directory"), "/d/.wh..wh..opq": Entry("fifo")}
     file = io.BytesIO()
     assert write_layer(StoredChanges(Delta("x:1", entries), objects), file, plain=True) == []
+    assert read_tar(io.BytesIO(file.getvalue()), objects, notes=[]) == entries
+
+
+def test_holes_are_written_for_gnu_tar(tmp_path: Path, objects: ObjectStore) -> None:
+    def content(data: bytes) -> Entry:
+        pieces = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+        chunks = tuple(None if piece.strip(b"\0") == b"" else objects.put(piece) for piece in pieces)
+        return Entry("file", 0o644, os.getuid(), os.getgid(), mtime_ns=1_500_000_000, size=len(data), chunks=chunks)
+
+    hole, data = bytes(CHUNK_BYTES), os.urandom(CHUNK_BYTES)
+    files = {
+        "/all": hole * 50,
+        "/begin": hole * 50 + b"end",
+        "/d/end": data + data + hole * 50 + b"\0\0\0",
+        "/d/middle": data + hole * 30 + data[:9],
+        "/d/many": (data + hole) * 40,
+        f"/d/{'l' * 250}": hole + b"x",
+        "/empty": b"",
+        "/plain": data,
+    }
+    entries = {path: content(data) for path, data in files.items()} | {"/d": Entry("directory", 0o755)}
+    file = io.BytesIO()
+    changes = StoredChanges(Delta("x:1", entries), objects)
+    assert write_layer(changes, file, plain=True, sparse=True) == []
+    archive = file.getvalue()
+    assert len(archive) < 50 * CHUNK_BYTES
+    assert read_tar(io.BytesIO(archive), objects, notes=[]) == entries
+    subprocess.run(["tar", "-C", tmp_path, "-x", "--no-same-owner"], input=archive, check=True, timeout=60)
+    for path, expected in files.items():
+        found = tmp_path / path[1:]
+        assert found.read_bytes() == expected
+        assert found.stat().st_mtime_ns == 1_500_000_000
+    assert (tmp_path / "all").stat().st_blocks == 0
+
+
+def test_an_archive_without_pax_headers(objects: ObjectStore) -> None:
+    entries = {"/" + "ü" * 80: Entry("directory", 0o755, 3_000_000_000, 5, mtime_ns=10**9)}
+    entries["/" + "ü" * 80 + "/" + "\udcff" * 120] = Entry("symlink", mtime_ns=-(10**9), target="t" * 200)
+    file = io.BytesIO()
+    write_layer(StoredChanges(Delta("x:1", entries), objects), file, plain=True, pax=False)
+    with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as archive:
+        assert [member.pax_headers for member in archive] == [{}, {}]
     assert read_tar(io.BytesIO(file.getvalue()), objects, notes=[]) == entries

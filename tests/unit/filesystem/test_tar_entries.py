@@ -92,6 +92,15 @@ def test_root_and_what_is_the_kernels_and_what_is_skipped_are_left_out(objects: 
     assert list(objects.digests()) == []
 
 
+def test_names_of_links_and_fifos_are_separate(objects: ObjectStore) -> None:
+    first = [member("l", tarfile.SYMTYPE, linkname="to"), member("p", tarfile.FIFOTYPE, mode=0o600)]
+    names = [member("l2", tarfile.LNKTYPE, linkname="l"), member("p2", tarfile.LNKTYPE, linkname="p")]
+    found = entries_of(archive_of(*first, *names), objects)
+    assert found["/l2"] == found["/l"]
+    assert found["/p2"] == found["/p"]
+    assert (found["/l"].target, found["/p"].mode, found["/l"].link, found["/p"].link) == ("to", 0o600, None, None)
+
+
 def test_times_have_nanoseconds(objects: ObjectStore) -> None:
     times = {"-1.5": -1_500_000_000, "1234567890.123456789": 1234567890_123456789, "1e30": 2**40 * 10**9}
     for text, expected in times.items():

@@ -45,7 +45,10 @@ ANSWERS = [
 
 
 @pytest.fixture(
-    params=[pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
+    params=[
+        pytest.param("local", marks=pytest.mark.local),
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.once]),
+    ]
 )
 def factory(request: pytest.FixtureRequest) -> ContainerFactory:
     """Each backend that is here; the others skip with their reason."""

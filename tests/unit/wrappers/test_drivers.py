@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from ares_exp.environments.time_step import restart, termination, transition
 from ares_exp.errors import ContainerDiedError
+from ares_exp.wrappers import gym_in_thread, loop_call, loop_thread
 from ares_exp.wrappers.drivers import GymDriver, drive_async_gym, drive_directly, drive_sync_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
@@ -178,8 +179,9 @@ async def test_after_close_the_sync_driver_says_so():
         await driver.reset()
 
 
-@pytest.mark.once
-async def test_a_step_that_ignores_its_cancellation_is_left_behind():
+async def test_a_step_that_ignores_its_cancellation_is_left_behind(monkeypatch):
+    for module in (gym_in_thread, loop_call, loop_thread):
+        monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 0.5)
     env = StubbornEnvironment()
     before = threading.active_count()
     driver = drive_sync_gym(env)

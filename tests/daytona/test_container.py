@@ -1,0 +1,386 @@
+"""The life of a sandbox: how it is asked for, kept and removed, and what is left where that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.daytona.container import DaytonaContainer
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory
+from ares_exp.containers.daytona.keepalive import KeepAlive
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
+from ares_exp.errors import (
+    ContainerAuthorizationError,
+    ContainerDiedError,
+    ContainerError,
+    ContainerQuotaError,
+    ContainerRateLimitError,
+    ContainerStartError,
+    EnvironmentStartTimeoutError,
+    PreflightError,
+)
+from tests.daytona.emulator import Emulator, Fault
+from tests.daytona.emulator.faults import FaultKind
+
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
+SPEC = ContainerSpec("t", docker_image="debian:12.9")
+CREATION = "/api/sandbox$"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for something in the emulator, which has no event for it."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def tasks() -> set[str]:
+    """What runs in this loop, except for the emulator's connections and the test."""
+    running = {task.get_coro() for task in asyncio.all_tasks()}
+    names = {coroutine.__qualname__ for coroutine in running if coroutine is not None}
+    return {name for name in names if not name.startswith(("RequestHandler", "test_"))}
+
+
+async def nothing_is_left(emulator: Emulator, factory: DaytonaContainerFactory) -> None:
+    """No sandbox, no connection of the factory, no task."""
+    await until(lambda: not emulator.sandboxes)
+    assert not factory._connections._of_loop
+    await until(lambda: not tasks())
+
+
+def posted(emulator: Emulator, what: str) -> list[Any]:
+    """The bodies of the POST requests whose path ends with `what`."""
+    return [one.body for one in emulator.requests if one.method == "POST" and one.path.endswith(what)]
+
+
+# A start that fails
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
+        (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
+        (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
+        (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
+        (
+            Fault(
+                "status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no mkfifo"}, times=None
+            ),
+            ContainerError,
+            "No shell could be started",
+        ),
+    ],
+    ids=["rate-limit", "key", "refused-command", "lost", "no-shell"],
+)
+async def test_a_start_that_is_refused(emulator: Emulator, fault: Fault, error: type[Exception], said: str) -> None:
+    factory = DaytonaContainerFactory()
+    emulator.faults.add(fault)
+    box = factory(SPEC)
+    with pytest.raises(error, match=said) as caught:
+        await box.start()
+    assert emulator.api_key not in str(caught.value)
+    emulator.faults.clear()
+    with pytest.raises(ContainerDiedError):
+        await box.exec("true")
+    await nothing_is_left(emulator, factory)
+
+
+async def test_a_quota(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory()
+    emulator.max_sandboxes = 1
+    async with factory(SPEC):
+        with pytest.raises(ContainerQuotaError, match=r"limit exceeded.*concurrency="):
+            await factory(SPEC).start()
+        assert len(emulator.sandboxes) == 1
+    await nothing_is_left(emulator, factory)
+
+
+async def test_an_image_that_cannot_be_built(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory()
+    with pytest.raises(ContainerStartError, match=r"could not be built.*registry\.invalid"):
+        await factory(ContainerSpec("t", docker_image="registry.invalid/none:1")).start()
+    await nothing_is_left(emulator, factory)
+
+
+async def test_too_late(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory()
+    for path in (CREATION, "/process/execute"):
+        slow = emulator.faults.add(Fault("slow", "POST", path, seconds=2))
+        with pytest.raises(EnvironmentStartTimeoutError, match=r"did not start within 1 s"):
+            await factory(replace(SPEC, start_timeout_sec=1.0)).start()
+        assert slow.hits == 1
+        await nothing_is_left(emulator, factory)
+
+
+async def test_no_credentials(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAYTONA_API_KEY")
+    factory = DaytonaContainerFactory()
+    for start in (factory.preflight(), factory(SPEC).start()):
+        with pytest.raises(PreflightError, match="DAYTONA_API_KEY"):
+            await start
+    assert not emulator.requests
+
+
+# A start that is given up
+
+
+@pytest.mark.parametrize("kind", ["slow", "status_after"])
+async def test_a_start_that_is_cancelled_at_any_request(emulator: Emulator, kind: FaultKind) -> None:
+    """Before each of its requests is acted upon, or after."""
+    factory = DaytonaContainerFactory()
+    for skip in itertools.count():
+        fault = emulator.faults.add(Fault(kind, skip=skip, seconds=0.2, status=503))
+        box = factory(SPEC)
+        starting = asyncio.create_task(box.start())
+        met = asyncio.create_task(fault.met.wait())
+        await asyncio.wait({starting, met}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        met.cancel()
+        starting.cancel()
+        emulator.faults.clear()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        if fault.hits == 0:
+            break
+        await nothing_is_left(emulator, factory)
+    assert skip >= 5
+    await box.stop()
+    await nothing_is_left(emulator, factory)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+async def test_stopped_while_it_starts(emulator: Emulator, others: bool) -> None:
+    factory = DaytonaContainerFactory()
+    async with contextlib.AsyncExitStack() as stack:
+        if others:  # which keep the connection open
+            await stack.enter_async_context(factory(SPEC))
+        for path in (CREATION, "GET", "/process/execute"):
+            fault = Fault("slow", "GET", "/api/sandbox/", seconds=0.2) if path == "GET" else None
+            slow = emulator.faults.add(fault or Fault("slow", "POST", path, seconds=0.2))
+            box = factory(SPEC)
+            assert isinstance(box, DaytonaContainer)
+            starting = asyncio.create_task(box.start())
+            await asyncio.wait_for(slow.met.wait(), 60)
+            await box.stop()
+            with pytest.raises(ContainerDiedError, match="stopped"):
+                await starting
+            emulator.faults.clear()
+            await until(lambda: box.sandbox_name not in emulator.service.by_name)  # noqa: B023
+            with pytest.raises(ContainerDiedError):
+                await box.exec("true")
+    await nothing_is_left(emulator, factory)
+
+
+async def test_a_stop_that_is_cancelled_goes_on(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory()
+    box = factory(SPEC)
+    await box.start()
+    slow = emulator.faults.add(Fault("slow", "DELETE", seconds=0.2))
+    stopping = asyncio.create_task(box.stop())
+    await asyncio.wait_for(slow.met.wait(), 60)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await nothing_is_left(emulator, factory)
+
+
+async def test_stop_of_what_is_gone_or_cannot_be_asked(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:
+    factory = DaytonaContainerFactory()
+    box = factory(SPEC)
+    await box.start()
+    emulator.lose(next(iter(emulator.sandboxes)))
+    await box.stop()
+    await box.stop()
+    assert not caplog.records
+    async with factory(SPEC):
+        emulator.faults.add(Fault("status", "DELETE", status=403))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "is left until its TTL ends" in caplog.text
+    [left] = emulator.sandboxes
+    emulator.lose(left)
+    await nothing_is_left(emulator, factory)
+
+
+def test_one_factory_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
+    factory = DaytonaContainerFactory()
+
+    async def run() -> str:
+        async with Emulator() as emulator:
+            monkeypatch.setenv("DAYTONA_API_KEY", emulator.api_key)
+            monkeypatch.setenv("DAYTONA_API_URL", emulator.url)
+            await factory.preflight()
+            async with factory(SPEC) as one, factory(SPEC) as two:
+                results = await asyncio.gather(one.exec("echo one"), two.exec("echo two"))
+            await nothing_is_left(emulator, factory)
+            return "".join(result.output for result in results)
+
+    assert [asyncio.run(run()) for _ in range(2)] == ["one\ntwo\n"] * 2
+
+
+# What is asked for
+
+
+async def test_what_is_sent(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory(env={"A": "factory", "B": "factory"}, allowed_hosts=["pypi.org"])
+    allowed = NetworkPolicy("allowlist", frozenset({"example.org"}))
+    spec = replace(
+        SPEC, env={"A": "task"}, network=NO_NETWORK, phase_networks=frozenset({PUBLIC, allowed}), lifetime_sec=600
+    )
+    async with factory(spec) as box:
+        [asked] = posted(emulator, "/api/sandbox")
+        assert (asked["ttlMinutes"], asked["autoStopInterval"], asked["autoDeleteInterval"]) == (20, 20, 0)
+        assert (asked["user"], asked["env"]) == ("root", {"A": "task", "B": "factory"})
+        assert (asked["domainAllowList"], "networkBlockAll" in asked) == ("pypi.org", False)
+        assert asked["labels"]["ares_exp.run"]
+        assert (await box.exec("echo $A $B")).output == "task factory\n"
+        for policy in (NO_NETWORK, PUBLIC, PUBLIC, allowed, NO_NETWORK):
+            await box.set_network(policy)
+        assert [
+            (sent["networkBlockAll"], sent.get("networkAllowList"), sent.get("domainAllowList"))
+            for sent in posted(emulator, "/network-settings")
+        ] == [(False, "", ""), (False, "", "example.org,pypi.org"), (False, "", "pypi.org")]
+
+
+async def test_a_network_that_cannot_be_put_in_force(emulator: Emulator) -> None:
+    spec = replace(SPEC, network=NO_NETWORK, phase_networks=frozenset({PUBLIC}))
+    async with DaytonaContainerFactory()(spec) as box:
+        refusal = emulator.faults.add(Fault("status", path="network-settings", status=403))
+        with pytest.raises(ContainerAuthorizationError, match="network of sandbox"):
+            await box.set_network(PUBLIC)
+        assert refusal.hits == 1
+        await box.set_network(NO_NETWORK)  # it is not known whether it still is
+        assert [sent["networkBlockAll"] for sent in posted(emulator, "/network-settings")] == [False, True]
+        emulator.lose(next(iter(emulator.sandboxes)), "error")
+        with pytest.raises(ContainerDiedError):
+            await box.set_network(PUBLIC)
+
+
+async def test_a_named_snapshot_of_the_service(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory(snapshot="team/base")
+    assert "not used" in factory.check(SPEC)[0]
+    with pytest.raises(ContainerError, match="Snapshot team/base not found"):
+        await factory(SPEC).start()
+    async with DaytonaContainerFactory()(SPEC) as origin:
+        await origin.exec("echo kept >/kept")
+        [sandbox] = emulator.sandboxes.values()
+        emulator.service.take_snapshot(sandbox, "team/base")
+        await until(lambda: "team/base" in emulator.service.snapshots)
+    async with factory(SPEC) as box:
+        assert (await box.exec("cat /kept")).output == "kept\n"
+        assert box.image == "team/base"
+
+
+DOCKERFILE = """\
+FROM debian:bookworm-slim
+ENV FIRST=1 PATH=/app/bin:$PATH
+RUN useradd --uid 4321 agent
+WORKDIR /app
+COPY tool.sh data ./
+RUN mkdir -p bin && install -m 755 tool.sh bin/tool && chown -R agent: /app
+ENV SECOND=${FIRST}2
+USER agent
+WORKDIR deeper
+"""
+SEEN = "pwd; id -un; echo $FIRST $SECOND; tool; cd /app; ls -lnR --time-style=+ .; cat data"
+
+
+async def test_a_dockerfile_with_local_files_gives_what_its_build_gives(emulator: Emulator, tmp_path: Path) -> None:
+    """The service builds what needs no file, and has no object store; the rest is done in the sandbox."""
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    (tmp_path / "tool.sh").write_text("#!/bin/sh\necho tool of $(id -un)\n")
+    (tmp_path / "data").write_text("data\n")
+    spec = ContainerSpec("t", context_dir=tmp_path, network=NO_NETWORK)
+    seen = []
+    for factory in (LocalContainerFactory(), DaytonaContainerFactory()):
+        async with factory(spec) as box:
+            seen.append((await box.exec(SEEN, shell="bash -c")).output)
+            await box.upload(tmp_path / "data", "relative")
+            seen[-1] += (await box.exec("ls -ln --time-style=+", user="root", shell="bash -c")).output
+            cut_off = [sandbox.is_cut_off for sandbox in emulator.sandboxes.values()]
+    [asked] = posted(emulator, "/api/sandbox")
+    assert asked["buildInfo"]["dockerfileContent"] == DOCKERFILE.partition("COPY")[0]
+    assert "networkBlockAll" not in asked
+    assert cut_off == [True]
+    assert seen[0] == seen[1]
+    assert seen[0].startswith("/app/deeper\nagent\n1 12\ntool of agent\n")
+    assert "relative" in seen[0]
+
+
+async def test_a_dockerfile_is_built_by_the_service_where_no_file_is_needed(emulator: Emulator, tmp_path: Path) -> None:
+    text = DOCKERFILE.replace("COPY tool.sh data ./", "RUN echo echo built >tool.sh")
+    (tmp_path / "Dockerfile").write_text(text)
+    spec = ContainerSpec("t", context_dir=tmp_path, workdir="/app/bin", env={"FIRST": "task"})
+    async with DaytonaContainerFactory(shell="bash -c")(spec) as box:
+        found = await box.exec("pwd; id -un; echo $FIRST $SECOND; ./tool; id -u", cwd=".")
+        assert found.output == "/app/bin\nagent\ntask 12\nbuilt\n4321\n"
+        assert (await box.exec("id -un; id -u", user=4321)).output == "agent\n4321\n"
+        assert (await box.exec("id -u", user="root")).output == "0\n"
+    [asked] = posted(emulator, "/api/sandbox")
+    assert asked["buildInfo"]["dockerfileContent"] == text
+    assert not posted(emulator, "/network-settings")
+
+
+# Its time to live
+
+
+async def test_it_is_kept_alive_while_it_is_needed(emulator: Emulator) -> None:
+    factory = DaytonaContainerFactory(ttl_min=30)
+    connection = factory._connections.acquire()
+    connection.keep_alive = KeepAlive(connection.service, minute_sec=0.01)
+    async with factory(SPEC):
+        await until(lambda: len(posted(emulator, "/ttl/30")) >= 3 and len(posted(emulator, "/last-activity")) >= 3)
+    await factory._connections.release(connection)
+    await nothing_is_left(emulator, factory)
+
+
+async def test_nobody_keeps_it_alive(emulator: Emulator) -> None:
+    """As where the runner's machine is cut off: the service removes it, and a command says so."""
+    factory = DaytonaContainerFactory(ttl_min=30)
+    async with factory(SPEC) as box:
+        running = asyncio.create_task(box.exec("sleep 100"))
+        await box.exec("true")
+        emulator.minute = 0.01
+        [sandbox] = emulator.sandboxes.values()
+        emulator.service.deadlines.set_ttl(sandbox, sandbox.ttl)
+        with pytest.raises(ContainerDiedError, match="ares-exp-t-"):
+            await running
+    await nothing_is_left(emulator, factory)
+
+
+# Secrets
+
+
+async def test_the_key_is_in_no_text(
+    emulator: Emulator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = emulator.api_key
+    factory = DaytonaContainerFactory()
+    texts = [repr(factory.options)]
+    for body in (f"no such key: {key}", {"message": f"no such key: {key}", "code": key}):
+        fault = emulator.faults.add(Fault("status", status=401, body=body, times=None))
+        for asked in (factory.preflight(), factory(SPEC).start()):
+            with pytest.raises((ContainerAuthorizationError, PreflightError)) as caught:
+                await asked
+            assert "***" in str(caught.value)
+            texts.append(str(caught.value))
+        fault.times = 0
+    async with factory(SPEC) as box:
+        texts.append((await box.exec("env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'")).output)
+        emulator.faults.add(Fault("status", "DELETE", status=403, body={"message": f"not with {key}"}))
+    texts += [caplog.text, repr(box), repr(emulator.requests)]
+    assert "not with ***" in caplog.text
+    assert not [text for text in texts if key in text]
+    emulator.lose(next(iter(emulator.sandboxes)))

@@ -1,0 +1,166 @@
+"""Files in and out of a sandbox over a connection that breaks, and past an agent that stands in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.daytona.container import DaytonaContainer
+from ares_exp.errors import ContainerDiedError, TransferError
+from tests.daytona.emulator import Emulator, Fault
+
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
+UPLOAD, DOWNLOAD = "/files/bulk-upload$", "/files/download$"
+SPOOLED = 9 * 1024 * 1024
+"""What is not kept in memory on its way."""
+
+
+def tree(directory: Path, size: int = 100_000) -> Path:
+    """A directory with a file of so many bytes, a link and a script; always the same."""
+    (directory / "sub").mkdir(parents=True)
+    block = b"".join(hashlib.sha256(bytes([n])).digest() for n in range(256))
+    (directory / "data").write_bytes((block * (size // len(block) + 1))[:size])
+    (directory / "sub" / "script").write_text("#!/bin/sh\necho ran\n")
+    (directory / "sub" / "script").chmod(0o750)
+    (directory / "link").symlink_to("sub/script")
+    return directory
+
+
+def described(directory: Path) -> dict[str, object]:
+    """What is in a directory."""
+    found: dict[str, object] = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_symlink():
+            found[name] = path.readlink()
+        elif path.is_file():
+            found[name] = (path.stat().st_mode, hashlib.sha256(path.read_bytes()).hexdigest())
+    return found
+
+
+async def archives_left(box: DaytonaContainer) -> int:
+    """How many archives wait in the sandbox; that of the last download stays until the next one."""
+    assert box._relay is not None
+    found = await box.exec(f"ls {box._relay.directory} | grep -c tar$", user="root", shell="sh -c")
+    return int(found.output)
+
+
+@pytest.mark.parametrize("size", [100_000, SPOOLED])
+async def test_a_connection_that_breaks(emulator: Emulator, box: DaytonaContainer, tmp_path: Path, size: int) -> None:
+    source = tree(tmp_path / "source", size)
+    for number, fault in enumerate(
+        (
+            {"kind": "drop"},
+            {"kind": "drop_after"},
+            {"kind": "half"},
+            {"kind": "status", "status": 502},
+            {"kind": "status_after", "status": 502},
+            {"kind": "status", "status": 429, "retry_after": 0},
+        )
+    ):
+        met = [emulator.faults.add(Fault(path=path, **fault)) for path in (UPLOAD, DOWNLOAD)]  # type: ignore[arg-type]
+        await box.upload(source, f"/in/{number}")
+        await box.download(f"/in/{number}", tmp_path / str(number))
+        assert [fault.hits for fault in met] == [1, 1]
+        assert described(tmp_path / str(number)) == described(source)
+    assert await archives_left(box) == 1
+
+
+async def test_the_archives_of_a_busy_connection_are_removed(
+    emulator: Emulator, box: DaytonaContainer, tmp_path: Path
+) -> None:
+    source = tree(tmp_path / "source")
+    for skip in (0, 3, 7):
+        emulator.faults.add(Fault("drop_after", path="/process/execute$", skip=skip))
+    await asyncio.gather(*(box.upload(source, f"/in/{n}") for n in range(4)))
+    await asyncio.gather(*(box.download(f"/in/{n}", tmp_path / str(n)) for n in range(4)))
+    for n in range(4):
+        assert described(tmp_path / str(n)) == described(source)
+    await box.download("/in/0/data", tmp_path / "data")
+    assert await archives_left(box) == 1
+
+
+async def test_a_slow_service_is_waited_for(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:
+    for path in (UPLOAD, DOWNLOAD):
+        emulator.faults.add(Fault("slow", path=path, seconds=0.3))
+    (tmp_path / "a").write_text("a")
+    await box.upload(tmp_path / "a", "/a")
+    await box.download("/a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "a"
+
+
+@pytest.mark.parametrize("state", ["destroyed", "error"])
+@pytest.mark.parametrize("direction", ["upload", "download"])
+async def test_a_sandbox_that_is_lost_in_the_middle(
+    emulator: Emulator, box: DaytonaContainer, tmp_path: Path, direction: str, state: str
+) -> None:
+    (tmp_path / "a").write_text("a")
+    await box.upload(tmp_path / "a", "/a")
+    slow = emulator.faults.add(Fault("slow", path=UPLOAD if direction == "upload" else DOWNLOAD, seconds=0.3))
+    copying = asyncio.create_task(
+        box.upload(tmp_path / "a", "/b") if direction == "upload" else box.download("/a", tmp_path / "b")
+    )
+    await asyncio.wait_for(slow.met.wait(), 60)
+    emulator.lose(next(iter(emulator.sandboxes)), state)
+    with pytest.raises(ContainerDiedError, match=box.sandbox_name):
+        await copying
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(ContainerDiedError, match=box.sandbox_name):
+        await box.download("/a", tmp_path / "b")
+
+
+async def test_a_refusal_names_the_path_and_the_reason(
+    emulator: Emulator, box: DaytonaContainer, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("a")
+    await box.upload(tmp_path / "a", "/a")
+    emulator.faults.add(Fault("status", path="/files/", status=403, times=None))
+    with pytest.raises(TransferError, match=r"upload to /b failed.*answers 403") as caught:
+        await box.upload(tmp_path / "a", "/b")
+    assert emulator.api_key not in str(caught.value)
+    with pytest.raises(TransferError, match=r"download of /a failed.*answers 403"):
+        await box.download("/a", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    emulator.faults.clear()
+    await box.download("/a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "a"
+
+
+async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: DaytonaContainer, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(SPOOLED))
+    await box.upload(tmp_path / "a", "/a")
+    for path, copy in ((UPLOAD, box.upload(tmp_path / "a", "/b")), (DOWNLOAD, box.download("/a", tmp_path / "b"))):
+        slow = emulator.faults.add(Fault("slow", path=path, seconds=0.3))
+        copying = asyncio.create_task(copy)
+        await asyncio.wait_for(slow.met.wait(), 60)
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+    assert not (tmp_path / "b").exists()
+    await box.download("/a", tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+@pytest.mark.parametrize("size", ["7", "1000000000", "nonsense", "99999999999999"])
+async def test_an_agent_that_lies_about_the_size(box: DaytonaContainer, tmp_path: Path, size: str) -> None:
+    """What is sent is compared to it, and not asked for again and again."""
+    lie = f"printf '#!/bin/sh\\necho {size}\\n' >/usr/local/bin/wc; chmod 755 /usr/local/bin/wc; echo a >/a"
+    await box.exec(lie)
+    async with asyncio.timeout(60):
+        with pytest.raises(TransferError, match="/a"):
+            await box.download("/a", tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+async def test_a_link_in_the_place_of_the_archive(box: DaytonaContainer, tmp_path: Path) -> None:
+    """The agent is root, and may do what it likes in its sandbox; on this side it gets no further."""
+    await box.exec("printf '#!/bin/sh\\nln -s /etc/shadow \"$2\"\\n' >/usr/local/bin/tar; chmod 755 /usr/local/bin/tar")
+    await box.exec("echo a >/a")
+    with pytest.raises(TransferError):
+        await box.download("/a", tmp_path / "a")
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,226 @@
+"""`container=daytona` as a user meets it: against a service on this machine, in whatever way a run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from ares_exp import LLMResponse
+from tests.e2e.counting_endpoint import CountingEndpoint
+from tests.e2e.daytona_service import DaytonaService
+from tests.e2e.killed_run import CONCURRENCY, KilledRun, Moment, check, make_tasks
+from tests.leaks import wait_until
+
+pytestmark = [pytest.mark.once, pytest.mark.local]
+
+SUBMIT = LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[DaytonaService]:
+    with DaytonaService() as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def _environment(service: DaytonaService, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The variables of the service for all that is started here; and nothing left there after it."""
+    for name, value in service.env.items():
+        monkeypatch.setenv(name, value)
+    yield
+    assert service.is_empty(), [one.name for one in service.sandboxes()]
+    assert service.emulator.unknown == service.emulator.invalid == []
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
+
+
+def play(service: DaytonaService, cli: Any, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command of a user."""
+    done: subprocess.CompletedProcess[str] = cli("tracker=none", *words, env={**service.env, **env})
+    return done
+
+
+def begin(directory: Path, *words: str) -> subprocess.Popen[str]:
+    """A run whose episodes are in the middle of a long command before long."""
+    command = "policy.replies=['```bash\ntouch /begun; sleep 4325\n```']"
+    return subprocess.Popen(
+        [sys.executable, "-m", "ares_exp", "container=daytona", "policy=scripted", command, "tracker=none", *words],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def polls(service: DaytonaService, process: subprocess.Popen[str]) -> int:
+    """In how many sandboxes of a process a request waits for output: they have started."""
+    ids = {one.id for one in service.sandboxes(process.pid)}
+    waiting = {
+        one.path.split("/")[2]
+        for one in list(service.emulator.requests)
+        if one.status is None and "execute" in one.path
+    }
+    return len(ids & waiting)
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Ends it; returns what it wrote to stderr."""
+    os.kill(process.pid, number)
+    return process.communicate(timeout=30)[1]
+
+
+def clean(*words: str) -> str:
+    """Runs `python -m ares_exp.containers clean`."""
+    command = [sys.executable, "-m", "ares_exp.containers", "clean", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done.stdout
+
+
+# Runs that end well
+
+
+def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
+    done = play(service, cli, "container=daytona", "hydra.run.dir=run", "wrapper=sync")
+    assert done.returncode == 0, done.stderr
+    results = rows(tmp_path / "run")
+    assert len(results) >= 6
+    assert {row["task_name"]: (row["outcome"], row["reward"]) for row in results} == {
+        row["task_name"]: ("completed", 1.0) for row in results
+    }
+    texts = [done.stdout, done.stderr, *(path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file())]
+    assert not [text for text in texts if service.emulator.api_key in text]
+    assert service.emulator.url in service.env.values()
+
+
+def test_a_sweep_over_backends(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
+    done = play(service, cli, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
+    assert done.returncode == 0, done.stderr
+    found = [[(row["task_name"], row["reward"]) for row in rows(tmp_path / "s" / job)] for job in ("0", "1")]
+    assert found[0] == found[1]
+    assert found[0][0][1] == 1.0
+
+
+def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
+    make_tasks(tmp_path)
+    env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path=str(tmp_path / "tasks"), container="daytona")
+    try:
+        for _ in range(2):
+            env.reset(seed=1)
+            assert len(service.sandboxes(os.getpid())) == 1
+            step = LLMResponse.from_text("```bash\nmkdir /work; echo 1 >/work/state; id -u\n```")
+            observation, _, terminated, truncated, _ = env.step(step)
+            assert not terminated
+            assert not truncated
+            assert "0" in str(observation)
+            _, reward, terminated, _, _ = env.step(SUBMIT)
+            assert terminated
+            assert float(reward) > 0
+    finally:
+        env.close()
+
+
+# What a user gets wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "expected"),
+    [
+        ((), {"DAYTONA_API_KEY": ""}, ["DAYTONA_API_KEY", "DAYTONA_API_URL"]),
+        ((), {"DAYTONA_API_URL": "http://127.0.0.1:9/api"}, ["127.0.0.1:9", "Check DAYTONA_API_URL"]),
+        ((), {"DAYTONA_API_KEY": "dtn_which_nobody_has_made"}, ["answers 401", "Check DAYTONA_API_KEY"]),
+        (("container.ttl_min=1",), {}, ["660 s", "got 1 min", "container.ttl_min=21"]),
+    ],
+    ids=["no key", "no service", "wrong key", "short TTL"],
+)
+def test_a_mistake(
+    service: DaytonaService, cli: Any, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
+) -> None:
+    asked = len(service.emulator.requests)
+    done = play(service, cli, "container=daytona", *words, **env)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert [part for part in expected if part not in done.stderr] == [], done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "dtn_" not in done.stderr
+    assert not list(tmp_path.glob("outputs/*/*/episodes.jsonl"))
+    assert len(service.emulator.requests) - asked <= 1
+
+
+# Runs that are ended
+
+
+def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
+    process = begin(tmp_path, "hydra.run.dir=run", "env.limit=3", "concurrency=3")
+    try:
+        assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
+        said = end(process, signal.SIGINT)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert not service.sandboxes(process.pid), "they are removed before it ends"
+    assert [row["outcome"] for row in rows(tmp_path / "run")] == ["cancelled"] * 3
+
+
+def test_what_a_killed_run_leaves(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
+    """No other run takes it from a living one; from a dead one the TTL, `clean` and the next run take it."""
+    words = ("env.limit=1", "concurrency=3", "attempts=3", "container.ttl_min=30")
+    process = begin(tmp_path, *words)
+    try:
+        assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
+        assert play(service, cli, "container=daytona", "env.limit=1").returncode == 0
+        left = {one.name: one for one in service.sandboxes(process.pid)}
+        assert [one.state for one in left.values()] == ["started"] * 3
+        said = end(process, signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL, said
+    finally:
+        process.kill()
+        process.communicate()
+    assert len(service.sandboxes(process.pid)) == 3
+    first, *others = left.values()
+
+    def time_flies() -> None:
+        service.emulator.minute = 0.01
+        service.emulator.service.deadlines.set_ttl(first, first.ttl)
+        service.emulator.minute = 60
+
+    service.do(time_flies)
+    assert wait_until(lambda: len(service.sandboxes(process.pid)) == 2)
+    listed = clean("--dry-run")
+    assert all(f"sandbox        {one.name}  of process {process.pid} on" in listed for one in others)
+    assert len(service.sandboxes(process.pid)) == 2
+    assert "removed" in clean()
+    assert service.is_empty()
+
+
+def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaService, tmp_path: Path) -> None:
+    """What it would have been is asked of local boxes."""
+    made = []
+    for name, backend in (("whole", "local"), ("killed", "daytona")):
+        (tmp_path / name).mkdir()
+        make_tasks(tmp_path / name)
+        with CountingEndpoint() as endpoint:
+            run = KilledRun(tmp_path / name, endpoint, backend)
+            made.append(run)
+            if backend == "local":
+                assert run.begin() == 0, run.said
+                continue
+            assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
+            assert service.sandboxes(run.pids[0])
+            assert run.resume() == 0, run.said
+            assert service.is_empty(), "it has removed what the first process left, too"
+    check(made[1], made[0])
