@@ -19,7 +19,9 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 
 # A killed tree is gone within milliseconds; the rest is for a loaded machine. First one try, then all together.
 _KILL_SEC = 2.0
-_END_SEC = 8.0
+
+END_SEC = 8.0
+"""How long the killing of a command is waited for, once its time limit has passed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class CommandKiller:
         if not run.begun:
             channel.close()  # else another command could be running in it by the time that it is killed
         try:
-            async with asyncio.timeout(_END_SEC):
+            async with asyncio.timeout(END_SEC):
                 for _ in range(2):  # the first may come before the command's first process has its environment
                     await self.kill(channel.user, exec_id, root)
                     await asyncio.wait({channel.ready}, timeout=_KILL_SEC / 4)

@@ -14,6 +14,7 @@ from ares_exp.errors import (
     ContainerError,
     ContainerRateLimitError,
     ContainerServiceError,
+    ContainerServiceUnavailableError,
 )
 from tests.daytona.emulator import Emulator, Fault
 
@@ -61,3 +62,15 @@ async def test_one_that_begins_late_is_not_begun_again(
     assert (await box.exec("echo x >>/tmp/said; echo y", timeout_sec=60)).output == "y\n"
     assert late.hits
     assert (await box.exec("cat /tmp/said", timeout_sec=60)).output == "x\n"
+
+
+async def test_a_limit_that_passes_while_the_service_is_away_is_no_limit_of_the_command(
+    emulator: Emulator, box: DaytonaContainer
+) -> None:
+    running = asyncio.create_task(box.exec("sleep 100", timeout_sec=1.5))
+    away = emulator.faults.add(Fault("drop", path=EXECUTE, times=None, skip=2))  # what begins the command goes well
+    with pytest.raises(ContainerServiceUnavailableError, match="whether it still runs, is not known"):
+        await running
+    assert away.hits
+    emulator.faults.clear()
+    assert (await box.exec("echo back", timeout_sec=60)).output == "back\n"

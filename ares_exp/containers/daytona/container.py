@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ares_exp.containers.cancellation import finish, in_thread
+from ares_exp.containers.command_killer import END_SEC
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, User
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
 from ares_exp.containers.daytona.capture import SandboxFiles
@@ -35,6 +36,7 @@ from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerServiceError,
+    ContainerServiceUnavailableError,
     SnapshotError,
     SnapshotUnsupportedError,
     TransferError,
@@ -189,12 +191,19 @@ class DaytonaContainer(Container):
             options["user"] = None  # the same shells
         options["env"] = {**self._image_env, **(options.get("env") or {})}
         try:
-            return await self._channels.exec(command, **options)
+            result = await self._channels.exec(command, **options)
         except ContainerError as error:
             await self._raise_if_dead(error)
             if isinstance(error.__cause__, ContainerServiceError):
                 raise error.__cause__ from error.__cause__.__cause__
             raise
+        limit_sec = options.get("timeout_sec")
+        if result.timed_out and limit_sec is not None and result.duration_sec >= limit_sec + END_SEC:
+            raise ContainerServiceUnavailableError(
+                f"The Daytona service did not answer when the time limit of a command ({limit_sec:g} s) had passed: "
+                "whether it ended before, and whether it still runs, is not known."
+            )
+        return result
 
     async def _open_shell(self, user: User | None) -> RelayStream:
         relay = self._running_relay()
@@ -301,13 +310,16 @@ class DaytonaContainer(Container):
         return self._relay
 
     async def _raise_if_dead(self, cause: Exception) -> None:
-        """Tells a sandbox that is gone from a refused request."""
+        """Tells a sandbox that is gone from a refused request, and from a service that is away."""
         relay = self._running_relay()  # one that was stopped says that
         if isinstance(relay.failure, ContainerDiedError):
             raise relay.failure from cause
         sandbox, connection = self._sandbox, self._connection
-        is_in_doubt = isinstance(cause, ContainerServiceError | ContainerDiedError) or relay.failure is not None
-        if is_in_doubt and sandbox is not None and connection is not None and await connection.service.is_gone(sandbox):
+        has_died = isinstance(cause, ContainerDiedError)  # or its service does not answer, which looks the same
+        is_in_doubt = has_died or isinstance(cause, ContainerServiceError) or relay.failure is not None
+        if not is_in_doubt or sandbox is None or connection is None:
+            return
+        if await connection.service.is_gone(sandbox, must_answer=has_died):
             raise ContainerDiedError(f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}") from cause
 
     async def stop(self) -> None:

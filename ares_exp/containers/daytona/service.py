@@ -106,23 +106,30 @@ class DaytonaService:
                 failure = failures.read(what, error)
                 last = failure.error
                 if not failure.passes or not (repeatable or failure.untouched):
-                    raise last from error
+                    raise last from None
                 if failure.few_tries and tries >= FEW_TRIES:
-                    raise last from error
+                    raise last from None
                 wait_sec = self._wait_sec(tries, failure)
                 bound_sec = min(timeout_sec, unreachable_sec) if failure.never_connected else timeout_sec
                 if loop.time() + wait_sec >= begun + bound_sec:
-                    raise last from error
-            except TimeoutError as error:
+                    raise last from None
+            except TimeoutError:
                 if not timer.expired():
                     raise
-                raise failures.unanswered(what, timeout_sec) from last or error
+                raise failures.unanswered(what, timeout_sec) from None
             await asyncio.sleep(wait_sec)
 
-    async def is_gone(self, sandbox: AsyncSandbox) -> bool:
-        """Whether a sandbox is gone or can run no more. `False` also when the service does not say.
+    async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
+        """Whether a sandbox is gone or can run no more.
 
         For errors that do not tell: to its proxy, the key of a sandbox that is gone is a wrong one (401).
+
+        Args:
+            sandbox: Which.
+            must_answer: Whether it is an error when the service does not say; else it counts as not gone.
+
+        Raises:
+            ContainerServiceError: The service does not say.
         """
         try:
             found = await self.call(
@@ -131,6 +138,8 @@ class DaytonaService:
         except (ContainerDiedError, ContainerNotFoundError):
             return True
         except ContainerServiceError:
+            if must_answer:
+                raise
             return False
         return has_ended(found)
 
