@@ -24,7 +24,7 @@ from ares_exp.errors import (
 )
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.once]
 
 CREATION = "/api/sandbox$"
 NAME = "ares-exp-one"

@@ -13,7 +13,7 @@ from ares_exp.containers.daytona.keepalive import KeepAlive
 from ares_exp.containers.daytona.service import DaytonaService
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.once]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.errors import ContainerServiceUnavailableError
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.once]
 
 ACCESS = dict.fromkeys(
     ("accessKey", "secret", "sessionToken", "storageUrl", "organizationId", "bucket", "region"), "some"

@@ -16,6 +16,8 @@ from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerServiceUnavailableError
 
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
 LARGE = "seq 1 60000"
 
 

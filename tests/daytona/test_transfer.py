@@ -94,8 +94,9 @@ async def test_a_slow_service_is_waited_for(emulator: Emulator, box: DaytonaCont
     assert (tmp_path / "b").read_text() == "a"
 
 
-@pytest.mark.parametrize("state", ["destroyed", "error"])
-@pytest.mark.parametrize("direction", ["upload", "download"])
+@pytest.mark.parametrize(
+    ("direction", "state"), [("upload", "destroyed"), ("download", "destroyed"), ("download", "error")]
+)
 async def test_a_sandbox_that_is_lost_in_the_middle(
     emulator: Emulator, box: DaytonaContainer, tmp_path: Path, direction: str, state: str
 ) -> None:
@@ -146,15 +147,15 @@ async def test_a_cancelled_transfer_leaves_nothing(emulator: Emulator, box: Dayt
     assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
 
 
-@pytest.mark.parametrize("size", ["7", "1000000000", "nonsense", "99999999999999"])
-async def test_an_agent_that_lies_about_the_size(box: DaytonaContainer, tmp_path: Path, size: str) -> None:
+async def test_an_agent_that_lies_about_the_size(box: DaytonaContainer, tmp_path: Path) -> None:
     """What is sent is compared to it, and not asked for again and again."""
-    lie = f"printf '#!/bin/sh\\necho {size}\\n' >/usr/local/bin/wc; chmod 755 /usr/local/bin/wc; echo a >/a"
-    await box.exec(lie)
-    async with asyncio.timeout(60):
-        with pytest.raises(TransferError, match="/a"):
-            await box.download("/a", tmp_path / "a")
-    assert not (tmp_path / "a").exists()
+    await box.exec("echo a >/a")
+    for size in ("7", "1000000000", "nonsense", "99999999999999"):
+        await box.exec(f"printf '#!/bin/sh\necho {size}\n' >/usr/local/bin/wc; chmod 755 /usr/local/bin/wc")
+        async with asyncio.timeout(60):
+            with pytest.raises(TransferError, match="/a"):
+                await box.download("/a", tmp_path / "a")
+        assert not (tmp_path / "a").exists()
 
 
 async def test_a_link_in_the_place_of_the_archive(box: DaytonaContainer, tmp_path: Path) -> None:
