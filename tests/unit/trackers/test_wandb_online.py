@@ -16,6 +16,7 @@ import pytest
 from ares_exp.results import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.leaks import wait_until
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
 from tests.unit.trackers.wandb_file import WandbFile
 from tests.unit.trackers.wandb_service import WandbService
@@ -149,9 +150,14 @@ def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_acc
         assert [line for line in said[fate] if line not in warnings] == ["at once: True", "counted: True"]
         assert 1 <= len(warnings) <= 2, warnings  # of the numbers, and of the files
         assert any("on disk" in line for line in warnings), warnings
-        recorded = WandbFile(tmp_path / fate)
-        assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3]
-        assert recorded.summary["run/planned"] == 3
+        # W&B's service process, which is not waited for long, writes what it still has when it ends.
+        assert wait_until(lambda at=tmp_path / fate: finished(at) == [1, 2, 3]), fate  # type: ignore[misc]
+        assert wait_until(lambda at=tmp_path / fate: WandbFile(at).summary.get("run/planned") == 3)  # type: ignore[misc]
+
+
+def finished(run_dir: Path) -> list[float]:
+    """The rows of episodes that are on disk."""
+    return [row["progress/finished"] for row in WandbFile(run_dir).rows]
 
 
 FATES: dict[str, Callable[[WandbService], None]] = {
