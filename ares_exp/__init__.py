@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from ares_exp.environments.time_step import TimeStep as TimeStep
     from ares_exp.llms.request import LLMRequest as LLMRequest
     from ares_exp.llms.response import LLMResponse as LLMResponse
+    from ares_exp.registry import EnvironmentInfo as EnvironmentInfo
+    from ares_exp.registry import info as info
+    from ares_exp.registry import list_presets as list_presets
+    from ares_exp.registry import make as make
+    from ares_exp.registry import register_env as register_env
+    from ares_exp.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor import load_task as load_task
@@ -34,6 +40,7 @@ _OWNERS = {
     "DaytonaContainerFactory": "ares_exp.containers.daytona",
     "DockerContainerFactory": "ares_exp.containers.docker",
     "Environment": "ares_exp.environments.environment",
+    "EnvironmentInfo": "ares_exp.registry",
     "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
@@ -44,7 +51,12 @@ _OWNERS = {
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
     "TimeStep": "ares_exp.environments.time_step",
     "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
+    "info": "ares_exp.registry",
+    "list_presets": "ares_exp.registry",
     "load_task": "ares_exp.tasks.harbor",
+    "make": "ares_exp.registry",
+    "register_env": "ares_exp.registry",
+    "register_preset": "ares_exp.registry",
     "run_episode": "ares_exp.rollout",
     "wrap_as_gym": "ares_exp.wrappers.wrap",
 }

@@ -31,12 +31,11 @@ def _flags_and_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _run() -> int:
     """Runs one job, or the jobs of a sweep."""
     import hydra
-    from hydra.core.config_store import ConfigStore
 
     from ares_exp.conf_dir import conf_dir
-    from ares_exp.config import ExperimentConfig
     from ares_exp.derived_command import derive
-    from ares_exp.hydra_resolvers import register_resolvers
+    from ares_exp.hydra_setup import set_up_hydra
+    from ares_exp.plugins import print_problems
     from ares_exp.run_dir import refuse_used_run_dir
     from ares_exp.short_overrides import in_full
     from ares_exp.sweeps.hydra_callback import SweepRefused
@@ -46,9 +45,9 @@ def _run() -> int:
     if (refusal := refuse_used_run_dir(sys.argv[1:])) is not None:
         print_error(refusal)
         return exit_codes.USAGE
-    register_resolvers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
-    ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
+    set_up_hydra()
+    print_problems()
     source: Path | None = None
     job = JobFunction()
     try:

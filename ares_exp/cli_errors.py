@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from ares_exp.conf_dir import conf_dir
 from ares_exp.config import GROUPS, close_matches
+from ares_exp.options import find_options
 
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
@@ -52,7 +53,7 @@ def _explain_option(text: str) -> str:
     found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-    options = listed or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    options = listed or [option.name for option in find_options(group)]
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
     return f"There is no option `{option}` in the group `{group}`.{known}"
 

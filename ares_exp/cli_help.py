@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.conf_dir import conf_dir
-from ares_exp.config import GROUPS, keys
+from ares_exp.config import keys
+from ares_exp.options import BUILT_IN, find_options
+from ares_exp.plugins import OPTION_GROUPS, print_problems
 
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
@@ -34,8 +36,10 @@ Flags:
   --config-dir DIR  your own options: DIR/policy/mine.yaml is policy=mine
   --hydra-help      Hydra's own flags
 
+What can be chosen, as tables or JSON: python -m ares_exp.list [envs|agents|policies|…]; the tasks: .list tasks env=…
+
 Of what was played (each with --help): python -m ares_exp.sweeps FOLDER, .compare RUN RUN, .merge OUT SHARD SHARD,
-.trajectories, .snapshots, .trackers.
+.trajectories, .snapshots, .trackers, .export_job.
 
 Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the config or the preflight is at fault;
 130 interrupted.
@@ -43,10 +47,10 @@ Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the c
 
 
 def render_help(argv: Sequence[str]) -> str:
-    """The help text; options of a `--config-dir` in `argv` are listed too."""
-    folders = [conf_dir(), *_config_dirs(argv)]
+    """The help text; options of plugins, and of a `--config-dir` in `argv`, are listed too."""
+    folders = _config_dirs(argv)
     lines = [HEADER, f"Groups (group=option; the arguments of an option: {conf_dir()}/GROUP/OPTION.yaml):"]
-    for group in (*GROUPS, "experiment"):
+    for group in OPTION_GROUPS:
         lines += _render_group(group, folders)
     lines += ["", "Keys (key=value):"]
     for item in keys():
@@ -61,17 +65,12 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _render_group(group: str, folders: Sequence[Path]) -> list[str]:
-    files = {path.stem: path for folder in folders for path in sorted((folder / group).glob("*.yaml"))}
-    rows = [f"    {name:<24} {_first_comment(path)}" for name, path in files.items()]
+def _render_group(group: str, config_dirs: Sequence[Path]) -> list[str]:
+    rows = []
+    for option in find_options(group, config_dirs):
+        origin = "" if option.origin == BUILT_IN else f" ({option.origin})"
+        rows.append(f"    {option.name:<24} {option.description}{origin}")
     return [f"  {group}", *rows]
-
-
-def _first_comment(path: Path) -> str:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# ") and not line.startswith("# @package"):
-            return line[2:]
-    return ""
 
 
 def _config_dirs(argv: Sequence[str]) -> list[Path]:
@@ -82,4 +81,5 @@ def _config_dirs(argv: Sequence[str]) -> list[Path]:
 
 def print_help(argv: Sequence[str]) -> None:
     """Writes the help text to stdout."""
+    print_problems()
     sys.stdout.write(render_help(argv))

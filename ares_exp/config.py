@@ -183,6 +183,10 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
+        for name in node:
+            part = OmegaConf.select(config, f"{group}.{name}")
+            if OmegaConf.is_dict(part) and "_target_" in part:
+                instantiate_group(config, f"{group}.{name}")  # raises, if that is what is wrong
         raise ConfigError(_unknown_argument(group, node) or _explain(group, error.__cause__ or error)) from error
     except MissingMandatoryValue as error:
         key = str(error.full_key or group)

@@ -8,14 +8,21 @@ changes one number of the recorded policy, and `policy=other` drops all that was
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ares_exp.errors import ConfigError
 from ares_exp.override_text import listed, quoted
 from ares_exp.recorded_overrides import check_recorded_overrides
-from ares_exp.recorded_run import PATH_KEY, SWEEP_RECORD, EpisodeRef, RecordedRun, RecordedSweep, is_folder_of_runs
+from ares_exp.recorded_run import (
+    SWEEP_RECORD,
+    EpisodeRef,
+    RecordedRun,
+    RecordedSweep,
+    begins_where_started,
+    is_folder_of_runs,
+)
 from ares_exp.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -148,7 +155,7 @@ def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
 
 
 def _refuse(typed: Sequence[Override], verb: str, key: str, reason: str) -> None:
-    if any(one.key_or_group == key for one in typed):
+    if any(_place(one) == key for one in typed):
         raise ConfigError(f"`{key}` cannot be set with `{verb}`: {reason}. Leave `{key}=…` out.")
 
 
@@ -160,15 +167,16 @@ def _inherited(run: RecordedRun, dropped: Sequence[str]) -> list[Override]:
         recorded = _parsed(run.overrides())
     except OverrideParseException as error:
         raise ConfigError(f"{run.path} recorded an override that cannot be read: `{error.override}`.") from error
-    kept = [one for one in recorded if not any(_covers(key, one.key_or_group) for key in dropped)]
+    kept = [one for one in recorded if not any(_covers(key, _place(one)) for key in dropped)]
     place = run.working_directory() if kept else Path.cwd()
-    return kept if place == Path.cwd() else _parsed([_from(place, one) for one in kept])
+    given = {one.key_or_group for one in recorded if one.value() is not None}
+    return kept if place == Path.cwd() else _parsed([_from(place, one, given) for one in kept])
 
 
-def _from(place: Path, override: Override) -> str:
-    """The override as it was meant in the folder where it was typed."""
+def _from(place: Path, override: Override, given: Collection[str]) -> str:
+    """The override as it was meant in the folder where it was typed, among others of the keys `given`."""
     value, line = override.value(), str(override.input_line)
-    if not isinstance(value, str) or not PATH_KEY.search(override.key_or_group):
+    if not isinstance(value, str) or not begins_where_started(override.key_or_group, given):
         return line
     if not value or "${" in value or Path(value).is_absolute():
         return line
@@ -191,17 +199,23 @@ def _merged(recorded: Sequence[Override], needed: Sequence[Override], typed: Seq
     from hydra.core.override_parser.types import OverrideType
 
     later = [*needed, *typed]
-    kept = [one for one in recorded if not any(_covers(new.key_or_group, one.key_or_group) for new in later)]
+    kept = [one for one in recorded if not any(_covers(_place(new), _place(one)) for new in later)]
     check_recorded_overrides(kept)
-    kept += [one for one in needed if not any(_covers(new.key_or_group, one.key_or_group) for new in typed)]
-    added = {one.key_or_group: one.type for one in recorded if one.type in (OverrideType.ADD, OverrideType.FORCE_ADD)}
+    kept += [one for one in needed if not any(_covers(_place(new), _place(one)) for new in typed)]
+    added = {_place(one): one.type for one in recorded if one.type in (OverrideType.ADD, OverrideType.FORCE_ADD)}
     lines = [str(one.input_line) for one in kept]
     for one in typed:
-        if one.key_or_group not in added:
+        if _place(one) not in added:
             lines.append(str(one.input_line))
         elif one.type is not OverrideType.DEL:  # the recorded override had made the key: it is made anew, or not at all
             lines.append(f"++{str(one.input_line).lstrip('+')}")
     return lines
+
+
+def _place(override: Override) -> str:
+    """The key that it sets: of `policy@env.oracle=…` that where the option goes."""
+    package = override.package
+    return override.key_or_group if not package or package.startswith("_") else str(package)
 
 
 def _covers(key: str, other: str) -> bool:

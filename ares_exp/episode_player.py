@@ -115,13 +115,14 @@ class EpisodePlayer:
     def _make_environment(
         self, planned: PlannedEpisode, start_from: Continuation | None
     ) -> TrajectoryCollectingEnvironment:
-        output_dir = self._run_dir.verifier / planned.episode_id
+        output_dir = self._run_dir.files / planned.episode_id
         parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from)
         environment = self._parts.source.make(planned.task_name, parts)
+        agent = type(self._parts.agent_factory).__name__.removesuffix("Factory")
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
-            "agent": type(self._parts.agent_factory).__name__.removesuffix("Factory"),
+            **({"agent": agent} if getattr(self._parts.source, "needs_container", True) else {}),
             "policy": type(self._parts.policy).__name__,
             "ares_exp_version": __version__,
             **({"retry": planned.retry} if planned.retry else {}),

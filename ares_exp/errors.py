@@ -4,9 +4,12 @@
 AresExpError
 ├── UserError                     the command line, the config or the preflight is at fault (exit code 2)
 │   ├── ConfigError                 a key, a value or a combination of values is wrong
+│   │   ├── PresetError (ValueError)   a preset's name or selector is malformed or taken, or it cannot be made as it is
+│   │   └── PresetLookupError (LookupError)  there is no such preset, or no such task in it
 │   ├── TaskError (ValueError)      a task directory is malformed
 │   │   └── UnsupportedTaskError      well-formed, but uses a feature that is not built or not possible here
 │   └── PreflightError              something the run needs is not there: a daemon, a key, an endpoint
+│       └── GitError                    a git repository cannot be reached, or has no such commit
 ├── EpisodeError                  one episode has no reward; siblings go on
 │   ├── AgentError                  the code agent raised
 │   │   ├── NoRequestError            it ended without one LLM request
@@ -31,6 +34,8 @@ AresExpError
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
+│   │   ├── HealthcheckError          a health check of the task did not succeed
+│   │   ├── StepSetupError            the setup.sh of a step failed
 │   │   ├── ContainerServiceError     a service that runs containers for us refused a request: `status`, `retryable`
 │   │   │   ├── ContainerQuotaError       no more of them, or not as large, until something is freed or paid for
 │   │   │   ├── ContainerRateLimitError   too many requests (429), and waiting as long as allowed did not help
@@ -44,6 +49,7 @@ AresExpError
 │       ├── RewardFileNotFoundError
 │       ├── RewardFileEmptyError
 │       ├── VerifierOutputParseError
+│       ├── OracleAnswerError       what knows the answers in a game gave none that can be read
 │       └── VerifierTimeoutError (TimeoutError)
 ├── SnapshotError                 an episode could not be exported, restored, forked or replayed
 │   ├── SnapshotTimingError (RuntimeError)  the environment does not wait for an action
@@ -90,6 +96,14 @@ class ConfigError(UserError):
     """A key, a value or a combination of values in the config is wrong."""
 
 
+class PresetError(ConfigError, ValueError):
+    """A preset's name or selector is malformed, its name is taken, or it lacks a value that has no default."""
+
+
+class PresetLookupError(ConfigError, LookupError):
+    """There is no such preset, or it has no such task."""
+
+
 class TaskError(UserError, ValueError):
     """A task directory is malformed."""
 
@@ -100,6 +114,10 @@ class UnsupportedTaskError(TaskError):
 
 class PreflightError(UserError):
     """Something that the run needs is not there: a daemon, a key, an endpoint, a path."""
+
+
+class GitError(PreflightError):
+    """Git failed: a repository cannot be reached, or has no such commit."""
 
 
 class EpisodeError(AresExpError):
@@ -226,6 +244,14 @@ class ContainerDiedError(ContainerError):
     """The container ended, or no longer answers, while it was needed."""
 
 
+class HealthcheckError(ContainerError):
+    """A health check of the task, or of one of its steps, did not succeed."""
+
+
+class StepSetupError(ContainerError):
+    """The set-up script of a step failed, or took too long."""
+
+
 class ContainerServiceError(ContainerError):
     """A service that runs containers for us refused a request, or failed to answer it.
 
@@ -294,6 +320,14 @@ class RewardFileEmptyError(VerifierError):
 
 class VerifierOutputParseError(VerifierError):
     """The reward file holds something that is no reward."""
+
+
+class OracleAnswerError(VerifierError):
+    """What knows the answers in a game could not be asked, or gave no answer that can be read.
+
+    It decides what is true, as a verifier does: without it there is no honest reward, and neither the policy nor its
+    endpoint is to blame.
+    """
 
 
 class VerifierTimeoutError(VerifierError, TimeoutError):

@@ -79,19 +79,20 @@ class Experiment:
                     f"{type(collector).__name__} records one episode at a time: its `record_step` takes no "
                     "`episode`. Set `concurrency=1`."
                 )
+        if parts.branching is not None and not getattr(parts.source, "exports_state", False):
+            raise ConfigError(
+                f"Expected environments that can be branched, and those of {type(parts.source).__name__} have no "
+                "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
+            )
         parts.snapshots.check(parts.source, parts.container_factory)
         names = await asyncio.to_thread(parts.source.load, self._warn)
-        checks = [parts.container_factory.preflight(), parts.policy.preflight()]
-        if (agent_preflight := getattr(parts.agent_factory, "preflight", None)) is not None:
-            checks.append(agent_preflight())
-        _raise_all(await asyncio.gather(*checks, return_exceptions=True))
-        await asyncio.to_thread(
-            parts.source.check,
-            parts.container_factory,
-            time_limits=self._settings.limits.time,
-            provide_solution=parts.policy.needs_solution,
-            report=self._warn,
-        )
+        checked = [parts.policy, parts.source]
+        if getattr(parts.source, "needs_container", True):
+            checked = [parts.container_factory, *checked, parts.agent_factory]
+        preflights = [check() for part in checked if (check := getattr(part, "preflight", None)) is not None]
+        _raise_all(await asyncio.gather(*preflights, return_exceptions=True))
+        episode_parts = self._player.episode_parts(self._settings.seed)
+        await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
         return names
 
     async def run(
@@ -184,8 +185,10 @@ class Experiment:
         return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
     async def close(self, summary: RunSummary | None = None) -> None:
-        """Releases policy, containers and tracker; the tracker is told the totals, if any. Bounded by the tracker."""
-        for what, part in (("policy", self._parts.policy), ("container backend", self._parts.container_factory)):
+        """Releases all parts; the tracker is told the totals, if any. Bounded by the tracker."""
+        parts = self._parts
+        closing = {"policy": parts.policy, "environment": parts.source, "container backend": parts.container_factory}
+        for what, part in closing.items():
             try:
                 if (close := getattr(part, "close", None)) is not None:
                     await close()

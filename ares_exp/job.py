@@ -176,7 +176,8 @@ class _Job:
 
     async def _play(self, task_names: Sequence[str]) -> RunSummary:
         source = self._components.source
-        provenance = await asyncio.to_thread(collect_provenance, task_set_path=source.path)
+        origins = getattr(source, "origins", None)
+        provenance = await asyncio.to_thread(collect_provenance, task_set_path=source.path, task_origins=origins)
         digests = await asyncio.to_thread(task_digests, source, task_names)
         with self._run_dir.owned(resume=self._config["resume"]):
             warnings = self._experiment.warnings

@@ -80,6 +80,7 @@ class Playing:
             snapshot_failures=getattr(environment, "snapshot_failures", 0),
             retry=planned.retry,
             replayed=self._replayed(),
+            stages=tuple(getattr(environment, "stage_results", ())),
         )
 
     def grant(self, seconds: float) -> None:

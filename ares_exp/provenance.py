@@ -9,26 +9,33 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ares_exp
 from ares_exp.secrets import scrub_argv
+from ares_exp.tasks.task_origin import TaskOrigin
 
 _DISTRIBUTIONS = ("hydra-core", "omegaconf", "gymnasium", "docker", "daytona", "pydantic", "wandb", "numpy", "openai")
 _GIT_TIMEOUT_SEC = 5.0
 
 
-def collect_provenance(*, task_set_path: Path | None = None) -> dict[str, Any]:
+def collect_provenance(
+    *, task_set_path: Path | None = None, task_origins: Mapping[str, TaskOrigin] | None = None
+) -> dict[str, Any]:
     """What is needed to say later which code made a result.
 
     Args:
         task_set_path: Folder of the task set (or of one task), whose git commit is recorded too.
+        task_origins: Which tasks were fetched from git repositories: name to place.
 
     Returns:
         JSON-ready: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` where git does
-        not track the folder or is missing), `python`, `platform`, `packages` (version by name; `None`: not installed),
-        `hostname`, `pid`, `argv` (secrets masked) and `python_hash_seed`.
+        not track the folder or is missing), `task_origins` (`{"git_url", "git_commit", "path"}` by name), `python`,
+        `platform`, `packages` (version by name; `None`: not installed), `hostname`, `pid`, `argv` (secrets masked) and
+        `python_hash_seed`.
     """
     checkout = Path(ares_exp.__file__).resolve().parent.parent
     return {
@@ -42,6 +49,7 @@ def collect_provenance(*, task_set_path: Path | None = None) -> dict[str, Any]:
         "python_hash_seed": os.environ.get("PYTHONHASHSEED"),
         "project": _git_state(checkout) if (checkout / ".git").exists() else None,
         "task_set": _git_state(task_set_path) if task_set_path is not None else None,
+        "task_origins": {name: asdict(origin) for name, origin in (task_origins or {}).items()},
     }
 
 

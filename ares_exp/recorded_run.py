@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from ares_exp.config import close_matches
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError
+from ares_exp.plugins import PROVIDER
 from ares_exp.record_files import broken, read_yaml
 from ares_exp.results import Outcome
 from ares_exp.run_dir import EPISODES, RunDir, open_regular
@@ -18,10 +19,22 @@ from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
 SWEEP_RECORD = "multirun.yaml"
-PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory|replay|branch_from)$")
+PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
 """Keys of a config whose value, if it is relative, begins at the folder where the run was started."""
+_MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 
 _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
+
+
+def begins_where_started(key: str, given: Container[str]) -> bool:
+    """Whether a relative value of `key` begins at the folder where the run was started.
+
+    Args:
+        key: Of a config, dotted.
+        given: The keys that are set: with a git repository, the paths of its tasks begin there.
+    """
+    in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
+    return PATH_KEY.search(key) is not None and not in_a_repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +88,15 @@ class RecordedRun:
         return Path(place)
 
     def config_dirs(self) -> Sequence[Path]:
-        """The user's own folders of options (`--config-dir`). Raises `ConfigError` as `overrides` does."""
+        """The user's own folders of options (`--config-dir`), without those of plugins, which are found anew.
+
+        Raises `ConfigError` as `overrides` does.
+        """
         sources = self._runtime().get("config_sources")
         if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
             raise self._broken("hydra.yaml", "a list of config sources", _kind(sources))
-        own = [one for one in sources if one.get("schema") == "file" and one.get("provider") != "main"]
+        files = [one for one in sources if one.get("schema") == "file" and one.get("provider") != "main"]
+        own = [one for one in files if not str(one.get("provider")).startswith(PROVIDER)]
         return [Path(str(source.get("path"))) for source in own]
 
     def episodes(self) -> Sequence[RecordedEpisode]:

@@ -115,6 +115,25 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
+class StageResult:
+    """What one stage of a multi-step task came to.
+
+    Attributes:
+        name: Of the stage.
+        reward: Its reward; `None`: it was not verified.
+        rewards: Everything its verifier scored, by key.
+        truncated_by: The limit that ended its agent, if one did.
+        num_steps: Policy answers that were applied in it.
+    """
+
+    name: str
+    reward: float | None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    truncated_by: str | None = None
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeResult:
     """One line of `episodes.jsonl`: one try of one attempt at one task.
 
@@ -141,6 +160,7 @@ class EpisodeResult:
         snapshot_failures: How many could not be taken or deleted.
         retry: How many tries of this attempt came before.
         replayed: What it took over from an earlier try, if it did.
+        stages: What its stages came to; empty unless the task has several.
     """
 
     episode_id: str
@@ -163,6 +183,7 @@ class EpisodeResult:
     snapshot_failures: int = 0
     retry: int = 0
     replayed: Replayed | None = None
+    stages: tuple[StageResult, ...] = ()
 
     @property
     def duration_sec(self) -> float:

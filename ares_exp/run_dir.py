@@ -181,7 +181,7 @@ class RunDir:
         self.summary = path / "summary.json"
         self.results = path / "results.json"
         self.trajectories = path / "trajectories"
-        self.verifier = path / "verifier"
+        self.files = path / "files"
         self.answers = path / "answers"
         self.sessions = path / "sessions.jsonl"
         self.snapshots = path / "snapshots"
@@ -237,7 +237,7 @@ class RunDir:
 
         Not where tasks, snapshots and trackers have files of their own.
         """
-        others = (self.verifier, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
+        others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
         for folder in (self.path, *(folder for folder in folders if folder not in others)):
             for path in folder.glob(".*.tmp"):

@@ -20,7 +20,7 @@ from ares_exp.dotted_keys import dotted_items
 from ares_exp.earlier_sessions import EarlierSessions, settle
 from ares_exp.errors import ConfigError
 from ares_exp.record_files import read_json_object, read_record, read_yaml
-from ares_exp.recorded_run import PATH_KEY
+from ares_exp.recorded_run import begins_where_started
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir, append_line, write_atomically
 from ares_exp.secrets import scrub_argv
@@ -36,7 +36,8 @@ _OF_THE_ENDPOINT = (
     *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
     *("max_answer_bytes", "preflight_timeout_sec"),
 )
-HARMLESS = (*_GROUPS, *_TOP_LEVEL, *(f"policy.{name}" for name in _OF_THE_ENDPOINT))
+_OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
+HARMLESS = (*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING, *(f"policy.{name}" for name in _OF_THE_ENDPOINT))
 """What may be set otherwise when a run is resumed: it changes no result."""
 
 logger = logging.getLogger(__name__)
@@ -143,11 +144,12 @@ def _check_same(
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> Iterator[str]:
     """What differs. Paths are compared by what they mean: those of the run began at `place`."""
     old, new = dict(dotted_items(was)), dict(dotted_items(now))
+    given = {key for key, value in new.items() if value is not None}
     for key in [*new, *(key for key in old if key not in new)]:
         if any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS):
             continue
         before, after = old.get(key, "nothing"), new.get(key, "nothing")
-        if PATH_KEY.search(key) and isinstance(before, str) and isinstance(after, str):
+        if begins_where_started(key, given) and isinstance(before, str) and isinstance(after, str):
             same = (place / before).resolve() == Path(after).resolve()
         else:
             same = before == after

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 
 from ares_exp.containers.container import ExecOptions, ExecResult
 from ares_exp.llms.request import LLMClient
+from ares_exp.tasks.agent_context import AgentContext
 
 
 class AgentContainer(Protocol):
@@ -31,6 +32,15 @@ class CodeAgent(Protocol):
 
     async def run(self, task: str) -> None:
         """Works on the instruction `task` and returns when done. What it raises is an agent error."""
+        ...
+
+
+@runtime_checkable
+class ContextualAgent(CodeAgent, Protocol):
+    """An agent that can use what a task gives it besides its instruction; its factory has `supports`."""
+
+    def set_context(self, context: AgentContext) -> None:
+        """Takes it, before `run` or `resume`."""
         ...
 
 

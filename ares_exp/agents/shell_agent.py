@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.prior_messages import as_plain_chat
+from ares_exp.agents.skills import find_skills
 from ares_exp.containers.container import ExecResult
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
+from ares_exp.tasks.agent_context import AgentContext
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -27,6 +30,8 @@ OPENERS = frozenset({"```bash", "```sh", "```shell"})
 
 class ShellAgentFactory:
     """Makes shell agents that share one set of compiled templates."""
+
+    supports = frozenset({"messages", "skills_dir"})
 
     @validate_call
     def __init__(
@@ -41,8 +46,8 @@ class ShellAgentFactory:
         Args:
             command_timeout_sec: Bound on one command in seconds.
             max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-            templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`; files that it
-                lacks are taken from the package.
+            templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
+                files that it lacks are taken from the package.
         """
         self.command_timeout_sec = command_timeout_sec
         self.max_output_chars = max_output_chars
@@ -80,7 +85,7 @@ class ShellAgentFactory:
 
 
 class ShellTemplates:
-    """The agent's four prompts, compiled once: compiling costs a hundred times what rendering does."""
+    """The agent's prompts, compiled once: compiling costs a hundred times what rendering does."""
 
     def __init__(self, folders: list[Path]) -> None:
         """Loads from the first folder that has a template.
@@ -96,6 +101,7 @@ class ShellTemplates:
         self.instance = _compile(environment, "instance.j2")
         self.observation = _compile(environment, "observation.j2")
         self.format_error = _compile(environment, "format_error.j2")
+        self.skills = _compile(environment, "skills.j2")
 
 
 def _compile(environment: Environment, name: str) -> Template:
@@ -145,11 +151,17 @@ class ShellAgent:
         self._templates = templates
         self._command_timeout_sec = command_timeout_sec
         self._max_output_chars = max_output_chars
+        self._context = AgentContext()
+
+    def set_context(self, context: AgentContext) -> None:
+        """Takes an earlier conversation, which comes before the task, and skills, which the LLM is told of."""
+        self._context = context
 
     async def run(self, task: str) -> None:
         """Works on `task` until a command's output begins with the submit line."""
         system = self._templates.system.render()
-        messages = [Message(role="user", content=self._templates.instance.render(task=task))]
+        messages = as_plain_chat(self._context.messages)
+        messages.append(Message(role="user", content=await self._told(task)))
         while True:
             reply = (await self._llm(LLMRequest(messages, system_prompt=system))).text
             observation = await self._act(reply)
@@ -157,6 +169,14 @@ class ShellAgent:
                 return
             messages.append(Message(role="assistant", content=reply))
             messages.append(Message(role="user", content=observation))
+
+    async def _told(self, task: str) -> str:
+        """The task, and the skills that there are for it."""
+        told = self._templates.instance.render(task=task)
+        if self._context.skills_dir is None:
+            return told
+        skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=self._command_timeout_sec)
+        return f"{told}\n\n{self._templates.skills.render(skills=skills)}" if skills else told
 
     async def _act(self, reply: str) -> str | None:
         """Runs the command in `reply`; returns what the LLM is told of it, `None` when it submitted."""

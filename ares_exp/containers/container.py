@@ -75,6 +75,7 @@ class ContainerSpec:
         name: Short name for humans and labels; need not be unique.
         docker_image: A prebuilt image, or `None`.
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
+        compose_file: A Docker Compose file whose service `main` is the container, others running beside it; or `None`.
         workdir: Default directory of commands, overriding the image's; not created.
         env: Environment variables of the container, its first process included.
         network: What may be reached from the start on.
@@ -90,6 +91,7 @@ class ContainerSpec:
     name: str
     docker_image: str | None = None
     context_dir: Path | None = None
+    compose_file: Path | None = None
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     network: NetworkPolicy = PUBLIC
@@ -199,6 +201,44 @@ class Container(Protocol):
     ) -> None:
         """Stops the box."""
         await self.stop()
+
+
+class ServiceContainer(Protocol):
+    """One service of a task's compose file."""
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """As `Container.exec`, in a `sh -c`, with the working directory, user and variables of the service's own.
+
+        Raises:
+            ContainerDiedError: The service has ended.
+            ContainerError: No command can be run in it.
+        """
+        ...
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.download`; of a service that has ended, too.
+
+        Raises:
+            TransferError: With the path and the reason; a missing `source` included.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Kills its processes, and leaves its files and the other services."""
+        ...
+
+
+@runtime_checkable
+class ComposedContainer(Protocol):
+    """A `Container` that is the service `main` of a compose file."""
+
+    def service(self, name: str) -> ServiceContainer:
+        """One of its services, `main` included.
+
+        Raises:
+            ContainerError: There is no such service; the message names those that are there.
+        """
+        ...
 
 
 @runtime_checkable

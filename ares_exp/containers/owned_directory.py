@@ -15,7 +15,7 @@ from typing import Literal
 from ares_exp.containers.leftover import Leftover
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory is without its lock
-_SHORT_LIVED = ("build", "fork", "verifier")
+_SHORT_LIVED = ("build", "fork", "transfer", "verifier")
 
 
 def name_prefix(purpose: str) -> str:
@@ -56,7 +56,7 @@ class OwnedDirectory:
         delete(self.path)
 
 
-def short_lived_directory(purpose: Literal["build", "fork", "verifier"]) -> OwnedDirectory:
+def short_lived_directory(purpose: Literal["build", "fork", "transfer", "verifier"]) -> OwnedDirectory:
     """A directory for one piece of work, which the caller removes when that is done.
 
     Raises:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, StatefulAgent
+from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, ContextualAgent, StatefulAgent
 from ares_exp.containers.container import Container, User
 from ares_exp.environments.activity import Activity
 from ares_exp.environments.hosted_container import HostedContainer
@@ -29,7 +29,9 @@ from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry
 from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.tasks.agent_context import AgentContext
 
+NO_CONTEXT = AgentContext()
 CANCEL_GRACE_SEC = 5.0
 """How long a cancelled agent may take to unwind; its running command is killed on the way."""
 
@@ -99,10 +101,17 @@ class AgentHost:
         self._time_is_up = False
         self._requests = 0
 
-    def start(self, factory: CodeAgentFactory, instruction: str, *, timeout_sec: float | None) -> None:
-        """Starts the agent on `instruction`; its time runs from now."""
+    def start(
+        self,
+        factory: CodeAgentFactory,
+        instruction: str,
+        *,
+        timeout_sec: float | None,
+        context: AgentContext = NO_CONTEXT,
+    ) -> None:
+        """Starts the agent on `instruction`, with what `context` gives it besides; its time runs from now."""
         self._limit(timeout_sec)
-        self.runtime.start(lambda: self._run(factory, instruction))
+        self.runtime.start(lambda: self._run(factory, instruction, context))
 
     def restore(
         self,
@@ -111,6 +120,7 @@ class AgentHost:
         *,
         timeout_sec: float | None,
         elapsed_sec: float,
+        context: AgentContext = NO_CONTEXT,
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
@@ -119,6 +129,7 @@ class AgentHost:
         Args:
             factory: Makes the agent.
             instruction: What it was started on.
+            context: What it was given besides.
             timeout_sec: Its whole time limit.
             elapsed_sec: What it had used of it.
             state: Of an agent without a journal.
@@ -128,7 +139,7 @@ class AgentHost:
             JournalError: It did not come to the same point.
         """
         self._limit(None if timeout_sec is None else max(0.0, timeout_sec - elapsed_sec))
-        journal, agent = self.runtime.journal, lambda: self._run(factory, instruction, state)
+        journal, agent = self.runtime.journal, lambda: self._run(factory, instruction, context, state)
         if journal is None:
             self.runtime.start(agent, elapsed_sec=elapsed_sec)
             return
@@ -139,15 +150,27 @@ class AgentHost:
         given_up = Call(shown, "llm", requests[shown])  # maybe: then its answer has no effect, as it would have had
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
+    def relive(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
+        """Has what an agent that has ended asked its LLM in its journal again. Nothing is carried out; to be cancelled.
+
+        Raises:
+            JournalError: The agent, run again, did something else.
+        """
+        self.runtime.relive(lambda: self._run(factory, instruction, context))
+
     def _limit(self, timeout_sec: float | None) -> None:
         if timeout_sec is not None:
             self._deadline = time.monotonic() + timeout_sec
             self._timer = asyncio.get_running_loop().call_later(timeout_sec, self._expire)
 
-    async def _run(self, factory: CodeAgentFactory, instruction: str, state: AgentState | None = None) -> None:
+    async def _run(
+        self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
+    ) -> None:
         """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
         try:
             self.agent = factory(container=self._hosted, llm_client=_HostedLLM(self.runtime))
+            if context.needs:
+                _with_context(self.agent).set_context(context)
             if state is None:
                 await self.agent.run(instruction)
             else:
@@ -273,6 +296,15 @@ class _HostedLLM:
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         response: LLMResponse = await self._runtime.call("llm", request)
         return response
+
+
+def _with_context(agent: CodeAgent) -> ContextualAgent:
+    """The agent, as one that takes a context: its factory says so, and the task was let in for that."""
+    if not isinstance(agent, ContextualAgent):
+        raise AgentError(
+            f"The task gives its agent more than an instruction, and {type(agent).__name__} has no set_context()."
+        )
+    return agent
 
 
 def _with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:

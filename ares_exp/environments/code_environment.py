@@ -21,6 +21,7 @@ from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.results import StageResult
 from ares_exp.tasks.task import Task, Verdict
 
 if TYPE_CHECKING:
@@ -274,6 +275,11 @@ class CodeEnvironment:
     def verdict(self) -> Verdict | None:
         """What the verifier said of the episode."""
         return self._episode.verdict if self._episode is not None else None
+
+    @property
+    def stage_results(self) -> tuple[StageResult, ...]:
+        """What the stages of the episode came to that are over; none of a task with only one."""
+        return self._episode.stage_results if self._episode is not None else ()
 
     @property
     def phase(self) -> str | None:

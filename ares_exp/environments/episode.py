@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+import zlib
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from ares_exp.environments.activity import Activity
 from ares_exp.environments.agent_host import AgentHost, AgentState, TimeIsUpError, is_deterministic
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
 from ares_exp.environments.message_edit import MessageEdit, edited
+from ares_exp.environments.past_stage import PastStage
+from ares_exp.environments.scoring import Scoring
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
-from ares_exp.errors import AgentSetupTimeoutError, EpisodeStateError, SnapshotUnsupportedError, VerifierTimeoutError
+from ares_exp.errors import AgentSetupTimeoutError, EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.task import Task, Verdict
+from ares_exp.results import StageResult
+from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.task import Stage, Task, Verdict
 
 FIRST_REQUEST_GRACE_SEC = 2.0
 """How long past its time limit an agent may take for its first request."""
@@ -52,7 +57,8 @@ class Episode:
         step_count: LLM responses that were applied.
         tokens, cost: What they used.
         truncated_by: The limit that cut it short.
-        verdict: What the verifier said.
+        verdict: What the verifiers said, taken together.
+        past_stages: Stages that are over, of a task with several.
         phase: The phase under way: `start`, `agent` or `verify`; `None` between two.
         phase_sec: Wall seconds by phase.
         activity: What the agent did in the container since the last time step.
@@ -74,6 +80,7 @@ class Episode:
         self.cost = 0.0
         self.truncated_by: LimitName | None = None
         self.verdict: Verdict | None = None
+        self.past_stages: list[PastStage] = []
         self.phase: str | None = None
         self.phase_sec: dict[str, float] = {}
         self.activity = Activity()
@@ -85,6 +92,7 @@ class Episode:
         self.encoder = JournalEncoder()
         self._solution_env: Mapping[str, str] = {}
         self._network_between = PUBLIC
+        self._scoring: Scoring | None = None
         self._stepped_at = 0.0
         self._is_released = False
         self.on_release: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -95,22 +103,56 @@ class Episode:
         Raises:
             AgentError, ContainerError: As the class says. Not released then.
         """
-        began, task = time.perf_counter(), self.task
-
-        async def prepare(container: Container) -> None:
-            await task.set_up(container)
-            if self.setup.provide_solution:
-                self._solution_env = await task.upload_solution(container)
-
-        container = await self._start_container(prepare)
-        journal = Journal(time.time(), self.seed) if is_deterministic(self.setup.code_agent_factory) else None
-        host = self.host = self._make_host(container, journal)
-        with self._phase("agent"):
-            host.start(self.setup.code_agent_factory, task.instruction, timeout_sec=self._agent_timeout_sec)
-            await self._first_request(host)
+        began = time.perf_counter()
+        container = await self._start_container()
+        with self._phase("start"), self.activity.timed():
+            await self.task.set_up(container)
+        host = await self._begin_stage(container)
         time_step = restart(self._shown(host))
         self._note_step(time_step, None, began)
         return time_step
+
+    @property
+    def stage(self) -> Stage:
+        """The stage under way, or the last one."""
+        return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
+
+    async def _begin_stage(self, container: Container) -> AgentHost:
+        """Prepares the container for the stage, and starts its agent, up to its first request."""
+        self._refuse_if_released()
+        stage = self.stage
+        with self._phase("start"), self.activity.timed():
+            await stage.begin(container)
+            if self.setup.provide_solution:
+                self._solution_env = await stage.upload_solution(container)
+            await container.set_network(stage.agent_network)  # until its end; a failing phase ends the container
+        self._refuse_if_released()
+        is_journaled = is_deterministic(self.setup.code_agent_factory)
+        journal = Journal(time.time(), self._stage_seed) if is_journaled else None
+        host = self.host = self._make_host(container, journal)
+        with self._phase("agent"):
+            host.start(
+                self.setup.code_agent_factory,
+                stage.instruction,
+                timeout_sec=self._agent_timeout_sec,
+                context=self._context(len(self.past_stages)),
+            )
+            await self._first_request(host)
+        return host
+
+    @property
+    def _stage_seed(self) -> int:
+        """Seed of what the stage's agent draws."""
+        number = len(self.past_stages)
+        return self.seed if not number else zlib.crc32(f"{self.seed}/{number}".encode())
+
+    def _context(self, stage: int) -> AgentContext:
+        """What the agent of that stage is given besides its instruction; the oracle needs none of it.
+
+        The conversation that a task begins with is for the agent of its first stage.
+        """
+        context = AgentContext() if self.setup.provide_solution else self.task.context
+        return replace(context, messages=()) if stage else context
 
     async def restore(
         self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
@@ -121,23 +163,38 @@ class Episode:
             SnapshotError, ContainerError: As the class says. Not released then.
         """
         if self.setup.provide_solution:
-            self._solution_env = self.task.solution_env()
-        container = await self._start_container(changes=changes)
+            self._solution_env = self.stage.solution_env()
+        container = await self._start_container(changes)
+        with self._phase("start"):
+            await container.set_network(self.stage.agent_network)
         if not isinstance(container, SnapshottableContainer):
             raise SnapshotUnsupportedError(
                 f"Containers of {self.setup.container_factory.name!r} cannot start with captured files."
             )
+        await self._relive_past_stages(container)
         host = self.host = self._make_host(container, journal)
         host.restore(
             self.setup.code_agent_factory,
-            self.task.instruction,
+            self.stage.instruction,
             timeout_sec=self._agent_timeout_sec,
+            context=self._context(len(self.past_stages)),
             elapsed_sec=elapsed_sec,
             state=state,
         )
         if host.observed is None:
             await self._first_request(host)
         self._stepped_at = time.perf_counter()
+
+    async def _relive_past_stages(self, container: Container) -> None:
+        """Has what the agents of past stages asked their LLM at hand again: journals have only digests of it."""
+        for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
+            if past.journal is None or not any(past.journal.steps()):
+                continue
+            host = self._make_host(container, past.journal)
+            try:
+                host.relive(self.setup.code_agent_factory, stage.instruction, context=self._context(number))
+            finally:
+                await host.cancel()
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
         """Hands `action` to the agent; see `CodeEnvironment.step`. Not released when it raises."""
@@ -148,7 +205,11 @@ class Episode:
         with self._phase("agent"):
             goes_on = await self._apply(host, action)
         if not goes_on:
-            return await self._end(host)
+            last = await self._end_stage(host)
+            if last is not None:
+                return last
+            assert self.container is not None
+            host = await self._begin_stage(self.container)
         time_step = transition(self._shown(host))
         self._note_step(time_step, policy_sec, began)
         return time_step
@@ -165,7 +226,7 @@ class Episode:
         host, self.host = self.host, None
         container, self.container = self.container, None
         if host is not None or container is not None:
-            await finish(_tear_down(host, container))
+            await finish(_tear_down(host, container, self._scoring))
         on_release, self.on_release = self.on_release, None
         if on_release is not None:
             await finish(on_release())
@@ -177,11 +238,9 @@ class Episode:
 
     @property
     def _agent_timeout_sec(self) -> float | None:
-        return self.setup.limits.time.agent(self.task)
+        return self.setup.limits.time.agent(self.stage)
 
-    async def _start_container(
-        self, prepare: Callable[[Container], Awaitable[None]] | None = None, *, changes: StoredChanges | None = None
-    ) -> Container:
+    async def _start_container(self, changes: StoredChanges | None = None) -> Container:
         self._refuse_if_released()
         spec = replace(self.container_spec, changes=changes)
         self._network_between = spec.network
@@ -190,9 +249,6 @@ class Episode:
             try:
                 await container.start()
                 self.container_image = container.image
-                if prepare is not None:
-                    await prepare(container)
-                await container.set_network(self.task.agent_network)  # until `_end`; a failing phase ends the container
             finally:
                 if self._is_released:
                     await finish(container.stop())
@@ -208,7 +264,7 @@ class Episode:
         return AgentHost(
             container,
             journal,
-            user=self.task.agent_user,
+            user=self.stage.agent_user,
             env=self._solution_env,
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
@@ -282,44 +338,72 @@ class Episode:
                 )
             )
 
-    async def _end(self, host: AgentHost) -> TimeStep[LLMRequest]:
-        """Kills what the agent runs, verifies, and removes the container."""
-        container = self.container
+    async def _end_stage(self, host: AgentHost) -> TimeStep[LLMRequest] | None:
+        """Kills what the agent runs, and scores the stage. LAST, or `None` when another stage is to be played."""
+        container, limits = self.container, self.setup.limits
         assert container is not None
         await host.cancel()
         self._refuse_if_released()
         await container.set_network(self._network_between)
-        if self.truncated_by is None or self.setup.limits.verify_on_truncation:
-            self.verdict = await self._verify(container)
+        stage, limit = self.stage, self.truncated_by
+        is_last = stage is self.task.stages[-1]
+        ends_episode = limit not in (None, "time")  # a time limit is the stage's own, any other one the episode's
+        verify = limit is None or limits.verify_on_truncation
+        verdict = await self._score(container, verify=verify, is_last=is_last or ends_episode)
+        self._note_stage(host, verdict)
+        if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
+            self.truncated_by = limits.reached(steps=self.step_count, tokens=self.tokens, cost=self.cost)
+            if self.truncated_by is None:
+                return None
         await self.release()
+        return self._last_step()
+
+    def _last_step(self) -> TimeStep[LLMRequest]:
+        verdicts = [past.verdict for past in self.past_stages if past.verdict is not None]
+        self.verdict = self.task.reward(verdicts) if verdicts else None
         reward = self.verdict.reward if self.verdict is not None else None
         if self.truncated_by is not None:
             return truncation(reward)
         assert reward is not None
         return termination(reward)
 
-    async def _verify(self, container: Container) -> Verdict:
-        timeout_sec = self.setup.limits.time.verifier(self.task)
+    async def _score(self, container: Container, *, verify: bool, is_last: bool) -> Verdict | None:
+        time_limits = self.setup.limits.time
         with self._phase("verify"), self.activity.timed():
-            limit = asyncio.timeout(timeout_sec)
+            self._scoring = Scoring(
+                self.stage,
+                container_factory=self.setup.container_factory,
+                verifier_spec=time_limits.verifier_spec(self.task, self.stage),
+                timeout_sec=time_limits.verifier(self.stage),
+                output_dir=self.setup.output_dir,
+            )
             try:
-                async with limit, self._network(container):
-                    return await self.task.verify(container, self.setup.output_dir)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise VerifierTimeoutError(
-                    f"The verifier did not finish within its limit of {timeout_sec:g} s."
-                ) from None
+                return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
+            finally:
+                if self._is_released:
+                    await self._scoring.release()
 
-    @asynccontextmanager
-    async def _network(self, container: Container) -> AsyncIterator[None]:
-        """Has the verifier's network in force inside, and the one between phases again afterwards."""
-        try:
-            await container.set_network(self.task.verifier_network)
-            yield
-        finally:
-            await finish(container.set_network(self._network_between))
+    def _note_stage(self, host: AgentHost, verdict: Verdict | None) -> None:
+        """Keeps what is to be known of a stage that is over."""
+        self.past_stages.append(
+            PastStage(
+                name=self.stage.name,
+                verdict=verdict,
+                truncated_by=self.truncated_by,
+                step_count=self.step_count,
+                journal=host.runtime.journal,
+                encoder=self.encoder,
+            )
+        )
+        self.encoder = JournalEncoder()
+
+    @property
+    def stage_results(self) -> tuple[StageResult, ...]:
+        """What the stages came to that are over; none of a task with only one."""
+        if len(self.task.stages) == 1:
+            return ()
+        ends = [0, *(past.step_count for past in self.past_stages)]
+        return tuple(past.result(began_at=began) for past, began in zip(self.past_stages, ends, strict=False))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -333,10 +417,12 @@ class Episode:
             self.phase_sec[name] = self.phase_sec.get(name, 0.0) + time.perf_counter() - began
 
 
-async def _tear_down(host: AgentHost | None, container: Container | None) -> None:
+async def _tear_down(host: AgentHost | None, container: Container | None, scoring: Scoring | None) -> None:
     try:
         if host is not None:
             await host.cancel()
     finally:
         if container is not None:
             await container.stop()
+        if scoring is not None:
+            await scoring.release()

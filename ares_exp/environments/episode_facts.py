@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pydantic
 
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.message_edit import MessageEdit
+from ares_exp.environments.past_stage import PastStage, read_stage
 from ares_exp.errors import ConfigError, SnapshotMetadataError
 
 if TYPE_CHECKING:
+    from ares_exp.filesystem.objects import ObjectStore
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
@@ -43,6 +45,24 @@ class EpisodeFacts:
         if not isinstance(value, Mapping) or not all(isinstance(one, int | float) for one in value.values()):
             raise SnapshotMetadataError(f"{self._where}: expected `{name}` to be a table of numbers.")
         return {str(key): float(one) for key, one in value.items()}
+
+    def past_stages(self, objects: ObjectStore, names: Sequence[str]) -> list[PastStage]:
+        """The stages that are over, of a task with stages of these names. Blocking."""
+        recorded = self._data.get("past_stages") or []
+        if not isinstance(recorded, list) or len(recorded) >= len(names):
+            raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
+        try:
+            stages = [read_stage(one, objects, self._where) for one in recorded]
+        except pydantic.ValidationError as error:
+            raise SnapshotMetadataError(f"{self._where}: `past_stages`: {error.errors()[0]['msg']}.") from None
+        if [stage.name for stage in stages] != list(names[: len(stages)]):
+            raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's.")
+        return stages
+
+    @property
+    def stage_seed(self) -> int:
+        """Seed of what the agent draws that is under way."""
+        return self.integer("stage_seed") if "stage_seed" in self._data else self.integer("seed")
 
     @property
     def provide_solution(self) -> bool:

@@ -20,6 +20,7 @@ from ares_exp.containers.container import Container, ContainerSpec, Snapshottabl
 from ares_exp.containers.shell_script import EXEC_ID_VARIABLE
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.environments.episode import Episode
+from ares_exp.environments.past_stage import recorded_stage
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import Delta
@@ -127,6 +128,7 @@ class _Writing:
         self._journal = replace(journal, entries=list(journal.entries)) if journal is not None else None
         self._facts = {
             "seed": episode.seed,
+            "stage_seed": journal.seed if journal is not None else episode.seed,
             "tokens": episode.tokens,
             "cost": episode.cost,
             "elapsed_sec": elapsed_sec,
@@ -136,6 +138,7 @@ class _Writing:
             "limits": asdict(episode.setup.limits),
             "edits": [edit.to_dict() for edit in episode.edits],
         }
+        self._past_stages = tuple(episode.past_stages)
         self._container = {
             "options": _options(episode.setup.container_factory),
             "workdir": self._spec.workdir,
@@ -178,7 +181,7 @@ class _Writing:
             filesystem_bytes=sum(entry.size for entry in self._delta.entries.values()),
             container=self._container,
             agent=self._agent(objects),
-            episode=self._facts,
+            episode={**self._facts, "past_stages": [recorded_stage(past, objects) for past in self._past_stages]},
             lineage=dict(episode.lineage),
             writer={
                 "ares_exp": __version__,

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import EpisodeParts, Report
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor import HarborTask
+from ares_exp.tasks.instruction import read_extra_instruction
 from ares_exp.tasks.selection import select
-from ares_exp.tasks.task_set import SAMPLES, load_task_set
-from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_sources.task_options import task_source
 
 Entry = int | str
 SHOWN_REFUSALS = 10
+MAX_TIMEOUT_SEC = 7 * 86_400
 
 
 class HarborEnvironments:
-    """A folder of Harbor tasks, or one task, as a source of environments."""
+    """Harbor tasks, from a folder, a `registry.json` or git repositories, as a source of environments."""
 
     exports_state = True
 
@@ -31,31 +33,71 @@ class HarborEnvironments:
         self,
         *,
         path: Path | None = None,
+        registry: Path | None = None,
+        dataset: str | None = None,
+        git_url: str | None = None,
+        git_commit: str | None = None,
+        repo: str | None = None,
+        cache_dir: Path | None = None,
+        git_timeout_sec: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SEC)] = 600.0,
         tasks: Entry | list[Entry] | None = None,
         exclude: str | list[str] | None = None,
         limit: Annotated[int, Field(ge=1)] | None = None,
         reward_key: str | None = None,
+        extra_instruction_paths: list[Path] | None = None,
+        extra_instructions: list[str] | None = None,
     ) -> None:
         """Validates the options; reads nothing yet.
 
         Args:
-            path: A folder of tasks, or one task; `None` for the bundled samples.
+            path: A folder of tasks, or one task; with `git_url` the task in that repository, with `repo` the folder of
+                tasks in it. None of these three and no registry: the bundled samples.
+            registry: A `registry.json`; with `repo`, a path in that repository.
+            dataset: Which of its data sets: `name[@version]`.
+            git_url: The repository of one task.
+            git_commit: The commit, branch or tag to take that task from; `None`: the default branch.
+            repo: A repository of tasks: `org/name[@ref]`, or an address.
+            cache_dir: Where tasks of repositories are kept; `None`: `~/.cache/ares_exp/tasks`.
+            git_timeout_sec: What one git command may take.
             tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`); `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
             reward_key: Which key of `reward.json` is the reward, where there are several and none is `reward`.
+            extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
+            extra_instructions: More texts that are appended, after those.
         """
-        self._root = path or SAMPLES
+        self._source = task_source(
+            path=path,
+            registry=registry,
+            dataset=dataset,
+            git_url=git_url,
+            git_commit=git_commit,
+            repo=repo,
+            cache_dir=cache_dir,
+            git_timeout_sec=git_timeout_sec,
+        )
         self._selector = tasks
         self._exclude = exclude
         self._limit = limit
         self._reward_key = reward_key
+        self._extra_instruction_paths = extra_instruction_paths or []
+        self._extra_instructions = extra_instructions or []
         self._tasks: dict[str, HarborTask] = {}
 
     @property
     def path(self) -> Path | None:
-        """Where the tasks lie."""
-        return self._root
+        """The folder that all tasks lie in; `None` when they do not."""
+        return self._source.path
+
+    @property
+    def loads_offline(self) -> bool:
+        """Whether `load` reads nothing but local files."""
+        return self._source.loads_offline
+
+    @property
+    def origins(self) -> Mapping[str, TaskOrigin]:
+        """What `load` selected and took from git repositories: from which, and at which commit."""
+        return {name: task.origin for name, task in self._tasks.items() if task.origin is not None}
 
     @property
     def tasks(self) -> Sequence[HarborTask]:
@@ -63,25 +105,36 @@ class HarborEnvironments:
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the folder and applies the selection; directories that are no valid task are reported by name."""
-        found = load_task_set(self._root, reward_key=self._reward_key)
-        for skipped in found.skipped:
-            report(f"skipped {skipped.name}, which is no valid task: {skipped.reason}")
-        chosen = select(found.tasks, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
-        self._tasks = {task.name: task for task in chosen}
+        """Applies the selection, and fetches and reads the tasks; a folder's invalid ones are reported by name."""
+        choose = partial(select, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
+        chosen = self._source.load(choose, report, reward_key=self._reward_key)
+        extra = [*map(read_extra_instruction, self._extra_instruction_paths), *self._extra_instructions]
+        self._tasks = {task.name: task.with_extra_instructions(extra) if extra else task for task in chosen}
         return list(self._tasks)
 
-    def check(
-        self, container_factory: ContainerFactory, *, time_limits: TimeLimits, provide_solution: bool, report: Report
-    ) -> None:
-        """Refuses tasks that cannot be played on that backend, all of them in one message."""
+    async def close(self) -> None:
+        """Ends a `load` that goes on in a thread nobody waits for any more."""
+        self._source.stop()
+
+    def keep(self, task_names: Iterable[str]) -> None:
+        """Leaves out the other tasks that `load` selected."""
+        self._tasks = {name: self._tasks[name] for name in task_names}
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Refuses tasks that cannot be played with these parts, all of them in one message."""
         for task in self._tasks.values():
             _each(report, task.warnings)
+        supported: frozenset[str] = getattr(parts.code_agent_factory, "supports", frozenset())
+
+        def check_containers(task: HarborTask) -> None:
+            for spec in parts.limits.time.container_specs(task):
+                _each(report, (f"{task.name}: {text}" for text in parts.container_factory.check(spec)))
+
         checks: tuple[Callable[[HarborTask], object], ...] = (
-            lambda task: task.check_runnable(needs_solution=provide_solution),
-            lambda task: _each(
-                report, (f"{task.name}: {text}" for text in container_factory.check(time_limits.container_spec(task)))
+            lambda task: task.check_runnable(
+                needs_solution=parts.provide_solution, supported=None if parts.provide_solution else supported
             ),
+            check_containers,
         )
         refused = {name: text for name, task in self._tasks.items() if (text := _first_refusal(task, checks))}
         if refused:

@@ -10,7 +10,7 @@ from ares_exp.environments.activity import Activity
 from ares_exp.environments.episode import Episode
 from ares_exp.environments.message_edit import edited
 from ares_exp.environments.time_step import TimeStep, restart, transition
-from ares_exp.journal.journal import CallEntry, DoneEntry, StepEntry, UnheardEntry
+from ares_exp.journal.journal import CallEntry, DoneEntry, Journal, StepEntry, UnheardEntry
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
@@ -37,32 +37,52 @@ class PastStep:
 
 
 def past_steps(episode: Episode) -> Sequence[PastStep]:
-    """All time steps of a running episode, the pending one last; none where its journal does not tell."""
-    journal = episode.host.runtime.journal if episode.host is not None else None
-    if journal is None:
-        return ()
-    requests: dict[int, Any] = {}
-    answers: dict[int, LLMResponse] = {}
+    """All time steps of a running episode, the pending one last; none where its journals do not tell."""
+    journals = [past.journal for past in episode.past_stages]
+    if episode.host is not None:
+        journals.append(episode.host.runtime.journal)
     steps: list[PastStep] = []
-    shown: int | None = None
-    for entry in journal.entries:
-        if isinstance(entry, CallEntry):
-            if entry.kind == "llm":
-                requests[entry.call_id] = entry.arguments
-        elif isinstance(entry, DoneEntry):
-            if isinstance(entry.value, LLMResponse):
-                answers[entry.call_id] = entry.value
-        elif isinstance(entry, UnheardEntry):
-            answers[entry.call_id] = entry.answer
-        elif isinstance(entry, StepEntry):
-            request = requests.get(entry.call_id)
-            if not isinstance(request, LLMRequest):
-                return ()  # the agent was given its state instead of being run again
-            action = None if shown is None else answers.get(shown)
+    answer: LLMResponse | None = None
+    for journal in journals:
+        told = _StepsOfOneAgent(journal) if journal is not None else None
+        if told is None or told.is_incomplete:
+            return ()  # the agent was given its state instead of being run again
+        for entry, request in told.requests:
             request = edited(request, episode.edits, len(steps))
-            steps.append(_past_step(entry, request, action, is_first=shown is None))
-            shown = entry.call_id
+            steps.append(_past_step(entry, request, answer, is_first=not steps))
+            answer = told.answers.get(entry.call_id)
     return steps
+
+
+class _StepsOfOneAgent:
+    """What a journal tells of time steps.
+
+    Attributes:
+        requests: The time steps with their requests, in order.
+        answers: What LLM calls were answered.
+        is_incomplete: Whether a request is not known.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.requests: list[tuple[StepEntry, LLMRequest]] = []
+        self.answers: dict[int, LLMResponse] = {}
+        self.is_incomplete = False
+        asked: dict[int, Any] = {}
+        for entry in journal.entries:
+            if isinstance(entry, CallEntry):
+                if entry.kind == "llm":
+                    asked[entry.call_id] = entry.arguments
+            elif isinstance(entry, DoneEntry):
+                if isinstance(entry.value, LLMResponse):
+                    self.answers[entry.call_id] = entry.value
+            elif isinstance(entry, UnheardEntry):
+                self.answers[entry.call_id] = entry.answer
+            elif isinstance(entry, StepEntry):
+                request = asked.get(entry.call_id)
+                if isinstance(request, LLMRequest):
+                    self.requests.append((entry, request))
+                else:
+                    self.is_incomplete = True
 
 
 def _past_step(entry: StepEntry, request: LLMRequest, action: LLMResponse | None, *, is_first: bool) -> PastStep:

@@ -124,6 +124,8 @@ class Continuation:
         """
         snapshot, facts = self.snapshot, EpisodeFacts(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
+        names = [stage.name for stage in episode.task.stages]
+        episode.past_stages = await asyncio.to_thread(facts.past_stages, snapshot.object_store, names)
         try:
             await episode.restore(changes, journal, elapsed_sec=facts.number("elapsed_sec"), state=state)
         except DivergenceError as error:
@@ -159,7 +161,7 @@ class Continuation:
             journal = decode_journal(
                 objects.get_lines(snapshot.journal),
                 started_at=facts.number("agent_started_at"),
-                seed=facts.integer("seed"),
+                seed=facts.stage_seed,
                 where=where,
             )
             if len(journal.entries) != snapshot.journal_entries or not any(journal.steps()):
@@ -249,9 +251,11 @@ def _recorded_task(snapshot: EnvironmentSnapshot) -> Task:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its task is of the kind {snapshot.task_type!r:.60}: give `task`."
         )
-    path, reward_key = data.get("path"), data.get("reward_key")
+    path, reward_key, extra = data.get("path"), data.get("reward_key"), data.get("extra_instructions", [])
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
         raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` names no path.")
+    if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
+        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: `task_data` has `extra_instructions` that are no texts.")
     store = snapshot.snapshot_dir.parent.resolve()
     if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may ask for host variables
         raise UnsafeSnapshotError(
@@ -259,7 +263,7 @@ def _recorded_task(snapshot: EnvironmentSnapshot) -> Task:
             f"{path!r:.200}: a snapshot cannot bring its own task. Give `task`."
         )
     try:
-        task = load_task(path, reward_key=reward_key)
+        task = load_task(path, reward_key=reward_key).with_extra_instructions(extra)
         task.check_runnable()
     except TaskError as error:
         raise SnapshotMismatchError(f"The snapshot's task is not at {path} any more: {error} Give `task`.") from None

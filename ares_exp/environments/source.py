@@ -11,7 +11,6 @@ from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.tasks.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from ares_exp.environments.restoring import Continuation
@@ -27,7 +26,7 @@ class EpisodeParts:
         limits: When it is truncated.
         seed: Seed of the episode.
         provide_solution: Whether the task's solution goes into the container (the oracle).
-        output_dir: Where the verifier's files are kept, or `None`.
+        output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
         start_from: Where the episode goes on, instead of beginning; only for a source with `exports_state`.
     """
 
@@ -48,7 +47,12 @@ class EnvironmentSource(Protocol):
     """A task set, and the environments that play its tasks.
 
     A source whose environments have `export_state` (and `step_count`) says so by `exports_state = True`; others are
-    refused with `snapshot=…`.
+    refused with `snapshot=…`. One whose environments need neither container nor code agent says
+    `needs_container = False`; these are not checked then. One that holds something of its own may have
+    `async def preflight()`, which raises a `PreflightError`, and `async def close()`. One whose `load` reads nothing
+    but local files says `loads_offline = True`; others are not loaded for the sake of counting their tasks. One that
+    can leave out tasks after `load` has `def keep(task_names)`; others are checked for all their tasks, also where
+    some of them are played. One that has more to tell of its tasks has them as `tasks`, each a `Task`.
     """
 
     @property
@@ -67,10 +71,8 @@ class EnvironmentSource(Protocol):
         """
         ...
 
-    def check(
-        self, container_factory: ContainerFactory, *, time_limits: TimeLimits, provide_solution: bool, report: Report
-    ) -> None:
-        """Refuses, before anything starts, what cannot be played on that backend under these limits.
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Refuses, before anything starts, what cannot be played with these parts.
 
         Raises:
             UserError: One message that names every task and reason.

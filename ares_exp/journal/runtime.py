@@ -211,6 +211,23 @@ class AgentRuntime:
             DivergenceError: The agent did something else than recorded.
             JournalError: The journal cannot be followed.
         """
+        self._play_again(agent, originals)
+        self._began = time.monotonic() - elapsed_sec
+        self._new = sorted(self._open.values(), key=lambda call: call.call_id)
+        if busy := self.in_flight:
+            raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
+        self._dispatch()
+
+    def relive(self, agent: AgentStart) -> None:
+        """As `replay`, for an agent that does not go on: its requests are then in the journal again. To be cancelled.
+
+        Raises:
+            JournalError: As `replay`.
+        """
+        self.hold()
+        self._play_again(agent, None)
+
+    def _play_again(self, agent: AgentStart, originals: Mapping[int, LLMRequest] | None) -> None:
         assert self.journal is not None
         assert self._agent_loop is not None
         replay = self._replay = JournalReplay(self.journal.entries, originals)
@@ -226,20 +243,12 @@ class AgentRuntime:
             self._agent_loop.now = entry.at
             self._complete(call, *_recorded_outcome(call, entry))
             self._pump()
-        self._go_live(replay, self.journal, elapsed_sec)
-
-    def _go_live(self, replay: JournalReplay, journal: Journal, elapsed_sec: float) -> None:
-        for place, entry in enumerate(journal.entries):
-            if isinstance(entry, CallEntry) and entry.call_id in self._made_again:
-                journal.entries[place] = replace(entry, arguments=self._made_again[entry.call_id])
+        for place, made in enumerate(self.journal.entries):
+            if isinstance(made, CallEntry) and made.call_id in self._made_again:
+                self.journal.entries[place] = replace(made, arguments=self._made_again[made.call_id])
         self._made_again.clear()
         self._next_id = replay.last_call + 1
         self._replay = None
-        self._began = time.monotonic() - elapsed_sec
-        self._new = sorted(self._open.values(), key=lambda call: call.call_id)
-        if busy := self.in_flight:
-            raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
-        self._dispatch()
 
     def _begin(self, agent: AgentStart) -> None:
         if self._agent_loop is not None:

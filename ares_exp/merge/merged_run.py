@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.hydra_resolvers import HYDRA_RECORDS
 from ares_exp.merge.shards import SELECTION, Shard, Shards
+from ares_exp.new_folder import appearing
 from ares_exp.override_text import listed
 from ares_exp.record_files import read_yaml
 from ares_exp.results import RunSummary
@@ -31,7 +31,7 @@ def write_merged_run(out: Path, shards: Shards) -> RunSummary:
 
     summary = shards.summary()
     try:
-        with _appearing(out) as place:
+        with appearing(out) as place:
             merged = RunDir(place)
             merged.episodes.write_bytes(b"".join(shards.lines()))
             for number, shard in enumerate(shards.shards):
@@ -46,25 +46,9 @@ def write_merged_run(out: Path, shards: Shards) -> RunSummary:
     return summary
 
 
-@contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that becomes it when the body ends without an exception."""
-    if out.exists():
-        raise ConfigError(f"Expected a directory that is not there yet, but {out} exists. Choose another one.")
-    place = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
-    place.mkdir(parents=True)
-    try:
-        yield place
-        place.rename(out)
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    sync_to_disk(out.absolute().parent)
-
-
 def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
     """Trajectories and what the verifiers said. A name that is taken gets the number of the shard."""
-    for name in (*RUN_FOLDERS, merged.verifier.name):
+    for name in (*RUN_FOLDERS, merged.files.name):
         for source in _files(shard.run_dir.path / name):
             target = merged.path / name / source.relative_to(shard.run_dir.path / name)
             _link(source, target if not target.exists() else target.with_name(f"{number}-{target.name}"))

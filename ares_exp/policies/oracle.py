@@ -31,12 +31,15 @@ class OraclePolicy(SharedPolicy):
     """Answers the first request of an episode with the solution script, the next with the submit command.
 
     The environment puts the solution into the container (`needs_solution`), so a task that its oracle does not solve is
-    a broken task, or a broken part of this package: every part of the path is exercised.
+    a broken task, or a broken part of this package: every part of the path is exercised. An environment without a
+    container puts the reply that solves the task into the request, as `metadata["solution"]`: that is the answer then.
     """
 
     needs_solution = True
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Solves first, then submits; what was said so far is in the request."""
+        if isinstance(solution := (request.metadata or {}).get("solution"), str):
+            return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
         said = any(message["role"] == "assistant" for message in request.messages)
         return LLMResponse.from_text(SUBMIT if said else SOLVE, model=ORACLE_MODEL, finish_reason="stop")

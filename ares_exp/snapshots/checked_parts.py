@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ares_exp.errors import SnapshotMetadataError
 from ares_exp.snapshots.checked_json import Fields
 
 
@@ -49,6 +50,15 @@ def agent(data: dict[str, Any], where: str) -> dict[str, Any]:
         "state_version": get.optional_integer,
     }
     return _checked(data, checks)
+
+
+def episode(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """What is told of the episode: stages that are over name objects; the rest is checked where it is used."""
+    for stage in Fields(data, f"{where}: in `episode`").items("past_stages") if "past_stages" in data else ():
+        if not isinstance(stage, dict):
+            raise SnapshotMetadataError(f"{where}: expected tables in `past_stages`, got a {type(stage).__name__}.")
+        Fields(stage, f"{where}: in `past_stages`").digests("journal")
+    return data
 
 
 def _checked(data: dict[str, Any], checks: Mapping[str, Callable[[str], object]]) -> dict[str, Any]:

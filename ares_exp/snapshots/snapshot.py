@@ -143,7 +143,7 @@ class EnvironmentSnapshot:
             filesystem_bytes=get.integer("filesystem_bytes"),
             container=checked_parts.container(get.table("container"), where),
             agent=checked_parts.agent(get.table("agent"), where),
-            episode=get.table("episode"),
+            episode=checked_parts.episode(get.table("episode"), where),
             lineage=get.table("lineage"),
             writer=get.table("writer"),
             schema=schema,
@@ -216,7 +216,8 @@ class EnvironmentSnapshot:
     def objects(self) -> tuple[str, ...]:
         """Every object that it names itself, each once. The delta names those of the files."""
         state = self.agent.get("state")
-        named = (*self.journal, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
+        past = (digest for stage in self.episode.get("past_stages", ()) for digest in stage["journal"])
+        named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
         return tuple(dict.fromkeys(named))
 
 

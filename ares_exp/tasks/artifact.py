@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from ares_exp.tasks.toml_table import Seconds, TomlTable, User
 
+MAIN_SERVICE = "main"
+
 
 def _service(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
@@ -38,11 +40,11 @@ class Artifact(TomlTable):
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None
     exclude: tuple[str, ...] = ()
-    service: Annotated[str, AfterValidator(_service)] = "main"
+    service: Annotated[str, AfterValidator(_service)] = MAIN_SERVICE
 
     @model_validator(mode="after")
     def _absolute_for_other_services(self) -> Self:
-        if self.service != "main" and not self.source.startswith("/"):
+        if self.service != MAIN_SERVICE and not self.source.startswith("/"):
             raise ValueError(f"expected an absolute source for service {self.service!r}, got {self.source!r}")
         return self
 
@@ -58,6 +60,6 @@ class CollectHook(TomlTable):
     """`[[verifier.collect]]`: a command to run before artifacts are fetched."""
 
     command: str
-    service: str = "main"
+    service: str = MAIN_SERVICE
     timeout_sec: Seconds = 60.0
     user: User | None = None

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ares_exp.tasks.harborignore import UploadFilter
+
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 _FOLDERS = ("environment", "tests", "solution", "steps")
 _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
@@ -16,10 +18,11 @@ def content_digest(root: Path) -> str:
     """`sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
 
     File modes and empty directories do not count, nor does what the task's `.gitignore` names (without one: bytecode
-    caches, editor backups, `.DS_Store`). Reads every file.
+    caches, editor backups, `.DS_Store`), nor what a `.harborignore` leaves out. Reads every file.
 
     Raises:
         OSError: A file cannot be read.
+        TaskError: A `.harborignore` cannot.
     """
     total = hashlib.sha256()
     for relative in digested_files(root):
@@ -34,13 +37,19 @@ def digested_files(root: Path) -> list[str]:
 
     Raises:
         OSError: Its `.gitignore` cannot be read.
+        TaskError: A `.harborignore` cannot.
     """
     import pathspec
 
     gitignore = root / ".gitignore"
     lines = gitignore.read_text(encoding="utf-8").splitlines() if gitignore.is_file() else _DEFAULT_IGNORES
     ignored = pathspec.GitIgnoreSpec.from_lines(lines)
-    return sorted(relative for relative in _present(root) if not ignored.match_file(relative))
+    chosen = UploadFilter(root)
+    return sorted(
+        relative
+        for relative in _present(root)
+        if not ignored.match_file(relative) and not chosen.excludes(root / relative)
+    )
 
 
 def _present(root: Path) -> Iterator[str]:

@@ -1,29 +1,35 @@
-"""`HarborTask`: a task directory in the Harbor format (single-step), and its life in a container."""
+"""`HarborTask`: a task directory in the Harbor format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.container import Container, ContainerSpec, User
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.errors import ContainerError, ContainerStartError, TaskError, UnsupportedTaskError, VerifierError
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 from ares_exp.secrets import protect
+from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.tasks.artifact import MAIN_SERVICE
 from ares_exp.tasks.content_digest import content_digest
-from ares_exp.tasks.env_templates import resolve_env, secret_values
+from ares_exp.tasks.env_templates import resolve_env
+from ares_exp.tasks.harbor_stage import HarborStage
+from ares_exp.tasks.health_check import await_health
+from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.instruction import read_instruction
+from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
+from ares_exp.tasks.rewards import overall_verdict
+from ares_exp.tasks.root_commands import as_root
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.task_features import refusals, warnings_of
-from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, INSTRUCTION, check_files
-from ares_exp.tasks.task_toml import TaskToml, read_task_toml
-from ares_exp.tasks.verification import verify
+from ares_exp.tasks.task_files import COMPOSE, INSTRUCTION, check_files, compose_file
+from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
 
-TASK_TOML = "task.toml"
 LOG_DIRS = "/logs/agent /logs/verifier /logs/artifacts"
-SOLUTION_DIR = "/solution"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,47 +38,45 @@ class HarborTask:
 
     Attributes:
         path: The task directory, absolute.
-        instruction: What the agent is told, without canary lines.
         config: Its task.toml.
+        stages: Its steps; one stage for a task without.
         warnings: What in task.toml is ignored or old; for the user to see.
         reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
+        origin: The place in a git repository that it was fetched from; `None`: it was not.
+        extra_instructions: What the run appends to its instructions.
     """
 
     path: Path
-    instruction: str
     config: TaskToml
+    stages: tuple[HarborStage, ...]
     warnings: tuple[str, ...] = ()
     reward_key: str | None = None
+    origin: TaskOrigin | None = None
+    extra_instructions: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The base name of the directory."""
         return self.path.name
 
-    @property
-    def agent_timeout_sec(self) -> float | None:
-        """Bound on the agent phase in seconds; `None` is unlimited."""
-        return self.config.agent.timeout_sec
+    @cached_property
+    def context(self) -> AgentContext:
+        """What the agent is given besides its instruction. Reads a file, the first time.
 
-    @property
-    def agent_user(self) -> User | None:
-        """Who runs the agent's commands; `None` is the image's user."""
-        return self.config.agent.user
+        Raises:
+            TaskError: The prior context is no ATIF document.
+        """
+        environment = self.config.environment
+        return AgentContext(
+            messages=read_prior_context(self.stages[0].folder / TRAJECTORY),
+            skills_dir=environment.skills_dir or None,
+            mcp_servers=environment.mcp_servers,
+        )
 
-    @property
-    def verifier_timeout_sec(self) -> float:
-        """Bound on verification in seconds."""
-        return self.config.verifier.timeout_sec
-
-    @property
-    def agent_network(self) -> NetworkPolicy:
-        """What may be reached while the agent runs."""
-        return self.config.agent.network or self.config.environment.network
-
-    @property
-    def verifier_network(self) -> NetworkPolicy:
-        """What may be reached during verification."""
-        return self.config.verifier.network or self.config.environment.network
+    def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
+        """The task with the texts after its instructions, of every step, each after a blank line."""
+        stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
+        return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
 
     @property
     def container_spec(self) -> ContainerSpec:
@@ -86,17 +90,24 @@ class HarborTask:
             name=self.name,
             docker_image=environment.docker_image or None,
             context_dir=self._environment_dir if self._environment_dir.is_dir() else None,
+            compose_file=compose_file(self._environment_dir),
             workdir=environment.workdir,
             env=self._resolved("environment", environment.env),
             network=environment.network,
-            phase_networks=frozenset((self.agent_network, self.verifier_network)) - {environment.network},
+            phase_networks=self._phase_networks - {environment.network},
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,
             storage_mb=environment.storage_mb,
             gpus=environment.gpus,
-            users=frozenset(user for user in (self.config.agent.user, self.config.verifier.user) if user is not None),
+            users=frozenset(user for stage in self.stages for user in _users_of(stage) if user is not None),
             start_timeout_sec=environment.build_timeout_sec,
         )
+
+    @property
+    def _phase_networks(self) -> frozenset[NetworkPolicy]:
+        """What is asked for while agents run, and while verifiers do in the agent's container."""
+        shared = (stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared")
+        return frozenset((*(stage.agent_network for stage in self.stages), *shared))
 
     @property
     def _environment_dir(self) -> Path:
@@ -121,120 +132,70 @@ class HarborTask:
             "reward_key": self.reward_key,
             "package": package.name if package else None,
             "package_version": package.version if package else None,
+            "origin": asdict(self.origin) if self.origin else None,
+            "extra_instructions": list(self.extra_instructions),
         }
 
-    def check_runnable(self, *, needs_solution: bool = False) -> None:
+    def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:
         """Checks, without starting anything, what would fail in the middle of an episode.
 
         Args:
             needs_solution: Whether the policy plays the task's own solution.
+            supported: What of `AgentContext` the agent can use; `None`: that does not matter.
 
         Raises:
             UnsupportedTaskError: The task uses features that are not supported, all of them named.
-            TaskError: A host variable is missing; or there is no solution, and it is needed.
+            TaskError: A host variable is missing; or there is no solution, and it is needed; the prior context is no
+                ATIF document; or a service is named that it does not have.
         """
-        unsupported = refusals(self.path, self.config)
+        unsupported = refusals(self.config)
         if unsupported:
             raise UnsupportedTaskError(
                 f"{self.path}: task {self.name!r} uses what is not supported yet: {', '.join(unsupported)}. "
                 f"Leave it out with env.exclude=[{self.name}]."
             )
+        services = {name for stage in self.stages for name in stage.sidecars}
+        if services and compose_file(self._environment_dir) is None:
+            raise TaskError(
+                f"{self.path / TASK_TOML}: artifacts or collect hooks name the services {', '.join(sorted(services))}, "
+                f"and there is no environment/{COMPOSE} that has them. Correct the names, or add the file."
+            )
+        if supported is not None and (missing := sorted(self.context.needs - supported)):
+            raise UnsupportedTaskError(
+                f"{self.path}: task {self.name!r} gives its agent {', '.join(missing)}, which this agent cannot use. "
+                f"Choose another agent, or leave the task out with env.exclude=[{self.name}]."
+            )
         self._resolved("environment", self.config.environment.env)
-        self._resolved("verifier", self.config.verifier.env)
-        protect(self._secrets)
-        if needs_solution:
-            self._require_solution()
-            self._resolved("solution", self.config.solution.env)
-
-    @property
-    def _secrets(self) -> tuple[str, ...]:
-        """Host values that the task is given by a name that looks sensitive."""
-        config = self.config
-        return secret_values((config.verifier.env, config.environment.env, config.solution.env))
-
-    def _require_solution(self) -> Path:
-        script = self.path / "solution" / "solve.sh"
-        if not script.exists():
-            raise TaskError(f"{script}: expected the task's solution, found no file. Play it with another policy.")
-        return script.parent
+        for stage in self.stages:
+            stage.check_runnable(needs_solution=needs_solution)
+            protect(stage.secrets)
 
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories; uploads `environment/` into the working directory of a prebuilt image.
+        """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check.
 
         Raises:
+            HealthcheckError: The check failed.
             ContainerError: The container failed.
         """
-        await _as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
+        await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
         here = await container.exec("pwd", user="root", timeout_sec=60)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
             raise ContainerStartError(f"Task {self.name}: {here.output.strip()}. Make it in the Dockerfile (WORKDIR).")
-        if self._brings_files():
-            target = self.config.environment.workdir or (here.output.splitlines() or ["/"])[-1]
-            await container.upload(self._environment_dir, target)
+        await upload_image_files(container, self._environment_dir, self.config.environment)
+        if self.config.environment.healthcheck is not None:
+            await await_health(self.config.environment.healthcheck, container)
 
-    def _brings_files(self) -> bool:
-        """Whether `environment/` is data for a prebuilt image instead of the definition of one."""
-        folder = self._environment_dir
-        if not self.config.environment.docker_image or not folder.is_dir():
-            return False
-        return any(folder.iterdir()) and not any((folder / name).exists() for name in CONTAINER_DEFINITIONS)
-
-    def solution_env(self) -> Mapping[str, str]:
-        """The environment variables that the solution needs; they may hold secrets.
-
-        Raises:
-            TaskError: A host variable is missing.
-        """
-        return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
-
-    async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Puts the solution into the container, ready to run as `/solution/solve.sh`.
-
-        Returns:
-            As `solution_env`.
-
-        Raises:
-            TaskError: There is no solution, or a host variable is missing.
-            ContainerError: The container failed.
-        """
-        env = self.solution_env()
-        await container.upload(self._require_solution(), SOLUTION_DIR)
-        await _as_root(container, f"chmod +x {SOLUTION_DIR}/solve.sh")
-        return env
-
-    async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Runs the task's tests on what the agent left in `container`. The caller bounds it.
-
-        Args:
-            container: The agent's container.
-            output_dir: Where to leave the verifier's files on the host, or `None`.
-
-        Raises:
-            VerifierError: There is no usable reward; the class says why.
-            ContainerError: The container failed.
-        """
-        verifier = self.config.verifier
-        try:
-            env = self._resolved("verifier", verifier.env)
-        except TaskError as error:
-            raise VerifierError(str(error)) from None
-        return await verify(
-            container,
-            tests=self.path / "tests",
-            env=env,
-            user=verifier.user,
-            output_dir=output_dir,
-            reward_key=self.reward_key,
-            secrets=self._secrets,
-        )
+    def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """The verdict itself; of several steps the mean, or the last one, as `multi_step_reward_strategy` says."""
+        if not self.config.steps or self.config.multi_step_reward_strategy == "final":
+            return verdicts[-1]
+        return overall_verdict(verdicts, reward_key=self.reward_key)
 
 
-async def _as_root(container: Container, command: str) -> None:
-    result = await container.exec(command, cwd="/", user="root", timeout_sec=60)
-    if result.exit_code != 0:
-        raise ContainerError(
-            f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"
-        )
+def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
+    """Who runs commands in the agent's container."""
+    hooks = (hook.user for hook in stage.collect_hooks if hook.service == MAIN_SERVICE)
+    return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
 
 
 def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
@@ -254,8 +215,25 @@ def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
     check_files(root, parsed.config)
     return HarborTask(
         path=root,
-        instruction="" if parsed.config.steps else read_instruction(root / INSTRUCTION),
         config=parsed.config,
+        stages=_stages(root, parsed.config, reward_key),
         warnings=tuple(f"{root.name}: {TASK_TOML}: {warning}" for warning in warnings_of(parsed)),
         reward_key=reward_key,
     )
+
+
+def _stages(root: Path, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:
+    stages: list[HarborStage] = []
+    steps: Sequence[Step | None] = config.steps or (None,)
+    for step in steps:
+        stage = HarborStage(
+            root=root,
+            config=config,
+            instruction=read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION),
+            step=step,
+            reward_key=reward_key,
+            follows_shared=bool(stages) and stages[-1].verifier_mode == "shared",
+            is_last=step is steps[-1],
+        )
+        stages.append(stage)
+    return tuple(stages)

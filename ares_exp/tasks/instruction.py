@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ares_exp.errors import TaskError
+from ares_exp.errors import ConfigError, TaskError
 
 
 def strip_canary(text: str) -> str:
@@ -38,3 +38,17 @@ def read_instruction(path: Path) -> str:
         raise TaskError(f"{path}: expected the text that the agent is given, found no file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path}: expected readable UTF-8 text, got: {error}.") from None
+
+
+def read_extra_instruction(path: Path) -> str:
+    """The text of a file of `env.extra_instruction_paths`.
+
+    Raises:
+        ConfigError: The file is missing or no UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"Expected `env.extra_instruction_paths` to be readable UTF-8 files, got {path}: {error}."
+        ) from None

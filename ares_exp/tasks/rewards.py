@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ares_exp.errors import RewardFileEmptyError, RewardFileNotFoundError, VerifierError, VerifierOutputParseError
@@ -107,6 +107,23 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
             f"Expected the key 'reward' or a single key, got the keys: {listing}. Choose one with env.reward_key=<key>."
         )
     return rewards[key]
+
+
+def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
+    """Whether a verdict has at least that much for the key `reward`, or for every key that is named."""
+    wanted = least if isinstance(least, Mapping) else {"reward": least}
+    return all(verdict.rewards.get(key, -math.inf) >= number for key, number in wanted.items())
+
+
+def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
+    """The mean over the steps of a task, key by key; a key that a step lacks counts as 0 there.
+
+    Raises:
+        VerifierOutputParseError: It cannot be told which key is the reward.
+    """
+    keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
+    means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}
+    return Verdict(choose_reward(means, reward_key), means)
 
 
 def _refuse_empty(data: bytes, name: str) -> None:

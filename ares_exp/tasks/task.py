@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ares_exp.containers.container import Container, ContainerSpec, User
 from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.tasks.agent_context import AgentContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,18 @@ class Verdict:
     rewards: Mapping[str, float]
 
 
-class Task(Protocol):
-    """One problem: an instruction, a container definition, a verifier and, optionally, a solution.
+class Stage(Protocol):
+    """One instruction and its verification. Most tasks have one; a multi-step task has several, in one container.
 
     Attributes:
-        name: Unique within its task set; what selections, records and reports call it.
+        name: Unique within its task; empty for the only one.
         instruction: What the agent is told.
-        container_spec: What the agent's container must be.
         agent_timeout_sec: Bound on the whole agent phase in seconds; `None` is unlimited.
         agent_user: Who runs the agent's commands; `None` is the image's user.
-        verifier_timeout_sec: Bound on verification in seconds.
         agent_network: What may be reached while the agent runs, and only then.
+        verifier_timeout_sec: Bound on verification in seconds.
         verifier_network: What may be reached during verification, and only then.
+        verifier_spec: A container of the verifier's own; `None`: it works in the agent's.
     """
 
     @property
@@ -43,20 +44,20 @@ class Task(Protocol):
     @property
     def instruction(self) -> str: ...  # noqa: D102
     @property
-    def container_spec(self) -> ContainerSpec: ...  # noqa: D102
-    @property
     def agent_timeout_sec(self) -> float | None: ...  # noqa: D102
     @property
     def agent_user(self) -> User | None: ...  # noqa: D102
     @property
-    def verifier_timeout_sec(self) -> float: ...  # noqa: D102
-    @property
     def agent_network(self) -> NetworkPolicy: ...  # noqa: D102
     @property
+    def verifier_timeout_sec(self) -> float: ...  # noqa: D102
+    @property
     def verifier_network(self) -> NetworkPolicy: ...  # noqa: D102
+    @property
+    def verifier_spec(self) -> ContainerSpec | None: ...  # noqa: D102
 
-    async def set_up(self, container: Container) -> None:
-        """Prepares a started container for the agent (log directories and the like).
+    async def begin(self, container: Container) -> None:
+        """Prepares the container for this stage, before its agent.
 
         Raises:
             ContainerError: The container failed.
@@ -83,17 +84,73 @@ class Task(Protocol):
         """
         ...
 
-    async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Scores what the agent left in `container`. The caller bounds it by `verifier_timeout_sec`.
+    async def collect(self, container: Container, target: Path | None) -> None:
+        """Takes out of the agent's container what is to be kept, after the agent. What is missing is noted, no error.
 
         Args:
             container: The agent's container; nothing of the agent's runs any more.
+            target: A directory on the host; `None`: nothing is kept.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        ...
+
+    async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
+        """Gives a container of the verifier's own (`verifier_spec`) what `collect` left in `artifacts`.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        ...
+
+    async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
+        """Scores what the agent left. The caller bounds it by `verifier_timeout_sec`.
+
+        Args:
+            container: The verifier's own container, or the agent's.
             output_dir: Where to leave the verifier's own files on the host, or `None`.
 
         Raises:
             VerifierError: There is no usable reward; the class says why.
             ContainerError: The container failed.
         """
+        ...
+
+    def goes_on(self, verdict: Verdict) -> bool:
+        """Whether the stage after this one is played."""
+        ...
+
+
+class Task(Protocol):
+    """One problem: a container definition, and stages with an instruction and a verifier each.
+
+    Attributes:
+        name: Unique within its task set; what selections, records and reports call it.
+        container_spec: What the agent's container must be.
+        stages: At least one, played one after the other in the same container, each by an agent of its own.
+        context: What the agent is given besides its instruction.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def container_spec(self) -> ContainerSpec: ...  # noqa: D102
+    @property
+    def stages(self) -> Sequence[Stage]: ...  # noqa: D102
+    @property
+    def context(self) -> AgentContext: ...  # noqa: D102
+
+    async def set_up(self, container: Container) -> None:
+        """Prepares a started container (log directories and the like), once.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        ...
+
+    def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """What the episode is worth, by the verdicts on the stages that were verified (at least one)."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from ares_exp.tasks.task_files import COMPOSE
+from ares_exp.tasks.environment_section import EnvironmentSection
 from ares_exp.tasks.task_toml import ParsedToml, TaskToml
 
 
-def refusals(root: Path, config: TaskToml) -> list[str]:
-    """Features that the task uses and that are not supported, each with the field or file that asks for it."""
-    return [*_refused_fields(config), *_refused_files(root)]
+def refusals(config: TaskToml) -> list[str]:
+    """Features that the task uses and that are not supported, each with the field that asks for it."""
+    return [feature for name, environment in _environments(config) for feature in _refused(name, environment)]
 
 
-def _refused_fields(config: TaskToml) -> Iterator[str]:
-    environment, verifier = config.environment, config.verifier
-    checks: list[tuple[object, str]] = [
-        (config.steps, "multi-step tasks ([[steps]])"),
-        (config.artifacts, "artifacts (artifacts)"),
-        (verifier.mode == "separate", _separate_verifier(config)),
-        (verifier.collect, "collect hooks ([[verifier.collect]])"),
-        (environment.os != "linux", f'operating system "{environment.os}" ([environment].os)'),
-        (environment.tpu, "TPUs ([environment].tpu)"),
-        (environment.healthcheck, "health checks ([environment.healthcheck])"),
-        (environment.mcp_servers, "MCP servers ([[environment.mcp_servers]])"),
-        (environment.skills_dir, "skills ([environment].skills_dir)"),
-    ]
-    return (feature for used, feature in checks if used)
+def _refused(name: str, environment: EnvironmentSection) -> Iterator[str]:
+    if environment.os != "linux":
+        yield f'operating system "{environment.os}" ([{name}].os)'
+    if environment.tpu is not None:
+        yield f"TPUs ([{name}].tpu)"
 
 
-def _separate_verifier(config: TaskToml) -> str:
-    field = "[verifier.environment]" if config.verifier.environment_mode is None else "[verifier].environment_mode"
-    return f"a verifier environment of its own ({field})"
-
-
-def _refused_files(root: Path) -> Iterator[str]:
-    if (root / "environment" / COMPOSE).exists():
-        yield f"Docker Compose (environment/{COMPOSE})"
-    if (root / "trajectory.json").exists():
-        yield "prior context (trajectory.json)"
-    for folder in ("tests", "solution"):
-        for path in sorted((root / folder).rglob(".harborignore")):
-            yield f"upload filters ({path.relative_to(root).as_posix()})"
+def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
+    """Every environment that the task describes, with the name of its table."""
+    yield "environment", config.environment
+    owners = [("verifier", config.verifier)]
+    owners += [(f"steps[{number}].verifier", step.verifier) for number, step in enumerate(config.steps)]
+    yield from ((f"{name}.environment", owner.environment) for name, owner in owners if owner.environment is not None)
 
 
 def warnings_of(parsed: ParsedToml) -> list[str]:

@@ -6,11 +6,17 @@ import os
 from pathlib import Path
 
 from ares_exp.errors import TaskError
+from ares_exp.tasks.harborignore import IGNORE_FILE, UploadFilter
 from ares_exp.tasks.task_toml import TaskToml, VerifierSection
 
 INSTRUCTION = "instruction.md"
 COMPOSE = "docker-compose.yaml"
 CONTAINER_DEFINITIONS = ("Dockerfile", COMPOSE)
+
+
+def compose_file(folder: Path | None) -> Path | None:
+    """The Docker Compose file of a container definition; `None`: it has none."""
+    return folder / COMPOSE if folder is not None and (folder / COMPOSE).is_file() else None
 
 
 def check_files(root: Path, config: TaskToml) -> None:
@@ -19,16 +25,17 @@ def check_files(root: Path, config: TaskToml) -> None:
     Raises:
         TaskError: The first thing that is wrong.
     """
+    chosen = UploadFilter(root)
     if config.steps:
         for step in config.steps:
             _require(root / "steps" / step.name / INSTRUCTION, "the instruction of this step")
-            _require_test_script(root, config, step.verifier, root / "steps" / step.name / "tests")
-            check_links(root / "steps" / step.name, root)
+            _require_test_script(root, config, step.verifier, chosen, root / "steps" / step.name / "tests")
+            check_links(root / "steps" / step.name, root, chosen)
     else:
         _require(root / INSTRUCTION, "the text that the agent is given")
-        _require_test_script(root, config, config.verifier)
+        _require_test_script(root, config, config.verifier, chosen)
     for folder in ("tests", "solution"):
-        check_links(root / folder, root)
+        check_links(root / folder, root, chosen)
 
 
 def _require(path: Path, meaning: str) -> None:
@@ -36,12 +43,27 @@ def _require(path: Path, meaning: str) -> None:
         raise TaskError(f"{path}: expected {meaning}, found no file.")
 
 
-def _require_test_script(root: Path, config: TaskToml, verifier: VerifierSection, *own: Path) -> None:
+def _require_test_script(
+    root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
+) -> None:
     """Some tests directory must hold the entry script, unless an image of the verifier's own brings it."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
-    if not any((folder / name).exists() for folder in folders) and not _image_owns_tests(config, verifier, folders):
+    script = next((folder / name for folder in folders if (folder / name).exists()), None)
+    if script is not None:
+        require_uploaded(script, chosen)
+    elif not _image_owns_tests(config, verifier, folders):
         raise TaskError(f"{root / 'tests' / name}: expected the script that scores the task, found no file.")
+
+
+def require_uploaded(script: Path, chosen: UploadFilter) -> None:
+    """Checks that a script that is to be run is not left out of what is uploaded.
+
+    Raises:
+        TaskError: It is.
+    """
+    if chosen.excludes(script):
+        raise TaskError(f"{script}: expected this script to be uploaded, a {IGNORE_FILE} leaves it out.")
 
 
 def _image_owns_tests(config: TaskToml, verifier: VerifierSection, folders: list[Path]) -> bool:
@@ -52,26 +74,34 @@ def _image_owns_tests(config: TaskToml, verifier: VerifierSection, folders: list
     return any(images) or any((folder / file).exists() for folder in folders for file in CONTAINER_DEFINITIONS)
 
 
-def check_links(folder: Path, root: Path) -> None:
-    """Checks every symbolic link in and below `folder`. Dangling links that stay inside the task are fine.
+def check_links(folder: Path, root: Path, chosen: UploadFilter) -> None:
+    """Checks every symbolic link in and below `folder` that is uploaded. Dangling ones that stay inside are fine.
 
     Raises:
         TaskError: A link leads out of `root`, or directories link in a circle.
     """
     if folder.is_symlink() or folder.exists():
-        _visit(folder, Path(os.path.realpath(root)), above=frozenset(), done=set())
+        _LinkCheck(root, chosen).visit(folder, above=frozenset())
 
 
-def _visit(path: Path, root: Path, *, above: frozenset[Path], done: set[Path]) -> None:
-    real = Path(os.path.realpath(path))
-    if not real.is_relative_to(root):
-        raise TaskError(
-            f"{path}: expected a link to a place inside the task, it leads to {real}. Copy the file instead."
-        )
-    if real in above:
-        raise TaskError(f"{path}: expected a tree of directories, this link leads back to {real}. Remove the link.")
-    if real in done or not real.is_dir():
-        return
-    for child in sorted(real.iterdir()):
-        _visit(child, root, above=above | {real}, done=done)
-    done.add(real)
+class _LinkCheck:
+    def __init__(self, root: Path, chosen: UploadFilter) -> None:
+        self._root = Path(os.path.realpath(root))
+        self._chosen = chosen
+        self._done: set[Path] = set()
+
+    def visit(self, path: Path, *, above: frozenset[Path]) -> None:
+        if self._chosen.excludes(path):
+            return
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(self._root):
+            raise TaskError(
+                f"{path}: expected a link to a place inside the task, it leads to {real}. Copy the file instead."
+            )
+        if real in above:
+            raise TaskError(f"{path}: expected a tree of directories, this link leads back to {real}. Remove the link.")
+        if real in self._done or not real.is_dir():
+            return
+        for child in sorted(path.iterdir()):
+            self.visit(child, above=above | {real})
+        self._done.add(real)

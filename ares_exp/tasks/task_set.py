@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.harbor import TASK_TOML, HarborTask, load_task
+from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.task_toml import TASK_TOML
 
 SAMPLES = Path(__file__).parent / "samples"
 """The bundled sample tasks."""

@@ -18,6 +18,8 @@ from ares_exp.tasks.network_policy import PhaseTable
 from ares_exp.tasks.step_name import check_step_name, check_unique
 from ares_exp.tasks.toml_table import REMEDY, EnvVars, Seconds, TomlTable, User, explain
 
+TASK_TOML = "task.toml"
+
 VerifierMode = Literal["shared", "separate"]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.errors import ConfigError
-from ares_exp.tasks.task import Task
+from ares_exp.tasks.task import Stage, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,18 @@ class TimeLimits:
         for field in fields(self):
             _check(field.name, getattr(self, field.name))
 
-    def agent(self, task: Task) -> float | None:
-        """Seconds that the whole agent phase may take; `None` is unlimited."""
-        return self._limit(
-            self.agent_timeout_sec or task.agent_timeout_sec, self.agent_timeout_max_sec, self.agent_timeout_multiplier
-        )
+    def agent(self, stage: Stage | None) -> float | None:
+        """Seconds that the whole agent phase of a stage, or of something without a limit of its own, may take.
 
-    def verifier(self, task: Task) -> float | None:
+        `None` is unlimited.
+        """
+        own = stage.agent_timeout_sec if stage is not None else None
+        return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
+
+    def verifier(self, stage: Stage) -> float | None:
         """Seconds that verification may take; `None` is unlimited (the task says `inf`)."""
         return self._limit(
-            self.verifier_timeout_sec or task.verifier_timeout_sec,
+            self.verifier_timeout_sec or stage.verifier_timeout_sec,
             self.verifier_timeout_max_sec,
             self.verifier_timeout_multiplier,
         )
@@ -60,14 +63,37 @@ class TimeLimits:
 
     def container_spec(self, task: Task) -> ContainerSpec:
         """What the task's container has to be: how long it may take to start, and how long it is needed at most."""
-        start, agent, verifier = self.start(task), self.agent(task), self.verifier(task)
-        lifetime = None if agent is None or verifier is None or start == math.inf else start + agent + verifier
-        return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=lifetime)
+        start = self.start(task)
+        agents = [self.agent(stage) for stage in task.stages]
+        verifiers = [self._verification(task, stage) for stage in task.stages]
+        return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum((start, *agents, *verifiers)))
+
+    def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
+        """The same of a container of the verifier's own; `None`: it works in the agent's."""
+        if (spec := stage.verifier_spec) is None:
+            return None
+        start = self.start(task)
+        return replace(spec, start_timeout_sec=start, lifetime_sec=_sum((start, self.verifier(stage))))
+
+    def container_specs(self, task: Task) -> list[ContainerSpec]:
+        """Every container that the task needs."""
+        own = (self.verifier_spec(task, stage) for stage in task.stages)
+        return [self.container_spec(task), *(spec for spec in own if spec is not None)]
+
+    def _verification(self, task: Task, stage: Stage) -> float | None:
+        own = self.verifier_spec(task, stage)
+        return self.verifier(stage) if own is None else own.lifetime_sec
 
     def _limit(self, own: float | None, cap: float | None, multiplier: float | None) -> float | None:
         seconds = min(math.inf if own is None else own, cap or math.inf)
         seconds *= self.timeout_multiplier if multiplier is None else multiplier
         return None if seconds == math.inf else seconds
+
+
+def _sum(limits: Sequence[float | None]) -> float | None:
+    """`None` when one of them is unlimited."""
+    seconds = [math.inf if limit is None else limit for limit in limits]
+    return None if math.inf in seconds else sum(seconds)
 
 
 def _check(key: str, value: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Verification: runs a task's tests in the agent's container and brings the reward home."""
+"""Verification: runs a task's tests in a container and brings the reward home."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ares_exp.errors import (
     TransferError,
     VerifierError,
 )
-from ares_exp.secrets import MASK
+from ares_exp.tasks.redaction import redact
 from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
 from ares_exp.tasks.task import Verdict
 
 TESTS_DIR = "/tests"
 VERIFIER_DIR = "/logs/verifier"
 TEST_OUTPUT = "test-stdout.txt"
-MAX_REDACTED_BYTES = 64 * 1024 * 1024
 _SHOWN_OUTPUT_BYTES = 2000
 
 
-async def run_tests(container: Container, tests: Path, *, env: Mapping[str, str], user: User | None) -> ExecResult:
-    """Uploads the directory `tests` and runs its `test.sh`. The exit code means nothing: the reward file counts.
+async def run_tests(
+    container: Container, tests: Sequence[Path], *, env: Mapping[str, str], user: User | None
+) -> ExecResult:
+    """Uploads the directories and runs `test.sh`. The exit code means nothing: the reward file counts.
 
     Raises:
         AddTestsDirError: The tests could not be copied into the container.
@@ -36,10 +37,11 @@ async def run_tests(container: Container, tests: Path, *, env: Mapping[str, str]
     """
     # An agent may have left a reward, or a directory in its place.
     await _as_root(container, f"rm -rf {VERIFIER_DIR}/{REWARD_TXT} {VERIFIER_DIR}/{REWARD_JSON}")
-    try:
-        await container.upload(tests, TESTS_DIR)
-    except TransferError as error:
-        raise AddTestsDirError(f"The tests in {tests} could not be copied to {TESTS_DIR}: {error}") from error
+    for folder in tests:
+        try:
+            await container.upload(folder, TESTS_DIR)
+        except TransferError as error:
+            raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
     await _as_root(container, f"chmod +x {TESTS_DIR}/test.sh")
     script = f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1"
     # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
@@ -69,7 +71,7 @@ async def fetch_verdict(
         await container.download(VERIFIER_DIR, folder)
     except TransferError as error:
         raise DownloadVerifierDirError(f"{VERIFIER_DIR} could not be copied out of the container: {error}") from error
-    await asyncio.to_thread(_redact, folder, secrets)
+    await asyncio.to_thread(redact, folder, secrets)
     try:
         return await asyncio.to_thread(read_verdict, folder, reward_key=reward_key)
     except RewardFileNotFoundError as error:
@@ -81,21 +83,6 @@ def _forget_rewards(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (REWARD_JSON, REWARD_TXT):
         (folder / name).unlink(missing_ok=True)
-
-
-def _redact(folder: Path, secrets: Sequence[str]) -> None:
-    """Blanks secrets in every plain file; a file too large to search is removed rather than kept unsearched."""
-    for path in folder.rglob("*") if secrets else ():
-        if path.is_symlink() or not path.is_file():
-            continue
-        if path.stat().st_size > MAX_REDACTED_BYTES:
-            path.unlink()
-            continue
-        found = data = path.read_bytes()
-        for secret in secrets:
-            data = data.replace(secret.encode(errors="surrogateescape"), MASK.encode())
-        if data != found:
-            path.write_bytes(data)
 
 
 def _end_of_output(folder: Path) -> str:
@@ -111,7 +98,7 @@ def _end_of_output(folder: Path) -> str:
 async def verify(
     container: Container,
     *,
-    tests: Path,
+    tests: Sequence[Path],
     env: Mapping[str, str],
     user: User | None,
     output_dir: Path | None,
@@ -121,8 +108,8 @@ async def verify(
     """Runs the tests and reads the reward. Has no time limit of its own: the caller bounds it.
 
     Args:
-        container: The agent's container.
-        tests: The task's `tests/` directory on the host.
+        container: Where they run.
+        tests: Directories on the host whose contents become `/tests`, one over the other; none: the image brings them.
         env: Variables of the test script.
         user: Who runs the script; `None` is the image's user.
         output_dir: Where to leave the verifier's files on the host; `None`: nowhere.

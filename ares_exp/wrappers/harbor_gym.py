@@ -20,6 +20,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.harbor import HarborEnvironments
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.tasks.time_limits import TimeLimits
@@ -134,19 +135,19 @@ class HarborGym(GymWrapper):
         self._agents = agent or ShellAgentFactory()
         self._containers = _container_factory(container)
         self._provide_solution = provide_solution
-        self._time_limits = TimeLimits(agent_timeout_sec=agent_timeout_sec)
+        self._limits = EpisodeLimits(
+            steps=step_limit,
+            tokens=token_limit,
+            cost=cost_limit,
+            time=TimeLimits(agent_timeout_sec=agent_timeout_sec),
+            verify_on_truncation=verify_on_truncation,
+        )
         self._checked = False
         environment: Environment = CodeEnvironment(
             self._source.tasks,
             container_factory=self._containers,
             code_agent_factory=self._agents,
-            limits=EpisodeLimits(
-                steps=step_limit,
-                tokens=token_limit,
-                cost=cost_limit,
-                time=self._time_limits,
-                verify_on_truncation=verify_on_truncation,
-            ),
+            limits=self._limits,
             seed=seed,
             provide_solution=provide_solution,
         )
@@ -172,9 +173,11 @@ class HarborGym(GymWrapper):
         await self._containers.preflight()
         if (agent_preflight := getattr(self._agents, "preflight", None)) is not None:
             await agent_preflight()
-        self._source.check(
-            self._containers,
-            time_limits=self._time_limits,
+        parts = EpisodeParts(
+            container_factory=self._containers,
+            code_agent_factory=self._agents,
+            limits=self._limits,
+            seed=0,
             provide_solution=self._provide_solution,
-            report=logger.warning,
         )
+        self._source.check(parts, report=logger.warning)

@@ -112,9 +112,7 @@ class Tasks:
     def load(self, report: object) -> Sequence[str]:
         return list(self._tasks)
 
-    def check(
-        self, container_factory: object, *, time_limits: object, provide_solution: bool, report: object
-    ) -> None: ...
+    def check(self, parts: EpisodeParts, *, report: object) -> None: ...
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         return CodeEnvironment(

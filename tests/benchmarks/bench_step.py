@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ares_exp.environments.environment import Environment
 from ares_exp.garbage_collector import collecting_seldom
 from ares_exp.llms.response import LLMResponse
 from ares_exp.rollout import Tally, run_episode
+from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
@@ -58,23 +59,36 @@ class InMemoryFactory:
         return InMemoryContainer()
 
 
-class InMemoryTask:
-    name = "bench"
+class InMemoryStage:
+    name = ""
     instruction = "Do it."
-    container_spec = ContainerSpec("bench")
     agent_timeout_sec = 600.0
     agent_user = None
-    verifier_timeout_sec = 60.0
     agent_network = PUBLIC
+    verifier_timeout_sec = 60.0
     verifier_network = PUBLIC
+    verifier_spec = None
 
-    async def set_up(self, container: object) -> None: ...
+    async def begin(self, container: object) -> None: ...
+    async def collect(self, container: object, target: Path | None) -> None: ...
 
     async def upload_solution(self, container: object) -> Mapping[str, str]:
         return {}
 
     async def verify(self, container: object, output_dir: Path | None) -> Verdict:
         return Verdict(1.0, {"reward": 1.0})
+
+
+class InMemoryTask:
+    name = "bench"
+    container_spec = ContainerSpec("bench")
+    stages = (InMemoryStage(),)
+    context = AgentContext()
+
+    async def set_up(self, container: object) -> None: ...
+
+    def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
+        return verdicts[-1]
 
     def describe(self) -> Mapping[str, Any]:
         return {}

@@ -83,9 +83,9 @@ def test_neither_image_nor_dockerfile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [NO_OPTIONS, DaytonaOptions(snapshot="s")])
 def test_compose_is_refused(tmp_path: Path, options: DaytonaOptions) -> None:
-    (tmp_path / "docker-compose.yaml").touch()
+    spec = ContainerSpec(name="t", docker_image="debian:12", compose_file=tmp_path / "docker-compose.yaml")
     with pytest.raises(UnsupportedTaskError, match="several services"):
-        plan_image(ContainerSpec(name="t", context_dir=tmp_path, docker_image="debian:12"), options)
+        plan_image(spec, options)
 
 
 WITHOUT_FILES = """\

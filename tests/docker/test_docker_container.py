@@ -145,9 +145,6 @@ def test_check(tmp_path: Path) -> None:
     assert "storage_mb=10" in check(ContainerSpec("t", docker_image=IMAGE, storage_mb=10))[0]
     with pytest.raises(UnsupportedTaskError, match="GPUs"):
         check(ContainerSpec("t", docker_image=IMAGE, gpus=1))
-    (tmp_path / "environment" / "docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(UnsupportedTaskError, match="several services"):
-        check(spec)
 
 
 @pytest.mark.parametrize(

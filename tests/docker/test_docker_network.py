@@ -310,7 +310,7 @@ async def test_an_episode_with_a_network_for_one_phase(tmp_path: Path, server: S
         agent = str(step.observation.messages[-1])
         last = await env.step(LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"))
     assert last.reward == 1.0
-    seen = {"agent": agent, "verifier": (tmp_path / "out" / "test-stdout.txt").read_text()}
+    seen = {"agent": agent, "verifier": (tmp_path / "out" / "verifier" / "test-stdout.txt").read_text()}
     for one, text in seen.items():
         assert ("hello" in text, "HTTPS_PROXY=" in text) == (one == phase, one == phase)
         assert ("Network is unreachable" in text) == (one != phase)

@@ -68,9 +68,7 @@ class Source:
     def load(self, report: object) -> list[str]:
         return [f"task-{number}" for number in range(self.count)]
 
-    def check(
-        self, container_factory: object, *, time_limits: object, provide_solution: bool, report: object
-    ) -> None: ...
+    def check(self, parts: object, *, report: object) -> None: ...
 
     def make(self, task_name: str, parts: object) -> OneStep:
         return OneStep(task_name, self.trouble)

@@ -21,6 +21,7 @@ hydra:
     - {path: hydra.conf, schema: pkg, provider: hydra}
     - {path: /package/conf, schema: file, provider: main}
     - {path: /somewhere/options, schema: file, provider: command-line}
+    - {path: /a/package/conf, schema: file, provider: ares_exp plugin nim}
     - {path: /else/options, schema: file, provider: hydra.searchpath in command-line}
     - {path: '', schema: structured, provider: schema}
 """

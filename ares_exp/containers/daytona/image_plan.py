@@ -159,13 +159,12 @@ def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
             sandbox can be made to do.
         TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
     """
+    if spec.compose_file is not None:
+        raise UnsupportedTaskError(
+            f"Task {spec.name} needs several services ({spec.compose_file}); container=daytona runs one sandbox per "
+            "task. Use container=docker for this task, or leave it out."
+        )
     context = spec.context_dir
-    for name in ("docker-compose.yaml", "docker-compose.yml"):
-        if context is not None and (context / name).exists():
-            raise UnsupportedTaskError(
-                f"Task {spec.name} needs several services ({context / name}); container=daytona runs one sandbox per "
-                "task. Leave this task out."
-            )
     has_dockerfile = context is not None and (context / "Dockerfile").is_file()
     if options.snapshot is not None:
         ignored = spec.docker_image or (context / "Dockerfile" if context is not None and has_dockerfile else None)

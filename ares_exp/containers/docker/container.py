@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import posixpath
 import re
 import secrets
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
-from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, Shell, User
+from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, Shell
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.changed_files import ChangedFiles
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
-from ares_exp.containers.docker.death import DeathWatch
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image
 from ares_exp.containers.docker.life import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.limits import limits
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
-from ares_exp.containers.docker.stream import EngineStream
-from ares_exp.containers.docker.transfer import get, put
+from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
-from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
     PreflightError,
     SnapshotError,
-    TransferError,
     UnsupportedTaskError,
 )
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.objects import ObjectStore
 
-if TYPE_CHECKING:
-    from docker import APIClient
-
-_WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
+WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,7 @@ class DockerOptions:
     swap_mb: int
     no_new_privileges: bool
     capture: CaptureWay
+    compose_trusted: bool
 
 
 class DockerContainer(Container):
@@ -69,18 +61,14 @@ class DockerContainer(Container):
         """Keeps what is needed to start."""
         self._spec = spec
         self._options = options
-        slug = re.sub(r"[^a-zA-Z0-9]+", "-", spec.name).strip("-")[:40] or "task"
-        self.container_name = f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"
+        self.container_name = unique_name(spec.name)
         self._engine: Engine | None = None
         self._may_appear = False
         self._first_process: FirstProcess | None = None
-        self._death: DeathWatch | None = None
         keep = options.keep_image
         self._changed_files = ChangedFiles(spec, self.container_name, options.capture, keep_image=keep)
         self._network = ContainerNetwork(spec, options.network)
-        self._channels: ShellPool | None = None
-        self._default_user = ""
-        self._workdir = "/"
+        self._running: RunningContainer | None = None
         self._stopped = False
 
     async def start(self) -> None:
@@ -88,7 +76,7 @@ class DockerContainer(Container):
         refuse_second_start(begun=self._engine is not None or self._stopped)
         what = f"The container of {self._spec.name}"
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, UnsupportedTaskError)
-        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
+        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
             try:
                 await self._start()
             except failures as error:
@@ -106,11 +94,16 @@ class DockerContainer(Container):
         except ImageNotFound:  # the end of another container took it along (`keep_image=False`) before this one had it
             self._first_process = await self._create_and_start(engine)
         await self._network.start(engine, self.container_name)
-        self._death = DeathWatch(engine, self.container_name, self._first_process)
-        root = None if self._default_user in ("root", "0") else "root"
-        self._channels = ShellPool(self._open_shell, workdir=spec.workdir, shell=self._options.shell, root=root)
+        running = self._running = RunningContainer(
+            engine,
+            self.container_name,
+            what=f"container of {spec.name}",
+            shell=self._options.shell,
+            workdir=spec.workdir,
+            first_process=self._first_process,
+        )
         try:
-            await self._open_shells(self._channels)
+            await running.open()
         except ContainerError as error:
             raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
 
@@ -154,9 +147,6 @@ class DockerContainer(Container):
         except AnswerLostError:
             self._may_appear = True
             raise
-        config = engine.api.inspect_container(self.container_name)["Config"]
-        self._default_user = config["User"] or "root"
-        self._workdir = spec.workdir or config["WorkingDir"] or "/"
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `Container.exec`.
@@ -166,38 +156,8 @@ class DockerContainer(Container):
             ContainerError: It has no such user.
             ValueError: As `Container.exec`.
         """
-        if self._channels is None:
-            raise ContainerDiedError("The container has not been started.")
-        if str(options.get("user")) == self._default_user:
-            options["user"] = None  # the same shells
         options["env"] = {**self._network.env, **(options.get("env") or {})}
-        try:
-            return await self._channels.exec(command, **options)
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            raise
-
-    async def _open_shells(self, channels: ShellPool) -> None:
-        try:
-            await channels.open()
-        except ContainerError as error:
-            await self._raise_if_dead(error)
-            raise
-
-    async def _open_shell(self, user: User | None) -> EngineStream:
-        engine = self._running_engine()
-        name, as_user = self.container_name, "" if user is None else str(user)
-        try:
-            created = await in_thread(
-                lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user), abandon=True
-            )
-            connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
-        except engine_errors() as error:
-            raise ContainerError(
-                f"No shell could be opened in the container of {self._spec.name}"
-                f"{f' as user {as_user!r}' if as_user else ''}: {reason(error)}."
-            ) from error
-        return EngineStream(*connection)
+        return await self._started.exec(command, **options)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """As `Container.upload`.
@@ -206,14 +166,7 @@ class DockerContainer(Container):
             TransferError: With the path and the reason.
             ContainerDiedError: The container is gone.
         """
-        source, path = Path(source), posixpath.join(self._workdir, str(target))
-        directory, name = (path, "") if source.is_dir() else posixpath.split(path)
-        made = await self.exec(
-            f"mkdir -p -- {shlex.quote(directory)}", user="root", cwd="/", timeout_sec=60, shell="sh -c"
-        )
-        if made.exit_code != 0:
-            raise TransferError(f"Cannot upload {source} to {path}: {made.output.strip()}.")
-        await self._transfer(lambda api: put(api, self.container_name, source, directory, name), f"upload to {path}")
+        await self._started.upload(source, target)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """As `Container.download`.
@@ -222,19 +175,7 @@ class DockerContainer(Container):
             TransferError: With the path and the reason; a missing `source` included.
             ContainerDiedError: The container is gone.
         """
-        path = posixpath.join(self._workdir, str(source))
-        await self._transfer(lambda api: get(api, self.container_name, path, Path(target)), f"download of {path}")
-
-    async def _transfer(self, copy: Callable[[APIClient], None], what: str) -> None:
-        engine = self._running_engine()
-        failures: tuple[type[Exception], ...] = (*engine_errors(), TransferError)
-        try:
-            await in_thread(lambda: copy(engine.api), lane="transfers")
-        except failures as error:
-            await self._raise_if_dead(error)
-            if isinstance(error, TransferError):
-                raise
-            raise TransferError(f"The {what} failed: {reason(error)}.") from error
+        await self._started.download(source, target)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         """As `SnapshottableContainer.capture_changes`; see `capture` for the ways.
@@ -244,11 +185,12 @@ class DockerContainer(Container):
             SnapshotUnsupportedError: They cannot be read in the way that the option `capture` asks for.
             ContainerDiedError: The container is gone.
         """
-        self._running_engine()
+        running = self._started
+        running.raise_if_closed()
         try:
             return await self._changed_files.capture(objects)
         except SnapshotError as error:
-            await self._raise_if_dead(error)
+            await running.raise_if_dead(error)
             raise
 
     async def set_network(self, policy: NetworkPolicy) -> None:
@@ -259,34 +201,26 @@ class DockerContainer(Container):
             ContainerError: The policy could not be put in force.
             ValueError: As `Container.set_network`.
         """
-        self._running_engine()
+        running = self._started
+        running.raise_if_closed()
         try:
             await self._network.set(policy)
         except ContainerError as error:
-            await self._raise_if_dead(error)
+            await running.raise_if_dead(error)
             raise
 
-    def _running_engine(self) -> Engine:
-        if self._engine is None or self._stopped:
+    @property
+    def _started(self) -> RunningContainer:
+        if self._running is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._engine
-
-    async def _raise_if_dead(self, cause: Exception) -> None:
-        """Tells a dead container from a refused request, and why it died."""
-        self._running_engine()  # one that was stopped says that
-        dead = await self._death.cause() if self._death is not None else None
-        if dead is not None:
-            seen = self._first_process.epitaph() if self._first_process is not None else ""
-            raise ContainerDiedError(f"The container of {self._spec.name} {dead}.{seen}") from cause
+        return self._running
 
     async def stop(self) -> None:
         """As `Container.stop`."""
         self._stopped = True
-        if self._death is not None:
-            self._death.close()
         try:
-            if self._channels is not None:
-                await self._channels.close()
+            if self._running is not None:
+                await self._running.close()
             if self._engine is not None:
                 engine = self._engine
                 is_ours_to_remove = self._spec.docker_image is None and not self._options.keep_image
@@ -298,3 +232,9 @@ class DockerContainer(Container):
             if self._first_process is not None:
                 self._first_process.close()
             await asyncio.gather(self._network.close(), self._changed_files.close())
+
+
+def unique_name(task: str) -> str:
+    """A name for a container of a task, or for a group of them, that nobody else has."""
+    slug = re.sub(r"[^a-zA-Z0-9]+", "-", task).strip("-")[:40] or "task"
+    return f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"

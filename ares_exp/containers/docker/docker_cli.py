@@ -1,4 +1,4 @@
-"""The `docker` command, for the one thing that the engine's API alone does not do: building with BuildKit."""
+"""The `docker` command, for what the engine's API alone does not do: building with BuildKit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ares_exp.containers.docker.shared_work import Demand
 from ares_exp.containers.owned_directory import short_lived_directory
 
 _MAX_LINE_BYTES = 4096
-# The command is none of the runner's business otherwise: no key of an endpoint or a tracker reaches it.
 # fmt: off
 _PASSED_ON = (
     "PATH", "HOME", "TMPDIR", "DOCKER_CONFIG", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -32,14 +31,19 @@ wait $command
 """
 
 
-def docker_clis() -> Iterator[Path]:
-    """Every `docker` on PATH, each once."""
+def docker_clis(name: str = "docker") -> Iterator[Path]:
+    """Every `docker` on PATH, each once; or every program of another name."""
     seen = set()
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        path = Path(directory, "docker")
+        path = Path(directory, name)
         if path.is_absolute() and path.is_file() and os.access(path, os.X_OK) and path.resolve() not in seen:
             seen.add(path.resolve())
             yield path
+
+
+def passed_on() -> dict[str, str]:
+    """Our variables that a program of Docker gets; no others, so that no key of an endpoint or a tracker reaches it."""
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 def docker_build(
@@ -70,7 +74,7 @@ def docker_build(
         NobodyWaits: It was killed.
         OSError: It could not be started.
     """
-    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    env = passed_on()
     env |= {"DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     directory = short_lived_directory("build")
     try:

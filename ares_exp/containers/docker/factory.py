@@ -19,6 +19,7 @@ from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.buildkit import check_buildable
 from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.capture import CaptureWay
+from ares_exp.containers.docker.compose.container import NO_SNAPSHOTS, ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import remove_stale
@@ -26,7 +27,7 @@ from ares_exp.containers.docker.limits import unenforced
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.warm_pool import MAX_WARM, WarmPool
-from ares_exp.errors import ConfigError, ContainerStartError, PreflightError, TaskError, UnsupportedTaskError
+from ares_exp.errors import ConfigError, ContainerStartError, PreflightError, TaskError
 from ares_exp.secrets import is_sensitive, protect
 
 
@@ -50,6 +51,7 @@ class DockerContainerFactory:
         no_new_privileges: bool = False,
         warm: Annotated[int, pydantic.Field(ge=0, le=MAX_WARM)] = 0,
         capture: CaptureWay = "auto",
+        compose_trusted: bool = False,
     ) -> None:
         """Keeps the options; touches nothing.
 
@@ -71,6 +73,8 @@ class DockerContainerFactory:
                 root on its machine and a storage driver that is an overlay. `archive`: from archives that the engine or
                 `tar` in the container makes; slower, and hard links, names that are no UTF-8 and the like may be lost.
                 `auto`: `upper` where that is possible.
+            compose_trusted: Whether a task's compose file may ask for anything that Docker Compose can do on the
+                engine's machine: its directories, devices, networks, privileged containers.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
@@ -86,12 +90,15 @@ class DockerContainerFactory:
             swap_mb=swap_mb,
             no_new_privileges=no_new_privileges,
             capture=capture,
+            compose_trusted=compose_trusted,
         )
         self._capabilities = Capabilities()  # the least, until the engine was asked
         self._pool = WarmPool(self._make, ahead=warm, kind_of=_kind_of) if warm else None
 
     def __call__(self, spec: ContainerSpec) -> Container:
         """A container for `spec`, not started yet."""
+        if spec.compose_file is not None:  # never started ahead: what it costs is the task's to say
+            return ComposeContainer(spec, self._options)
         return self._pool.container(spec) if self._pool is not None else self._make(spec)
 
     def _make(self, spec: ContainerSpec) -> DockerContainer:
@@ -152,17 +159,14 @@ class DockerContainerFactory:
         """As `ContainerFactory.check`.
 
         Raises:
-            UnsupportedTaskError: The task needs several services, GPUs that the engine does not have, or an allow-list
-                that cannot be enforced from here.
-            TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
+            UnsupportedTaskError: The task needs GPUs that the engine does not have, or an allow-list that cannot be
+                enforced from here; or its compose file asks for too much, or there is no program for it.
+            TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
+        if spec.compose_file is not None:
+            check_compose(spec, self._options)
+            return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
         context = spec.context_dir
-        for name in ("docker-compose.yaml", "docker-compose.yml"):
-            if context is not None and (context / name).exists():
-                raise UnsupportedTaskError(
-                    f"Task {spec.name} needs several services ({context / name}); container=docker runs one container "
-                    "per task. Leave this task out."
-                )
         if spec.docker_image is None and not (context is not None and (context / "Dockerfile").is_file()):
             where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
             raise TaskError(
@@ -174,7 +178,9 @@ class DockerContainerFactory:
         return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
 
     def snapshot_warnings(self, spec: ContainerSpec) -> list[str]:
-        """What may keep snapshots of a container for `spec` from being restored; shown when a run takes snapshots."""
+        """What keeps snapshots of a container for `spec` from being taken, or may keep them from being restored."""
+        if spec.compose_file is not None:
+            return [f"Task {spec.name}: no snapshots of it can be taken, {NO_SNAPSHOTS}."]
         if spec.docker_image is None and not self._options.keep_image:
             return [
                 f"Task {spec.name}: its image is removed with the last container that uses it "

@@ -57,12 +57,13 @@ async def ensure_image(
         make = functools.partial(_build, engine, image, context_dir, keep)
     else:
         raise ContainerStartError(f"Task {name} has neither a docker_image nor an environment/Dockerfile.")
-    if not await in_thread(lambda: _is_there(engine.api, image), abandon=True):
+    if not await in_thread(lambda: is_there(engine.api, image), abandon=True):
         await share(f"{engine.host} {image}", lambda demand: _make(engine, image, make, demand))
     return image
 
 
-def _is_there(api: APIClient, image: str) -> bool:
+def is_there(api: APIClient, image: str) -> bool:
+    """Whether the engine has an image of this name. Blocking."""
     from docker.errors import ImageNotFound
 
     try:
@@ -76,7 +77,7 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
     try:
         with image_lock(f"{engine.host} {image}", demand), _slots:
             demand.pause(0)
-            if not _is_there(engine.api, image):  # another process may have been faster
+            if not is_there(engine.api, image):  # another process may have been faster
                 make(demand)
     except engine_errors() as error:
         raise ContainerStartError(f"Cannot get the image {image}: {reason(error)}.") from error

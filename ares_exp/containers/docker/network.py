@@ -17,7 +17,7 @@ import asyncio
 import ipaddress
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -110,9 +110,19 @@ def _proxy_obstacle() -> str | None:
 class ContainerNetwork:
     """The network of one container."""
 
-    def __init__(self, spec: ContainerSpec, options: NetworkOptions) -> None:
-        """Touches nothing yet."""
+    def __init__(
+        self, spec: ContainerSpec, options: NetworkOptions, *, neighbours: Sequence[str] | None = None
+    ) -> None:
+        """Touches nothing yet.
+
+        Args:
+            spec: Of the container.
+            options: Of the factory.
+            neighbours: Names that it reaches under every policy, over networks that are not ours to switch. `None`:
+                it has no such networks.
+        """
         self._spec = spec
+        self._neighbours = neighbours
         self._options = options
         self._policy: NetworkPolicy | None = options.in_force(spec.network)
         self._proxy: EgressProxy | None = None
@@ -132,7 +142,10 @@ class ContainerNetwork:
     @property
     def env(self) -> Mapping[str, str]:
         """Variables of every command under the policy that is in force."""
-        return PROXY_ENV if self._policy is not None and self._policy.mode == "allowlist" else {}
+        if self._policy is None or self._policy.mode != "allowlist":
+            return {}
+        around = ",".join((PROXY_ENV["no_proxy"], *(self._neighbours or ())))
+        return {**PROXY_ENV, "no_proxy": around, "NO_PROXY": around}
 
     async def start(self, engine: Engine, container: str) -> None:
         """Takes over the network of a container that has just been started.
@@ -166,7 +179,8 @@ class ContainerNetwork:
             if self._proxy is not None:
                 await self._proxy.set_policy(wanted)
             try:
-                await in_thread(lambda: _move(engine, self._container, network))
+                if self._neighbours is None:
+                    await in_thread(lambda: _move(engine, self._container, network))
             except engine_errors() as error:
                 raise ContainerError(
                     f"The network of {self._spec.name} could not be switched to {wanted.mode}: {reason(error)}."

@@ -26,10 +26,9 @@ def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
         UnsupportedTaskError: It needs an engine.
         TaskError: The Dockerfile is missing or malformed.
     """
+    if spec.compose_file is not None:
+        raise UnsupportedTaskError(f"{spec.compose_file}: container=local runs no compose files. {_REMEDY}")
     context = spec.context_dir
-    for name in ("docker-compose.yaml", "docker-compose.yml"):
-        if context is not None and (context / name).exists():
-            raise UnsupportedTaskError(f"{context / name}: container=local runs no compose files. {_REMEDY}")
     if context is not None and (context / "Dockerfile").is_file():
         dockerfile = read_dockerfile(context / "Dockerfile", Base(BASE_ENV), refusal=_REFUSAL)
         if dockerfile.user not in ROOT_NAMES and not is_privileged():

@@ -11,7 +11,7 @@ from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, dump_json
 from ares_exp.secrets import KnownSecrets
 from ares_exp.tasks.content_digest import content_digest, digested_files
-from ares_exp.tasks.harbor import TASK_TOML
+from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import plain, read_identity
 from ares_exp.trajectories.files.episode_file import PARTIAL

@@ -288,9 +288,8 @@ def test_refused_specs(tmp_path: Path) -> None:
         check(ContainerSpec(name="t", context_dir=tmp_path))
     (tmp_path / "Dockerfile").write_text("FROM x\n")
     check(ContainerSpec(name="t", docker_image="debian", context_dir=tmp_path))
-    (tmp_path / "docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(UnsupportedTaskError, match=r"docker-compose\.yaml"):
-        check(ContainerSpec(name="t", context_dir=tmp_path))
+    with pytest.raises(UnsupportedTaskError, match=r"docker-compose\.yaml: container=local runs no compose files"):
+        check(ContainerSpec(name="t", context_dir=tmp_path, compose_file=tmp_path / "docker-compose.yaml"))
 
 
 MIXED = [

@@ -487,4 +487,4 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
     while not step.last():
         step = await env.step(await policy(step.observation))
     assert step.reward == 1.0
-    assert (tmp_path / "out" / "reward.txt").read_text().strip() == "1"
+    assert (tmp_path / "out" / "verifier" / "reward.txt").read_text().strip() == "1"

@@ -27,8 +27,8 @@ def shards(tmp_path: Path) -> list[str]:
         (run / "trajectories").mkdir()
         (run / "trajectories" / f"{name}.json").write_text(name)
         (run / "trajectories.jsonl").write_text(f'"{name}"\n"tor')
-        (run / "verifier" / f"{name}-0").mkdir(parents=True)
-        (run / "verifier" / f"{name}-0" / "reward.txt").write_text("1")
+        (run / "files" / f"{name}-0").mkdir(parents=True)
+        (run / "files" / f"{name}-0" / "reward.txt").write_text("1")
     return [str(first), str(second)]
 
 
@@ -44,7 +44,7 @@ def test_two_shards_become_one_run(tmp_path: Path, shards: list[str], capsys: py
     assert RecordedRun(out).overrides() == ["policy=oracle", 'env.tasks=["a","b"]']
     assert sorted(path.name for path in (out / "trajectories").iterdir()) == ["a.json", "b.json"]
     assert (out / "trajectories.jsonl").read_text() == '"a"\n"b"\n', "whole lines"
-    assert (out / "verifier" / "b-0" / "reward.txt").exists()
+    assert (out / "files" / "b-0" / "reward.txt").exists()
     assert yaml.safe_load((out / "parts" / "1" / "config.yaml").read_text())["concurrency"] == 8
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

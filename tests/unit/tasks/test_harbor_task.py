@@ -137,8 +137,9 @@ def test_container_spec(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) ->
         users=frozenset({"1000:1000", 65534}),
         start_timeout_sec=9,
     )
-    assert (task.agent_user, task.agent_timeout_sec, task.verifier_timeout_sec) == ("1000:1000", 5, 7)
-    assert task.instruction == "Do it.\n"
+    (stage,) = task.stages
+    assert (stage.agent_user, stage.agent_timeout_sec, stage.verifier_timeout_sec) == ("1000:1000", 5, 7)
+    assert stage.instruction == "Do it.\n"
 
 
 def test_an_image_without_environment(make_task: MakeTask) -> None:
@@ -168,23 +169,20 @@ def test_a_network_for_each_phase(
     task = load_task(make_task(toml=toml))
     task.check_runnable()
     spec = task.container_spec
-    assert (spec.network, task.agent_network, task.verifier_network) == (baseline, agent, verifier)
+    (stage,) = task.stages
+    assert (spec.network, stage.agent_network, stage.verifier_network) == (baseline, agent, verifier)
     assert spec.phase_networks == {agent, verifier} - {baseline}
     assert spec.networks == {baseline, agent, verifier}
 
 
 REFUSED: list[tuple[str, Files, str]] = [
-    (STEP, {"steps/a/instruction.md": ""}, "multi-step tasks ([[steps]])"),
     ("artifacts = ['/a']", {}, "artifacts (artifacts)"),
-    (SEPARATE, {}, "a verifier environment of its own ([verifier].environment_mode)"),
-    ("[verifier.environment]", {}, "a verifier environment of its own ([verifier.environment])"),
     ("[[verifier.collect]]\ncommand = 'a'", {}, "collect hooks ([[verifier.collect]])"),
     ("[environment]\nos = 'windows'", {"tests/test.bat": ""}, 'operating system "windows" ([environment].os)'),
     ("[environment]\ntpu = {type = 'a', topology = '1x1'}", {}, "TPUs ([environment].tpu)"),
     ("[environment.healthcheck]\ncommand = 'a'", {}, "health checks ([environment.healthcheck])"),
     ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "MCP servers ([[environment.mcp_servers]])"),
     ("[environment]\nskills_dir = '/skills'", {}, "skills ([environment].skills_dir)"),
-    ("", {"environment/docker-compose.yaml": ""}, "Docker Compose (environment/docker-compose.yaml)"),
     ("", {"trajectory.json": "{}"}, "prior context (trajectory.json)"),
     ("", {"tests/.harborignore": "x"}, "upload filters (tests/.harborignore)"),
     ("", {"solution/data/.harborignore": "x"}, "upload filters (solution/data/.harborignore)"),

@@ -41,7 +41,8 @@ CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
 @pytest.mark.parametrize(("limits", "toml", "phase", "expected"), CASES)
 def test_limit_in_force(make_task: Any, limits: dict[str, Any], toml: str, phase: str, expected: float | None) -> None:
     task = load_task(make_task(toml=toml))
-    assert getattr(TimeLimits(**limits), phase)(task) == expected
+    limited = task if phase == "start" else task.stages[0]
+    assert getattr(TimeLimits(**limits), phase)(limited) == expected
 
 
 @pytest.mark.parametrize(

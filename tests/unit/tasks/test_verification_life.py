@@ -73,10 +73,10 @@ async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
     task: HarborTask, factory: ContainerFactory
 ) -> None:
     async with playing(task, factory) as container:
-        untouched = await task.verify(container, None)
-        env = await task.upload_solution(container)
-        run = await container.exec("/solution/solve.sh", env=env, user=task.agent_user)
-        solved = await task.verify(container, None)
+        untouched = await task.stages[0].verify(container, None)
+        env = await task.stages[0].upload_solution(container)
+        run = await container.exec("/solution/solve.sh", env=env, user=task.stages[0].agent_user)
+        solved = await task.stages[0].verify(container, None)
     assert (untouched.reward, run.exit_code, solved.reward) == (0.0, 0, 1.0), run.output
 
 
@@ -86,9 +86,9 @@ async def test_samples_are_solved_by_their_solution_and_by_nothing_else(
 async def test_samples_tell_right_from_wrong(factory: ContainerFactory, name: str, command: str, reward: float) -> None:
     task = load_task(SAMPLES / name)
     async with playing(task, factory) as container:
-        env = await task.upload_solution(container)
+        env = await task.stages[0].upload_solution(container)
         await container.exec(command, env=env)
-        assert (await task.verify(container, None)).reward == reward
+        assert (await task.stages[0].verify(container, None)).reward == reward
 
 
 async def test_set_up_makes_log_directories_for_everyone(make_task: MakeTask, factory: ContainerFactory) -> None:
@@ -102,7 +102,7 @@ async def test_the_verifiers_files_come_home(make_task: MakeTask, factory: Conta
     task = load_task(make_task(files={"tests/test.sh": script}), reward_key="b")
     output_dir = tmp_path / "new" / "verifier"
     async with playing(task, factory) as container:
-        verdict = await task.verify(container, output_dir)
+        verdict = await task.stages[0].verify(container, output_dir)
     assert (verdict.reward, dict(verdict.rewards)) == (0, {"a": 1, "b": 0})
     assert (output_dir / "test-stdout.txt").read_text() == "out\nerr\n"
     assert json.loads((output_dir / "reward.json").read_text()) == {"a": 1, "b": 0}
@@ -119,7 +119,7 @@ async def test_rewards_that_the_agent_left_do_not_count(
             "echo 1 > /logs/verifier/reward.txt; mkdir /logs/verifier/reward.json; echo kept > /logs/verifier/x"
         )
         with pytest.raises(RewardFileNotFoundError, match=r"(?s)exit code 0; the end of its output:\nno reward today"):
-            await task.verify(container, tmp_path / "out")
+            await task.stages[0].verify(container, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test-stdout.txt", "x"]
 
 
@@ -140,7 +140,7 @@ async def test_bad_verifiers(
     task = load_task(make_task(files={"tests/test.sh": script}))
     async with playing(task, factory) as container:
         with pytest.raises(error, match=said):
-            await task.verify(container, None)
+            await task.stages[0].verify(container, None)
 
 
 async def test_a_failed_verification_leaves_no_files_on_the_host(
@@ -151,7 +151,7 @@ async def test_a_failed_verification_leaves_no_files_on_the_host(
         (tmp_path / "tmp").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
         with pytest.raises(RewardFileNotFoundError):
-            await task.verify(container, None)
+            await task.stages[0].verify(container, None)
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -175,10 +175,10 @@ async def test_environment_of_the_test_script(
     task = load_task(make_task(toml=toml, files={"tests/test.sh": script}))
     async with playing(task, factory) as container:
         with pytest.raises(VerifierError, match="ARES_EXP_TEST_KEY"):
-            await task.verify(container, None)
+            await task.stages[0].verify(container, None)
         monkeypatch.setenv("ARES_EXP_TEST_KEY", "a-very-secret-value")
-        await task.verify(container, tmp_path)
-        env = await task.upload_solution(container)
+        await task.stages[0].verify(container, tmp_path)
+        env = await task.stages[0].upload_solution(container)
     assert (tmp_path / "test-stdout.txt").read_text() == "environment verifier *** [] /app\n"
     assert env == {"DEBIAN_FRONTEND": "noninteractive", "SOLUTION_ONLY": "yes"}
 
@@ -187,7 +187,7 @@ async def test_the_test_script_runs_as_the_verifiers_user(make_task: MakeTask, f
     script = "#!/bin/bash\nid -u > /logs/verifier/reward.txt\n"
     task = load_task(make_task(toml="[verifier]\nuser = 1234", files={"tests/test.sh": script}))
     async with playing(task, factory) as container:
-        assert (await task.verify(container, None)).reward == 1234
+        assert (await task.stages[0].verify(container, None)).reward == 1234
 
 
 async def test_tests_are_uploaded_over_what_is_there(make_task: MakeTask, factory: ContainerFactory) -> None:
@@ -199,7 +199,7 @@ async def test_tests_are_uploaded_over_what_is_there(make_task: MakeTask, factor
         await container.exec(
             "mkdir -p /tests/data && echo 1 > /tests/data/a && echo 2 > /tests/data/b && echo x > /tests/test.sh"
         )
-        assert (await task.verify(container, None)).reward == 21
+        assert (await task.stages[0].verify(container, None)).reward == 21
 
 
 async def test_tests_that_are_gone(make_task: MakeTask, factory: ContainerFactory) -> None:
@@ -208,14 +208,14 @@ async def test_tests_that_are_gone(make_task: MakeTask, factory: ContainerFactor
     (task.path / "tests").rmdir()
     async with playing(task, factory) as container:
         with pytest.raises(AddTestsDirError, match="tests"):
-            await task.verify(container, None)
+            await task.stages[0].verify(container, None)
 
 
 async def test_a_task_without_solution(make_task: MakeTask, factory: ContainerFactory) -> None:
     task = load_task(make_task(files={"solution/solve.sh": None}))
     async with playing(task, factory) as container:
         with pytest.raises(TaskError, match=r"solution/solve\.sh"):
-            await task.upload_solution(container)
+            await task.stages[0].upload_solution(container)
 
 
 async def test_verification_is_bounded_by_its_caller(make_task: MakeTask, factory: ContainerFactory) -> None:
@@ -223,7 +223,7 @@ async def test_verification_is_bounded_by_its_caller(make_task: MakeTask, factor
     async with playing(task, factory) as container:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
-                await task.verify(container, None)
+                await task.stages[0].verify(container, None)
         running = await container.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
         assert "sleep 61" not in running.output
 

@@ -1,0 +1,140 @@
+"""A preset that is an option of the `env` group: its environments are those that `env=…` plays."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.config import instantiate_group
+from ares_exp.environments.choosing_environment import ChoosingEnvironment
+from ares_exp.environments.environment import Environment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.errors import PresetError
+from ares_exp.hydra_setup import compose_config
+from ares_exp.options import find_options
+from ares_exp.preset_id import Selector
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ares_exp.containers.container import ContainerFactory
+    from ares_exp.environments.source import EnvironmentSource
+    from ares_exp.trackers.tracker import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo:
+    """What is said of a preset.
+
+    Attributes:
+        name: What `make` takes.
+        description: A line for people.
+        num_tasks: How many tasks it has; `None` where that is not known without a network, or without a file that is
+            not here.
+    """
+
+    name: str
+    description: str
+    num_tasks: int | None
+
+    def __str__(self) -> str:
+        """For people."""
+        count = "an unknown number of" if self.num_tasks is None else str(self.num_tasks)
+        return f"{self.name} ({count} task{'' if self.num_tasks == 1 else 's'}): {self.description}"
+
+
+@dataclass(frozen=True)
+class ConfiguredPreset:
+    """Environments out of the config tree, as a spec for `register_preset`.
+
+    ```python
+    register_preset("mine", ConfiguredPreset("harbor", overrides=("env.path=path/to/tasks",)))
+    ```
+
+    Attributes:
+        env: Option of the `env` group.
+        agent: Option of the `agent` group; `None` for the default one.
+        overrides: What else is said on the command line: `env.path=…`, `agent.command_timeout_sec=…`.
+        config_dirs: Folders of options of your own, as `--config-dir`.
+    """
+
+    env: str
+    agent: str | None = None
+    overrides: tuple[str, ...] = ()
+    config_dirs: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`env`, or `env-agent`."""
+        return self.env if self.agent is None else f"{self.env}-{self.agent}"
+
+    def get_info(self) -> EnvironmentInfo:
+        """Name, description and number of tasks; the tasks are counted where that takes no network."""
+        described = {option.name: option.description for option in find_options("env", self.config_dirs)}
+        description = described.get(self.env, "")
+        with_agent = f"{description}; agent {self.agent}" if self.agent is not None else description
+        return EnvironmentInfo(self.name, with_agent, self._count())
+
+    def get_env(
+        self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
+    ) -> Environment:
+        """The environment, limited by nothing but the tasks' own limits. Reads the task set.
+
+        Args:
+            selector: Picks tasks by their names.
+            container_factory: Makes the containers.
+            tracker: Is told of every episode that ends.
+
+        Raises:
+            UserError: An option lacks a value or has a wrong one, the task set cannot be read, nothing is selected.
+        """
+        config = self._compose()
+        source = self._source(config)
+        agents = instantiate_group(config, "agent")
+        names = selector(source.load(logger.warning))
+        if (keep := getattr(source, "keep", None)) is not None:
+            keep(names)
+        parts = EpisodeParts(container_factory, agents, EpisodeLimits(), seed=0)
+        environment = ChoosingEnvironment(source, names, parts)
+        if tracker is None:
+            return environment
+        from ares_exp.tracked_environment import TrackedEnvironment
+
+        return TrackedEnvironment(environment, tracker)
+
+    def _compose(self) -> DictConfig:
+        agent = [f"agent={self.agent}"] if self.agent is not None else []
+        return compose_config([f"env={self.env}", *agent, *self.overrides], config_dirs=self.config_dirs)
+
+    def _source(self, config: DictConfig) -> EnvironmentSource:
+        from omegaconf import OmegaConf
+
+        node: Any = config.env
+        missing = sorted(OmegaConf.missing_keys(node))
+        if missing:
+            needed = " ".join(f"{key}=…" for key in missing)
+            given = ", ".join(f'"{key}=…"' for key in missing)
+            raise PresetError(
+                f"The preset `{self.name}` needs a value for {' and '.join(f'`{key}`' for key in missing)}. "
+                f"Run `python -m ares_exp env={self.env} {needed}`, or register a preset that says it: "
+                f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
+            )
+        source: EnvironmentSource = instantiate_group(config, "env")
+        return source
+
+    def _count(self) -> int | None:
+        try:
+            source = self._source(self._compose())
+            return len(source.load(_ignore)) if getattr(source, "loads_offline", False) else None
+        except Exception as error:  # a plugin's source may raise anything, and the others are counted all the same
+            logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
+            return None
+
+
+def _ignore(warning: str) -> None:
+    """Whoever counts is told no more than the number."""

@@ -1,0 +1,212 @@
+"""The container of a task with a compose file: its service `main`, the others beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from pathlib import Path
+from typing import Unpack
+
+from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, ServiceContainer
+from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.docker.compose.dangers import read_compose_file, refuse_dangers
+from ares_exp.containers.docker.compose.project import ComposeProject
+from ares_exp.containers.docker.compose.project_file import MAIN, Ours
+from ares_exp.containers.docker.compose.service import Service
+from ares_exp.containers.docker.compose.tool import find_compose
+from ares_exp.containers.docker.container import WHEN_SLOW, DockerOptions, unique_name
+from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
+from ares_exp.containers.docker.life import FirstProcess, why_it_stays
+from ares_exp.containers.docker.network import ContainerNetwork
+from ares_exp.containers.docker.running import RunningContainer
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.ownership import owner_labels
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerStartError,
+    PreflightError,
+    SnapshotUnsupportedError,
+    TaskError,
+    UnsupportedTaskError,
+)
+from ares_exp.filesystem.delta import Delta
+from ares_exp.filesystem.objects import ObjectStore
+
+_logger = logging.getLogger(__name__)
+
+NO_SNAPSHOTS = "its files are not all that it is: the services of its compose file have a state of their own"
+
+
+def check_compose(spec: ContainerSpec, options: DockerOptions) -> None:
+    """Finds out before the start whether a task with a compose file can be played. Blocking.
+
+    Raises:
+        UnsupportedTaskError: There is no compose program here; or the file asks for too much; or for networks that
+            cannot be switched.
+        TaskError: The file is malformed.
+    """
+    assert spec.compose_file is not None
+    try:
+        find_compose()
+    except PreflightError as error:
+        raise UnsupportedTaskError(f"Task {spec.name} has several services ({spec.compose_file}). {error}") from error
+    document = read_compose_file(spec.compose_file)
+    if not options.compose_trusted:
+        refuse_dangers(spec.compose_file, document)
+    if len({_is_closed(policy, options) for policy in spec.networks}) > 1:
+        raise UnsupportedTaskError(
+            f"Task {spec.name} asks for a public network in one phase and for less in another. container=docker cannot "
+            f"switch the networks of several services ({spec.compose_file}). Play it under one network with "
+            "container.network=no-network or container.network=public, or leave it out."
+        )
+
+
+def _is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
+    return options.network.in_force(policy).mode != "public"
+
+
+class ComposeContainer(Container):
+    """The service `main`; a `Container`, and a `ComposedContainer`."""
+
+    image: str | None = None
+
+    def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
+        """Keeps what is needed to start."""
+        self._spec = spec
+        self._options = options
+        self._project = ComposeProject(
+            unique_name(spec.name).lower(), spec, trusted=options.compose_trusted, keep_image=options.keep_image
+        )
+        self._engine: Engine | None = None
+        self._first_process: FirstProcess | None = None
+        self._network: ContainerNetwork | None = None
+        self._running: RunningContainer | None = None
+        self._services: dict[str, Service] = {}
+        self._stopped = False
+
+    @property
+    def project_name(self) -> str:
+        """The compose project's name."""
+        return self._project.name
+
+    async def start(self) -> None:
+        """As `Container.start`."""
+        refuse_second_start(begun=self._engine is not None or self._stopped)
+        what = f"The container of {self._spec.name}"
+        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
+        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
+            try:
+                await self._start()
+            except failures as error:
+                raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
+
+    async def _start(self) -> None:
+        spec, options = self._spec, self._options
+        if spec.changes is not None:
+            raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
+        engine = self._engine = await connect()
+        ours = Ours(
+            labels=owner_labels(),
+            env=options.env,
+            extra_hosts=options.network.extra_hosts,
+            pids_limit=options.pids_limit,
+            swap_mb=options.swap_mb,
+            no_new_privileges=options.no_new_privileges,
+            closed=_is_closed(spec.network, options),
+            capabilities=engine.capabilities,
+        )
+        await self._project.start(engine, ours)
+        main = self._project.containers[MAIN]
+        found = await in_thread(lambda: engine.api.inspect_container(main), abandon=True)
+        self.image = found["Config"]["Image"]
+        first_process = self._first_process = await FirstProcess.attach(engine, main)
+        network = self._network = ContainerNetwork(spec, options.network, neighbours=self._project.addresses)
+        await network.start(engine, main)
+        running = self._running = RunningContainer(
+            engine,
+            main,
+            what=f"container of {spec.name}",
+            shell=options.shell,
+            workdir=spec.workdir,
+            first_process=first_process,
+        )
+        try:
+            await running.open()
+        except ContainerError as error:
+            raise ContainerStartError(f"The container of {spec.name} started, but runs no commands. {error}") from error
+
+    def service(self, name: str) -> ServiceContainer:
+        """As `ComposedContainer.service`."""
+        engine, containers = self._engine, self._project.containers
+        if engine is None or self._running is None or self._stopped:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        if name not in containers:
+            known = ", ".join(sorted(containers))
+            raise ContainerError(f"Expected one of the services of {self._spec.compose_file} ({known}), got {name}.")
+        if name not in self._services:
+            self._services[name] = Service(engine, containers[name], name)
+        return self._services[name]
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """As `Container.exec`."""
+        running = self._started
+        assert self._network is not None
+        options["env"] = {**self._network.env, **(options.get("env") or {})}
+        return await running.exec(command, **options)
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.upload`."""
+        await self._started.upload(source, target)
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """As `Container.download`."""
+        await self._started.download(source, target)
+
+    async def set_network(self, policy: NetworkPolicy) -> None:
+        """As `Container.set_network`: between policies that all leave the services' own networks as they are."""
+        running = self._started
+        running.raise_if_closed()
+        assert self._network is not None
+        await self._network.set(policy)
+
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        """Refused.
+
+        Raises:
+            SnapshotUnsupportedError: Always.
+        """
+        raise SnapshotUnsupportedError(
+            f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Play this task with snapshot=none."
+        )
+
+    @property
+    def _started(self) -> RunningContainer:
+        if self._running is None:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        return self._running
+
+    async def stop(self) -> None:
+        """As `Container.stop`."""
+        self._stopped = True
+        try:
+            if self._running is not None:
+                await self._running.close()
+            await asyncio.gather(*(service.close() for service in self._services.values()))
+            if self._engine is not None:
+                await self._remove(self._engine)
+        finally:
+            if self._first_process is not None:
+                self._first_process.close()
+            if self._network is not None:
+                await self._network.close()
+
+    async def _remove(self, engine: Engine) -> None:
+        if problem := await self._project.remove(engine):
+            _logger.warning("Of the compose project %s something stays: %s.", self._project.name, problem)
+        for image in () if self._options.keep_image else sorted(self._project.built):
+            removal = functools.partial(engine.api.remove_image, image)
+            if problem := await in_thread(functools.partial(why_it_stays, removal), lane="removals"):
+                _logger.info("The image %s stays: %s.", image, problem)
+        self._project.built.clear()

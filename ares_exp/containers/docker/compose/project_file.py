@@ -1,0 +1,189 @@
+"""The file that a compose project is started from: the task's, with what is ours.
+
+The task's file is merged on top of ours (`base_document`) by the compose program, which says what it makes of both.
+Into that goes what the task has no say in (`complete`): labels, networks, images, the variables of `main`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.life import FIRST_COMMAND
+from ares_exp.containers.docker.limits import gpu_request
+from ares_exp.errors import ContainerStartError
+
+MAIN = "main"
+"""The service that is the agent's container."""
+
+_MiB = 1024 * 1024
+_DEFAULT = "default"
+
+# A network without a way out, on which the machine itself has no address either.
+_CLOSED = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
+# Names of other services are answered by the engine; questions for other names would leave through it.
+_NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """What of a project is the same whatever its task's file says.
+
+    Attributes:
+        labels: Of everything that is made.
+        env: Variables of `main` that the task may set otherwise.
+        extra_hosts: More lines of `/etc/hosts`.
+        pids_limit: Bound on the processes of each service that has none of its own.
+        swap_mb: Swap of `main` on top of its memory limit.
+        no_new_privileges: Whether programs may gain no rights when they start.
+        closed: Whether its networks have no way out.
+        capabilities: What the engine can do.
+    """
+
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    extra_hosts: Mapping[str, str]
+    pids_limit: int
+    swap_mb: int
+    no_new_privileges: bool
+    closed: bool
+    capabilities: Capabilities
+
+
+def base_document(spec: ContainerSpec) -> dict[str, Any]:
+    """What the task's file is merged on top of: `main` with its image, and a command that lasts. Blocking."""
+    main: dict[str, Any] = {"command": FIRST_COMMAND}
+    if spec.docker_image is not None:
+        main["image"] = literal(spec.docker_image)
+    elif spec.context_dir is not None and (spec.context_dir / "Dockerfile").is_file():
+        main["build"] = {"context": literal(str(spec.context_dir))}
+    return {"services": {MAIN: main}}
+
+
+def complete(document: Mapping[str, Any], spec: ContainerSpec, ours: Ours, images: Mapping[str, str]) -> dict[str, Any]:
+    """The file to start the project from.
+
+    Args:
+        document: What the compose program made of `base_document` and the task's file, variables filled in.
+        spec: What the task asks of `main` otherwise.
+        ours: What is ours.
+        images: The image of each service.
+
+    Raises:
+        UnsupportedTaskError: It asks for GPUs that the engine does not have.
+        ContainerStartError: There is no one container `main`.
+    """
+    whole = copy.deepcopy(dict(document))
+    whole.pop("name", None)  # of the project: ours is given on the command line
+    services: dict[str, dict[str, Any]] = whole["services"]
+    if MAIN not in services or _count(services[MAIN]) != 1:
+        raise ContainerStartError(f"Expected one container of a service `{MAIN}` in {spec.compose_file}.")
+    for name, service in services.items():
+        service["image"] = literal(images[name])
+        _complete_service(service, ours)
+    _complete_main(services[MAIN], spec, ours)
+    whole["networks"] = {_DEFAULT: None, **(whole.get("networks") or {})}
+    if not any(_DEFAULT in _networks(service) for service in services.values()):
+        del whole["networks"][_DEFAULT]
+    for kind in ("networks", "volumes"):
+        for name, one in (whole.get(kind) or {}).items():
+            if not (one or {}).get("external"):
+                whole[kind][name] = _owned(one or {}, ours)
+    if ours.closed:
+        for name in whole["networks"]:
+            whole["networks"][name] |= _CLOSED
+    return whole
+
+
+def literal(text: str) -> str:
+    """`text` in a compose file, where a `$` stands for a variable."""
+    return text.replace("$", "$$")
+
+
+def names_of(document: Mapping[str, Any]) -> list[str]:
+    """By what names the services of a file reach each other."""
+    services: Mapping[str, Mapping[str, Any]] = document["services"]
+    return [*services, *(one["container_name"] for one in services.values() if one.get("container_name"))]
+
+
+def _owned(thing: Mapping[str, Any], ours: Ours) -> dict[str, Any]:
+    """A network or volume, with a name of the project's own."""
+    rest = {key: value for key, value in thing.items() if key != "name"}
+    return {**rest, "labels": {**_table(rest.get("labels")), **ours.labels}}
+
+
+def _complete_service(service: dict[str, Any], ours: Ours) -> None:
+    service.pop("build", None)
+    service.pop("ports", None)  # attempts that run at the same time would need the same ones
+    service["labels"] = {**_table(service.get("labels")), **ours.labels}
+    if name := service.pop("container_name", None):  # likewise; the others still find it by its name
+        joined = _networks(service)
+        if joined:
+            service["networks"] = {
+                network: {**(options or {}), "aliases": [*((options or {}).get("aliases") or ()), name]}
+                for network, options in joined.items()
+            }
+    _move_limits(service)
+    service.setdefault("pids_limit", ours.pids_limit)
+    if ours.no_new_privileges:
+        service["security_opt"] = [*(service.get("security_opt") or ()), "no-new-privileges:true"]
+    if ours.extra_hosts and not service.get("network_mode"):
+        lines = service.get("extra_hosts") or []
+        lines = [f"{name}:{address}" for name, address in lines.items()] if isinstance(lines, dict) else lines
+        service["extra_hosts"] = [*lines, *(f"{name}:{address}" for name, address in ours.extra_hosts.items())]
+    if ours.closed and not service.get("network_mode"):
+        service |= _NO_RESOLVER
+
+
+def _move_limits(service: dict[str, Any]) -> None:
+    """From under `deploy`, where the first version of Compose does not look, to where both do."""
+    limits = ((service.get("deploy") or {}).get("resources") or {}).pop("limits", None) or {}
+    for key, name in (("cpus", "cpus"), ("memory", "mem_limit"), ("pids", "pids_limit")):
+        if limits.get(key) is not None:
+            service.setdefault(name, float(limits[key]) if key == "cpus" else limits[key])
+
+
+def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> None:
+    wins = {name: literal(value) for name, value in spec.env.items()}
+    yields = {name: literal(value) for name, value in ours.env.items()}
+    main["environment"] = {**yields, **_table(main.get("environment")), **wins}
+    main |= {"stdin_open": True, "tty": False, "restart": "no"}
+    if spec.cpus is not None:
+        main.setdefault("cpus", min(spec.cpus, ours.capabilities.cpus))
+    if spec.memory_mb is not None and "mem_limit" not in main:
+        main["mem_limit"] = f"{spec.memory_mb * _MiB}b"
+        main["memswap_limit"] = f"{(spec.memory_mb + ours.swap_mb) * _MiB}b"
+    if spec.storage_mb is not None and ours.capabilities.disk_quota:
+        main.setdefault("storage_opt", {"size": f"{spec.storage_mb}m"})
+    if spec.gpus:
+        _reserve_gpus(main, gpu_request(spec.name, spec.gpus, ours.capabilities))
+
+
+def _reserve_gpus(main: dict[str, Any], request: Mapping[str, Any]) -> None:
+    resources = main.setdefault("deploy", {}).setdefault("resources", {})
+    device = {"driver": request["Driver"] or "nvidia", "capabilities": ["gpu"]}
+    device |= {"device_ids": request["DeviceIDs"]} if request["DeviceIDs"] else {"count": request["Count"]}
+    resources.setdefault("reservations", {}).setdefault("devices", [device])
+
+
+def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
+    """The networks that a service is on, with their options."""
+    if service.get("network_mode"):
+        return {}
+    found = service.get("networks") or {_DEFAULT: None}
+    return dict(found) if isinstance(found, dict) else dict.fromkeys(found)
+
+
+def _table(value: object) -> dict[str, Any]:
+    """A table, also where it is written as a list of `name=value`. Names without a value, the host's, are left out."""
+    if isinstance(value, list):
+        value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}
+
+
+def _count(service: Mapping[str, Any]) -> object:
+    return service.get("scale", (service.get("deploy") or {}).get("replicas", 1))

@@ -1,0 +1,197 @@
+"""The compose program of this machine: the plugin `docker compose`, or else a `docker-compose` of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.docker.docker_cli import docker_clis
+from ares_exp.errors import ContainerStartError, PreflightError
+
+ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
+"""Variables of ours that the program always gets: to find the engine's programs, its plugins and its settings."""
+
+_OLDEST = (1, 27)  # the first that reads files of both the second and the third format, and those without a version
+_QUESTION_SEC = 10.0
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
+_LAST_LINES = 20
+_MAX_LINE_BYTES = 4096
+_END_SEC = 10.0
+
+# The end of our end of a pipe ends the whole group. It comes also by kill -9 of this process.
+_WHILE_WE_LIVE = """
+life=$1
+shift
+exec 3<&0 </dev/null
+"$@" <&3 3<&- &
+command=$!
+{ read -r _; kill -9 0; } <"$life" >/dev/null 2>&1 3<&- &
+exec 3<&-
+wait $command
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the program did.
+
+    Attributes:
+        exit_code: Its exit code.
+        output: What it wrote to stdout.
+        complaint: The last lines that it wrote to stderr.
+    """
+
+    exit_code: int
+    output: str
+    complaint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeTool:
+    """A compose program.
+
+    Attributes:
+        command: How it is called.
+        version: As it says itself, `2.26.1` say.
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def says_json(self) -> bool:
+        """Whether it can print a file as JSON, where no two readers differ."""
+        return not self.version.startswith("1.")
+
+    async def run(
+        self, arguments: Sequence[str], *, env: Mapping[str, str], directory: Path, stdin: bytes = b""
+    ) -> Answer:
+        """Runs it; killed with all that it started when the caller is cancelled, and when this process is killed.
+
+        Args:
+            arguments: Its arguments.
+            env: All of its environment.
+            directory: Where.
+            stdin: What it reads.
+
+        Raises:
+            ContainerStartError: It could not be started, or says more than a compose file can be long.
+        """
+        life, held = os.pipe()
+        command = ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", f"/dev/fd/{life}", *self.command, *arguments]
+        process: asyncio.subprocess.Process | None = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(env),
+                cwd=directory,
+                pass_fds=(life,),
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            output, complaint, _ = await asyncio.gather(
+                _whole(process.stdout), _end(process.stderr), _feed(process.stdin, stdin)
+            )
+            exit_code = await process.wait()
+        except OSError as error:
+            raise ContainerStartError(f"{' '.join(self.command)} could not be run: {error}.") from error
+        finally:
+            os.close(held)
+            os.close(life)
+            if process is not None:
+                await finish(asyncio.wait_for(process.communicate(), _END_SEC))  # reads what is left: it is killed
+        return Answer(exit_code, output, complaint)
+
+
+async def _whole(stream: asyncio.StreamReader) -> str:
+    found = bytearray()
+    while data := await stream.read(64 * 1024):
+        found += data
+        if len(found) > _MAX_ANSWER_BYTES:
+            raise ContainerStartError(f"The compose program says more than {_MAX_ANSWER_BYTES} bytes.")
+    return found.decode("utf-8", "replace")
+
+
+async def _end(stream: asyncio.StreamReader) -> str:
+    """The last lines; of an overlong one the last bytes."""
+    lines, last = deque[bytes](maxlen=_LAST_LINES), b""
+    while data := await stream.read(64 * 1024):
+        *whole, last = (last + data).split(b"\n")
+        lines.extend(line[-_MAX_LINE_BYTES:] for line in whole[-_LAST_LINES:])
+        last = last[-_MAX_LINE_BYTES:]
+    return b"\n".join((*lines, last)).decode("utf-8", "replace").strip()
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    try:
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+    except ConnectionError:
+        pass  # it has ended without reading all: its exit code tells
+
+
+def find_compose() -> ComposeTool:
+    """The compose program that is used; found once. Blocking, for a second at most where all is well.
+
+    Raises:
+        PreflightError: There is none, or an old one alone.
+    """
+    return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
+
+
+def outer_environment() -> dict[str, str]:
+    """`ENVIRONMENT` with the values of now."""
+    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+
+
+@functools.lru_cache(maxsize=4)
+def _found(environment: tuple[str, ...]) -> ComposeTool:
+    seen = []
+    candidates: list[tuple[str, ...]] = [(str(cli), "compose") for cli in docker_clis()]
+    candidates += [(str(program),) for program in docker_clis("docker-compose")]
+    for command in candidates:
+        version = _version(command)
+        if version is None:
+            continue
+        if tuple(int(number) for number in version.split(".")[:2]) >= _OLDEST:
+            return ComposeTool(command, version)
+        seen.append(f"{' '.join(command)} is of version {version}")
+    found = "; ".join(seen) or "neither `docker compose` nor `docker-compose` is on PATH"
+    raise PreflightError(
+        f"Expected Docker Compose, version {'.'.join(map(str, _OLDEST))} or later: {found}. Install the plugin "
+        "(docker-compose-plugin in Docker's own packages, docker-compose in Debian's), or leave these tasks out."
+    )
+
+
+def _version(command: tuple[str, ...]) -> str | None:
+    """What a program says of itself; `None` when it is no compose program."""
+    try:
+        answer = subprocess.run(
+            [*command, "version", "--short"],
+            env=outer_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_QUESTION_SEC,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"v?(\d{1,6}\.\d{1,6}(\.\d{1,6})?)", answer.stdout.strip())
+    return found[1] if found and answer.returncode == 0 else None

@@ -1,0 +1,78 @@
+"""A process that outlives ours and removes a compose project when ours ends without having done so.
+
+The first process of a container that we make ends with our connection; the other services of a compose file are the
+task's own programs, which do not. So a shell waits beside us for the end of a pipe that only we hold: it comes with
+our end, by kill -9 too. Then the shell becomes Python and removes what is there of the project. Where it is killed as
+well (a machine that goes down), the labels remain, by which the next run removes what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from ares_exp.containers.docker.compose.removal import remove_project
+from ares_exp.containers.docker.docker_cli import passed_on
+from ares_exp.containers.docker.engine import Engine, connect
+from ares_exp.errors import PreflightError
+
+_WAIT = 'read -r _ || exec "$@"'
+_END_SEC = 10.0
+
+
+class Undertaker:
+    """The process that waits for our end."""
+
+    def __init__(self, engine: Engine, project: str) -> None:
+        """Starts it. Blocking, for milliseconds.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        env = {**passed_on(), "DOCKER_HOST": engine.host}
+        env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _WAIT, "sh", sys.executable, "-m", __name__, project],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,  # what ends our group is not meant for it
+        )
+
+    def dismiss(self) -> None:
+        """Sends it away: there is nothing left for it to do. Blocking, for milliseconds."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(b"\n")
+            stdin.close()
+        except OSError:
+            pass  # somebody killed it
+        try:
+            self._process.wait(_END_SEC)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+async def _remove(projects: Sequence[str]) -> None:
+    engine = await connect()
+    for project in projects:
+        await remove_project(engine, project, may_grow=True)
+
+
+def main(projects: Sequence[str]) -> int:
+    """Removes these projects."""
+    try:
+        asyncio.run(_remove(projects))
+    except PreflightError:
+        return 1  # the engine is gone: its next run finds them by their labels
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

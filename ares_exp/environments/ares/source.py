@@ -1,0 +1,126 @@
+"""`env=ares`: the presets of the `martian-ares` package as a source of environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+from pydantic import Field, validate_call
+
+from ares_exp.environments.ares.conversion import response_to_ares
+from ares_exp.environments.ares.environment import AresEnvironment
+from ares_exp.environments.ares.package import container_class, count_tasks, import_ares, response_module
+from ares_exp.environments.source import EpisodeParts, Report
+from ares_exp.errors import ConfigError, PreflightError, UnsupportedTaskError
+from ares_exp.tasks.positions import parse_position
+from ares_exp.tasks.selection import select
+
+Entry = int | str
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class _PresetTask:
+    """A task: the package gives them numbers only."""
+
+    name: str
+
+
+class AresEnvironments:
+    """The tasks of a preset, each under the name by which the package makes it: `preset:5`."""
+
+    needs_container = False  # the package starts its own
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        preset: Annotated[str, Field(min_length=1)],
+        tasks: Entry | list[Entry] | None = None,
+        exclude: str | list[str] | None = None,
+        limit: Annotated[int, Field(ge=1)] | None = None,
+        container: Literal["docker", "daytona"] = "docker",
+        import_timeout_sec: Seconds = 120.0,
+        timeout_sec: Seconds = 3600.0,
+    ) -> None:
+        """Validates the options; imports nothing yet.
+
+        Args:
+            preset: A preset of the package, if you like with a selector: `p`, `p:5`, `p:0:10`, `p@2/8`.
+            tasks: What of that to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`); `None` for all.
+            exclude: Names or globs to leave out.
+            limit: At most so many tasks.
+            container: Which of the package's own containers.
+            import_timeout_sec: How long its import may take.
+            timeout_sec: Bound on one `reset` or `step` of its environments.
+        """
+        self._preset = preset
+        self._selector = tasks
+        self._exclude = exclude
+        self._limit = limit
+        self._container = container
+        self._import_timeout_sec = import_timeout_sec
+        self._timeout_sec = timeout_sec
+        self._ares: ModuleType | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """The package's tasks have no place of ours."""
+        return None
+
+    def load(self, report: Report) -> Sequence[str]:
+        """Imports the package, and applies the selection to the preset's tasks."""
+        ares = self._ares = import_ares(self._import_timeout_sec)
+        name, position = _parts(self._preset)
+        found = [_PresetTask(f"{name}:{index}") for index in range(count_tasks(ares, name))]
+        if position:
+            try:
+                found = parse_position(position)(found)
+            except (ValueError, LookupError) as error:
+                raise ConfigError(f"`env.preset` {self._preset!r}: {error}.") from None
+        chosen = select(
+            found, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit, preset=f"ares ({name})"
+        )
+        return [one.name for one in chosen]
+
+    def keep(self, task_names: Iterable[str]) -> None:
+        """Nothing to leave out: a task is made when it is played."""
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        """Refuses the policy that plays solutions: the package gives none away."""
+        if parts.provide_solution:
+            raise UnsupportedTaskError(
+                "policy=oracle plays the solutions of tasks, and environments of martian-ares (env=ares) give none "
+                "away. Choose another policy."
+            )
+
+    def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
+        """The environment of one episode."""
+        ares = self._ares
+        if ares is None:
+            raise PreflightError("load() comes first: it imports martian-ares.")
+        return AresEnvironment(
+            task_name,
+            make=partial(_make, ares, task_name, self._container),
+            answer=partial(response_to_ares, module=response_module(ares)),
+            limits=parts.limits,
+            timeout_sec=self._timeout_sec,
+        )
+
+
+def _make(ares: ModuleType, task_name: str, container: str) -> object:
+    """An environment of the package with that task alone."""
+    return ares.make(task_name, container_factory=container_class(ares, container))
+
+
+def _parts(preset: str) -> tuple[str, str]:
+    """A preset's name, and the selector behind it, if there is one."""
+    name, mark, shard = preset.partition("@")
+    if mark:
+        return name, f"@{shard}"
+    name, _, position = preset.partition(":")
+    return name, position

@@ -1,0 +1,131 @@
+"""Scoring: what becomes of an agent's work when its stage is over. Artifacts are collected, and the verifier is run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.errors import ContainerError, VerifierTimeoutError
+from ares_exp.tasks.task import Stage, Verdict
+
+VERIFIER_FOLDER = "verifier"
+ARTIFACTS_FOLDER = "artifacts"
+STEPS_FOLDER = "steps"
+COLLECT_TIMEOUT_SEC = 1800.0
+"""Bound on the collection of artifacts, hooks included."""
+
+
+class Scoring:
+    """The scoring of one stage, in the agent's container or in one of the verifier's own.
+
+    Attributes:
+        container: The verifier's own container, while there is one.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        container_factory: ContainerFactory,
+        verifier_spec: ContainerSpec | None,
+        timeout_sec: float | None,
+        output_dir: Path | None,
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            stage: What is over.
+            container_factory: Makes the verifier's own container.
+            verifier_spec: What that has to be; `None`: there is none.
+            timeout_sec: Bound on the verifier; `None` is unlimited.
+            output_dir: The directory of the episode on the host, or `None`.
+        """
+        self.container: Container | None = None
+        self._stage = stage
+        self._container_factory = container_factory
+        self._verifier_spec = verifier_spec
+        self._timeout_sec = timeout_sec
+        of_stage = output_dir / STEPS_FOLDER / stage.name if output_dir is not None and stage.name else output_dir
+        self._verifier_dir = of_stage / VERIFIER_FOLDER if of_stage is not None else None
+        self._artifacts_dir = of_stage / ARTIFACTS_FOLDER if of_stage is not None else None
+
+    async def run(
+        self, agents: Container, network_between: NetworkPolicy, *, verify: bool, is_last: bool
+    ) -> Verdict | None:
+        """Collects the artifacts, and verifies.
+
+        Args:
+            agents: The agent's container; nothing of the agent's runs any more.
+            network_between: What may be reached there while neither agent nor verifier work.
+            verify: Whether the verifier is to be run; if not, there is no verdict.
+            is_last: Whether the agent's container is used no more: it may be stopped before the verifier starts.
+
+        Raises:
+            VerifierError: There is no usable reward.
+            ContainerError: A container failed.
+        """
+        if self._verifier_spec is None or not verify:
+            await self._collect(agents, self._artifacts_dir)
+            return await self._verify(agents, network_between) if verify else None
+        async with self._artifacts() as artifacts:
+            await self._collect(agents, artifacts)
+            if is_last:
+                await finish(agents.stop())
+            self.container = self._container_factory(self._verifier_spec)
+            try:
+                await self.container.start()
+                await self._stage.prepare_verifier(self.container, artifacts)
+                return await self._verify(self.container, self._verifier_spec.network)
+            finally:
+                await self.release()
+
+    async def release(self) -> None:
+        """Removes the verifier's own container. Idempotent."""
+        container, self.container = self.container, None
+        if container is not None:
+            await finish(container.stop())
+
+    async def _collect(self, agents: Container, target: Path | None) -> None:
+        limit = asyncio.timeout(COLLECT_TIMEOUT_SEC)
+        try:
+            async with limit:
+                await self._stage.collect(agents, target)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ContainerError(f"The artifacts were not collected within {COLLECT_TIMEOUT_SEC:g} s.") from None
+
+    @asynccontextmanager
+    async def _artifacts(self) -> AsyncIterator[Path]:
+        """Where artifacts are kept, or else are for as long as they are needed."""
+        if self._artifacts_dir is not None:
+            yield self._artifacts_dir
+            return
+        directory = await asyncio.to_thread(short_lived_directory, "verifier")
+        try:
+            yield directory.path
+        finally:
+            await finish(asyncio.to_thread(directory.remove))
+
+    async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
+        """Verifies with the verifier's network in force, and the one between phases again afterwards."""
+        limit = asyncio.timeout(self._timeout_sec)
+        try:
+            async with limit:
+                try:
+                    await container.set_network(self._stage.verifier_network)
+                    return await self._stage.verify(container, self._verifier_dir)
+                finally:
+                    await finish(container.set_network(network_between))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise VerifierTimeoutError(
+                f"The verifier did not finish within its limit of {self._timeout_sec:g} s."
+            ) from None

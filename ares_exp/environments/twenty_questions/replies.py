@@ -1,0 +1,141 @@
+"""What a reply of the policy is: a question, a guess, or neither.
+
+It is told from the text alone, never from what is hidden:
+
+- A line `Guess: …` (or `Final answer: …`) is a guess; so are `My guess is …`, `I think it is …`, `It is …`, and a reply
+  of at most five words that asks nothing (`A cat.`).
+- Text with one question mark is a question; without one, if it begins as questions do (`Does it fly`). One of the form
+  `Is it a …?` names something: if that is what is hidden, the question was a guess. `Is it bigger than a cat?` and
+  `Is it a cat or a dog?` name something else.
+- Everything else is neither: nothing, more than 500 characters, several questions, several guesses, both.
+
+A name is right when it is one of the object's names, whatever the case, accents, punctuation, spaces, a leading article
+or a final s: a list of names is none of them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_CHARS = 500
+MAX_WORDS_OF_A_NAME = 5
+
+_THING = r"(?:it|this|that|the (?:object|answer|thing|word)|what you(?: a|')re thinking of)"
+_GUESS_LINE = re.compile(
+    r"^[\W_]*(?:(?:so|okay|ok|then)[\s,]+)?(?:my )?(?:final )?(?:guess|answer)(?: is)?\s*:\s*(.+)$", re.I | re.M
+)
+_STATEMENT = re.compile(
+    r"^(?:(?:so|okay|ok|then|well)[\s,]+)?(?:"
+    r"my (?:final )?(?:guess|answer) is(?: that)?(?: it(?:'s| is))?"
+    rf"|i (?:would |'d )?(?:think|guess|believe|say)(?: that)?(?: {_THING}(?:'s| is| must be| might be| could be))?"
+    rf"|{_THING}(?:'s| is| must be| might be| could be)"
+    r")\s+(.+)$",
+    re.I,
+)
+_NAMING = re.compile(
+    rf"^(?:(?:so|okay|ok|then|well|and)[\s,]+)*(?:is|was|could|might|would|can) {_THING}(?: be)?\s+(.+)$"
+    r"|^(?:(?:so|okay|ok|then|well|and)[\s,]+)*are you thinking of\s+(.+)$",
+    re.I,
+)
+_ASKS = re.compile(r"^(?:is|are|was|were|does|do|did|can|could|has|have|had|will|would|might|may|should)\s", re.I)
+_ARTICLES = frozenset({"a", "an", "the", "some"})
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A guess of what is hidden.
+
+    Attributes:
+        name: What is guessed.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to be answered with yes or no.
+
+    Attributes:
+        text: The question.
+        names: What it asks for by name (`Is it a cat?`: `a cat`); `None` when it does not have that form.
+    """
+
+    text: str
+    names: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Neither.
+
+    Attributes:
+        reason: What is wrong with it, to follow on "that was no question:".
+    """
+
+    reason: str
+
+
+Reply = Question | Guess | Unusable
+
+
+def parse_reply(reply: str) -> Reply:
+    """What the reply is."""
+    if len(reply) > MAX_CHARS:
+        return Unusable(f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
+    text = unicodedata.normalize("NFKC", reply).replace("’", "'").strip()
+    if not any(char.isalnum() for char in text):
+        return Unusable("it is empty")
+    guesses = [match[1] for match in _GUESS_LINE.finditer(text)]
+    questions = len(re.findall(r"\?+", _GUESS_LINE.sub("", text)))
+    if len(guesses) + questions > 1:
+        several = (
+            "several questions" if not guesses else "several guesses" if not questions else "a question and a guess"
+        )
+        return Unusable(f"it has {several}, and one at a time is answered")
+    if guesses:
+        return Guess(_named(guesses[0].rstrip("?")) or guesses[0])
+    if questions:
+        return Question(text, _named(_last_sentence(text.partition("?")[0])))
+    return _without_mark(text)
+
+
+def _without_mark(text: str) -> Reply:
+    if _ASKS.match(text):
+        return Question(text, _named(text))
+    if stated := _STATEMENT.match(_last_sentence(text)):
+        return Guess(stated[1])
+    if len(text.split()) <= MAX_WORDS_OF_A_NAME:
+        return Guess(text)
+    return Unusable("it neither asks something nor has a line that begins with “Guess:”")
+
+
+def is_one_of(said: str, names: Iterable[str]) -> bool:
+    """Whether `said` is one of the names; for what does not count see the module."""
+    key = _key(said)
+    return bool(key) and key in {_key(name) for name in names}
+
+
+def _last_sentence(text: str) -> str:
+    """The last sentence, without the marks around it."""
+    sentences = [part for part in re.split(r"[.!:;\n]+(?:\s|$)", text) if any(char.isalnum() for char in part)]
+    return sentences[-1].strip(" \t*_\"'“”`") if sentences else ""
+
+
+def _named(sentence: str) -> str | None:
+    match = _NAMING.match(sentence.rstrip(".! "))
+    return None if match is None else match[1] or match[2]
+
+
+def _key(name: str) -> str:
+    """A name without what does not count."""
+    decomposed = unicodedata.normalize("NFKD", name.casefold())
+    letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
+    words = re.findall(r"[^\W_]+", letters)
+    while len(words) > 1 and words[0] in _ARTICLES:
+        words = words[1:]
+    joined = "".join(words)
+    return joined[:-1] if len(joined) > 3 and joined.endswith("s") and not joined.endswith("ss") else joined

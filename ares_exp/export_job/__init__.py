@@ -1,0 +1,1 @@
+"""Exporting a run as a Harbor job: a folder that Harbor's viewer and scripts open."""

@@ -1,0 +1,65 @@
+"""The command line of `python -m ares_exp.export_job`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ares_exp.command_line.guarded import EXIT_OK, guarded
+from ares_exp.command_line.terminal import printable
+from ares_exp.errors import ConfigError, UserError
+
+PROGRAM = "python -m ares_exp.export_job"
+DESCRIPTION = """\
+Writes a run as a Harbor job: a folder with a config.json, a result.json and a lock.json, and one folder for each
+attempt with its trajectory (ATIF), what its verifier left and its artifacts. Harbor's viewer and scripts open it as
+they open their own. Of an attempt that was tried again the last try is written. The run stays as it is.
+"""
+EPILOG = f"""\
+Examples:
+  {PROGRAM} outputs/default/2026-01-31_12-00-00            writes jobs/2026-01-31_12-00-00
+  {PROGRAM} outputs/first -o exported --name first-model
+  harbor view exported
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line and returns its exit code."""
+    parser = argparse.ArgumentParser(
+        PROGRAM,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "-o", "--jobs-dir", type=Path, default=Path("jobs"), metavar="OUT", help="the folder of jobs (jobs)"
+    )
+    parser.add_argument("--name", help="what to call the job there (the name of the run directory)")
+    arguments = parser.parse_args(argv)
+    return guarded(lambda: _export(arguments.run, arguments.jobs_dir, arguments.name), (UserError,))
+
+
+def _export(run: Path, jobs_dir: Path, name: str | None) -> int:
+    from ares_exp.export_job.job_folder import write_job
+    from ares_exp.export_job.recorded_job import read_job
+    from ares_exp.export_job.trial_folder import is_file_name
+
+    job = read_job(run)
+    name = name or run.resolve().name
+    if not is_file_name(name):
+        raise ConfigError(f"Expected the name of a job to be letters, digits and ._-, got {name!r:.80}: `--name …`.")
+    exported = write_job(job, jobs_dir, name)
+    for warning in exported.warnings:
+        sys.stderr.write(f"warning: {printable(warning)}\n")
+    stats = exported.result["stats"]
+    unfinished = job.planned - stats["n_completed_trials"]
+    sys.stdout.write(
+        f"{stats['n_completed_trials']} trials, {stats['n_errored_trials']} of them with an error"
+        f"{f'; {unfinished} have no result yet' if unfinished else ''}\n"
+        f"Written to {jobs_dir / name}; Harbor shows it: harbor view {jobs_dir}\n"
+    )
+    return EXIT_OK

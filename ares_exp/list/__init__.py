@@ -1,0 +1,1 @@
+"""`python -m ares_exp.list`: what can be chosen, and where it comes from."""

@@ -1,0 +1,207 @@
+"""Presets: environments by name. `make("harbor_samples:0")`, `info()`, `list_presets()`, and presets of your own.
+
+Every option of the `env` group is a preset, those of plugins included: `harbor_samples`. With an option of the `agent`
+group it is `harbor_samples-shell`; without, the default agent plays. `name:5`, `name:0:10`, `name:5:`, `name::10` and
+`name@2/8` (the third of eight shards) choose tasks. What is registered here in Python comes beside these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+from ares_exp.config import close_matches
+from ares_exp.configured_preset import ConfiguredPreset
+from ares_exp.configured_preset import EnvironmentInfo as EnvironmentInfo
+from ares_exp.errors import PresetError, PresetLookupError
+from ares_exp.options import find_options
+from ares_exp.plugins import log_problems
+from ares_exp.preset_id import RESERVED, PresetId, Selector
+
+if TYPE_CHECKING:
+    from ares_exp.containers.container import ContainerFactory
+    from ares_exp.environments.environment import Environment
+    from ares_exp.trackers.tracker import Tracker
+    from ares_exp.trajectories.collector import TrajectoryCollector
+
+_ENV_NAME = re.compile(r"[\w.]+")
+"""An option of `env` that is a preset: without a hyphen, so that a pair with an agent is read in one way only."""
+
+
+class EnvironmentSpec(Protocol):
+    """A preset: what it is, and how its environment is made."""
+
+    def get_info(self) -> EnvironmentInfo:
+        """Name, description and number of tasks, without making anything."""
+        ...
+
+    def get_env(
+        self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
+    ) -> Environment:
+        """The environment.
+
+        Args:
+            selector: Picks the tasks that are to be played: `selector(tasks) -> list`.
+            container_factory: Makes the containers.
+            tracker: Is told of every episode that ends, or `None`.
+        """
+        ...
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_registered: dict[str, EnvironmentSpec] = {}
+
+
+def make(
+    preset_id: str,
+    *,
+    container_factory: ContainerFactory | None = None,
+    tracker: Tracker | None = None,
+    trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
+) -> Environment:
+    """Makes the environment of a preset. Nothing is started before its `reset()`; the task set is read now.
+
+    Args:
+        preset_id: `name`, or with a selector `name:5`, `name:0:10`, `name:5:`, `name::10`, `name@2/8`.
+        container_factory: Makes the containers, and stays yours to close; `None` for the local sandbox.
+        tracker: Is told of every episode that ends. You start it, and finish it.
+        trajectory_collector: Records every episode; several by their names.
+
+    Returns:
+        The preset's environment itself; with a collector a `TrajectoryCollectingEnvironment` around it.
+
+    Raises:
+        ValueError: The preset or its selector is badly written, or the preset lacks a value (`PresetError`).
+        LookupError: No such preset, an index out of range, nothing selected (`PresetLookupError`).
+        UserError: Its options are wrong, or its task set cannot be read.
+    """
+    asked = PresetId.parse(preset_id)
+    spec = _find(asked.name)
+    if container_factory is None:
+        from ares_exp.containers.local import LocalContainerFactory
+
+        container_factory = LocalContainerFactory()
+    environment = spec.get_env(selector=asked, container_factory=container_factory, tracker=tracker)
+    if trajectory_collector is None:
+        return environment
+    from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+
+    return TrajectoryCollectingEnvironment(environment, trajectory_collector)
+
+
+@overload
+def info(preset_id: None = None) -> list[EnvironmentInfo]: ...
+
+
+@overload
+def info(preset_id: str) -> EnvironmentInfo: ...
+
+
+def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo]:
+    """What a preset is; without a name, of every preset.
+
+    Args:
+        preset_id: As for `make`; a selector changes nothing: the number of tasks is that of the whole preset.
+
+    Raises:
+        ValueError, LookupError: As `make`.
+    """
+    if preset_id is None:
+        return [_find(name).get_info() for name in list_presets()]
+    return _find(PresetId.parse(preset_id).name).get_info()
+
+
+def list_presets() -> list[str]:
+    """Names of all presets, in order. Each that is an option of `env` can be paired with an agent: `env-agent`."""
+    log_problems()
+    return sorted({*_registered, *_configured()})
+
+
+def register_preset(name: str, spec: EnvironmentSpec) -> None:
+    """Adds a preset to this process.
+
+    Args:
+        name: What `make` is to take.
+        spec: Something with `get_info()` and `get_env(*, selector, container_factory, tracker=None)`.
+
+    Raises:
+        ValueError: The name is taken, empty, or has a `:` or `@` in it (`PresetError`).
+    """
+    if not name or name != name.strip() or any(char in name for char in RESERVED):
+        raise PresetError(f"Expected the name of a preset, without `:` and `@`, got {name!r}.")
+    if name in _registered or _configured_preset(name) is not None:
+        raise PresetError(f"There is a preset `{name}` already: register yours under another name.")
+    _registered[name] = spec
+
+
+def register_env(
+    *, name: str | None = None, description: str | None = None, num_tasks: int | None = None
+) -> Callable[[F], F]:
+    """Registers the decorated function as a preset. It is called as a spec's `get_env`, and stays as it is.
+
+    Args:
+        name: What `make` is to take; by default the function's name.
+        description: A line for people; by default the first of the function's docstring.
+        num_tasks: How many tasks there are; `None` where that is not known.
+
+    Raises:
+        ValueError: As `register_preset`.
+    """
+
+    def register(function: F) -> F:
+        preset = str(getattr(function, "__name__", "")) if name is None else name
+        about = (inspect.getdoc(function) or "").partition("\n")[0] if description is None else description
+        register_preset(preset, _FunctionSpec(EnvironmentInfo(preset, about, num_tasks), function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionSpec:
+    """A spec out of a function."""
+
+    about: EnvironmentInfo
+    function: Callable[..., Environment]
+
+    def get_info(self) -> EnvironmentInfo:
+        return self.about
+
+    def get_env(
+        self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
+    ) -> Environment:
+        return self.function(selector=selector, container_factory=container_factory, tracker=tracker)
+
+
+def _find(name: str) -> EnvironmentSpec:
+    spec = _registered[name] if name in _registered else _configured_preset(name)
+    if spec is not None:
+        return spec
+    known = list_presets()
+    env, _, agent = name.partition("-")
+    if agent and env in _configured():
+        agents = [option.name for option in find_options("agent")]
+        close = close_matches(agent, agents) or f" Agents: {', '.join(agents)}."
+        raise PresetLookupError(
+            f"There is no preset `{name}`: `{env}` can be paired with an agent, not `{agent}`.{close}"
+        )
+    raise PresetLookupError(f"There is no preset `{name}`.{close_matches(name, known)} Presets: {', '.join(known)}.")
+
+
+def _configured() -> list[str]:
+    """The options of `env` that are presets."""
+    return [option.name for option in find_options("env") if _ENV_NAME.fullmatch(option.name)]
+
+
+def _configured_preset(name: str) -> ConfiguredPreset | None:
+    """The preset that an option of `env`, or a pair with an agent, is."""
+    env, hyphen, agent = name.partition("-")
+    if env not in _configured():
+        return None
+    if not hyphen:
+        return ConfiguredPreset(env)
+    return ConfiguredPreset(env, agent) if agent in {option.name for option in find_options("agent")} else None

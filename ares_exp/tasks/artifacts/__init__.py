@@ -1,0 +1,1 @@
+"""Artifacts: what is taken out of an agent's container when the agent is done, and given to its verifier."""

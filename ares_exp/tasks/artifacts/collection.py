@@ -1,0 +1,169 @@
+"""Copies artifacts out of a container. Whatever is missing or goes wrong is noted in the manifest, and is no error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from ares_exp.containers.archive import unpack_directory
+from ares_exp.containers.cancellation import finish, in_thread
+from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
+from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
+from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
+from ares_exp.tasks.artifacts.hooks import run_hooks
+from ares_exp.tasks.artifacts.manifest import ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
+from ares_exp.tasks.artifacts.places import Places, is_conventional, place_of
+from ares_exp.tasks.artifacts.services import service_of
+from ares_exp.tasks.redaction import redact
+
+_PACK_TIMEOUT_SEC = 600.0
+
+_logger = logging.getLogger(__name__)
+
+
+async def collect(
+    container: Container,
+    target: Path | None,
+    *,
+    hooks: Sequence[CollectHook],
+    artifacts: Sequence[Artifact],
+    secrets: Sequence[str],
+    stops_main: bool,
+) -> None:
+    """Runs the hooks and copies the artifacts: those of the agent's container, then those of services beside it.
+
+    Args:
+        container: The agent's, or the service `main` of several.
+        target: Directory of the host that gets the artifacts and their manifest; `None`: only the hooks are run.
+        hooks: In their order.
+        artifacts: In their order.
+        secrets: What is blanked in what is kept.
+        stops_main: Whether, if there are such services, the agent's container is stopped in between, so that what the
+            agent left running there has no part in what they say.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
+    collection = ArtifactCollection(container, target) if target is not None else None
+    services = {hook.service for hook in hooks} | {item.service for item in artifacts}
+    has_others = bool(services - {MAIN_SERVICE})
+    for of_main in (True, False) if has_others else (True,):
+        if stops_main and not of_main and isinstance(container, ComposedContainer):
+            await container.service(MAIN_SERVICE).stop()
+        await run_hooks([hook for hook in hooks if (hook.service == MAIN_SERVICE) == of_main], container)
+        if collection is not None:
+            await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
+    if collection is not None and target is not None:
+        await asyncio.to_thread(_finish, target, collection.entries, secrets)
+
+
+def _finish(target: Path, entries: Sequence[ManifestEntry], secrets: Sequence[str]) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    redact(target, secrets)
+    write_manifest(target, entries)
+
+
+class ArtifactCollection:
+    """What is collected at the end of one stage.
+
+    Attributes:
+        entries: What became of the artifacts so far.
+    """
+
+    def __init__(self, container: Container, target: Path) -> None:
+        """Collects nothing yet.
+
+        Args:
+            container: The agent's container, or the service `main` of several.
+            target: Directory of the host that the artifacts go to.
+        """
+        self.entries: list[ManifestEntry] = []
+        self._container = container
+        self._target = target
+        self._places = Places()
+
+    async def add(self, artifacts: Iterable[Artifact]) -> None:
+        """Copies each to its place, unless that is taken.
+
+        Raises:
+            ContainerDiedError: The agent's container is gone.
+        """
+        for artifact in artifacts:
+            kind, status = await self._collect(artifact)
+            self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
+
+    async def _collect(self, artifact: Artifact) -> tuple[ArtifactKind, ArtifactStatus]:
+        source, guess = artifact.source, _guess(artifact)
+        if (first := self._places.take(artifact)) is not None:
+            owner = first.source if isinstance(first, Artifact) else first
+            _logger.warning("The artifact %s is left out: its place on the host belongs to %s.", source, owner)
+            return guess, "skipped"
+        kind = guess
+        try:
+            service = service_of(self._container, artifact.service)
+            found = await _look(service, artifact)
+            kind = "file" if found is None else "directory"
+            target = self._target.joinpath(place_of(artifact))
+            await asyncio.to_thread(_make_way, target if kind == "directory" else target.parent, self._target)
+            if found == "" and is_conventional(artifact):
+                return kind, "empty"
+            if kind == "directory" and artifact.exclude:
+                await _download_without(service, artifact, target)
+            else:
+                await service.download(source, target)
+        except (ContainerError, OSError, ValueError) as error:
+            if isinstance(error, ContainerDiedError) and artifact.service == MAIN_SERVICE:
+                raise
+            _logger.info("The artifact %s of %s was not collected: %s", source, artifact.service, error)
+            return kind, "failed"
+        return kind, "ok"
+
+
+def _guess(artifact: Artifact) -> ArtifactKind:
+    return "file" if PurePosixPath(artifact.source).suffix else "directory"
+
+
+async def _look(service: Container | ServiceContainer, artifact: Artifact) -> str | None:
+    """`None` where there is no such directory; else something of what is in it, if there is something."""
+    path = shlex.quote(artifact.source)
+    result = await service.exec(f"test -d {path} && ls -A {path} | head -c 100", user="root", timeout_sec=60)
+    return result.output.strip() if result.exit_code == 0 else None
+
+
+def _make_way(directory: Path, target: Path) -> None:
+    """Makes `directory` in `target`; links that came out of the container before must not lead it elsewhere."""
+    if not directory.resolve().is_relative_to(target.resolve()):
+        raise TransferError(f"Expected {directory} to be inside of {target}: a link leads out of it.")
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
+    """Downloads a directory but for what its patterns, of `tar --exclude`, match: packed there, unpacked here.
+
+    Raises:
+        ContainerError: It could not be packed, copied or unpacked.
+    """
+    patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
+    pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
+    packed = await service.exec(
+        f'f=$(mktemp) && {{ {pack}; }} && printf "\\n%s" "$f"', user="root", timeout_sec=_PACK_TIMEOUT_SEC
+    )
+    if packed.exit_code != 0:
+        raise TransferError(f"Cannot pack {artifact.source}: {packed.output.strip()[-500:]}")
+    archive = packed.output.rpartition("\n")[2]
+    directory = await asyncio.to_thread(short_lived_directory, "transfer")
+    try:
+        await service.download(archive, directory.path / "packed")
+        await in_thread(lambda: _unpack(directory.path / "packed", target))
+    finally:
+        await finish(service.exec(f"rm -f {shlex.quote(archive)}", user="root", timeout_sec=60))
+        await finish(asyncio.to_thread(directory.remove))
+
+
+def _unpack(packed: Path, target: Path) -> None:
+    with packed.open("rb") as stream:
+        unpack_directory(stream, target)

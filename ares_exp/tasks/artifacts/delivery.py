@@ -1,0 +1,46 @@
+"""Gives a verifier's own container the artifacts, where they were in the agent's."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import shlex
+from pathlib import Path
+
+from ares_exp.containers.container import Container
+from ares_exp.errors import ContainerError
+from ares_exp.tasks.artifacts.manifest import ManifestEntry, read_manifest
+
+
+async def deliver_artifacts(container: Container, folder: Path) -> None:
+    """Uploads what `folder` has of artifacts to the paths that they came from.
+
+    What came out of a container has no setuid bits, no special files and no links that lead out of an artifact any
+    more: `Container.download` sees to it.
+
+    Args:
+        container: The verifier's own.
+        folder: Artifacts and their manifest.
+
+    Raises:
+        ContainerError: The container failed.
+    """
+    for entry in await asyncio.to_thread(read_manifest, folder):
+        if entry.status in ("ok", "empty"):
+            await _deliver(container, entry, entry.host_path(folder))
+
+
+async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
+    """A directory is emptied, anybody's to write, then filled; a file's directory is anybody's to write."""
+    source = shlex.quote(entry.source)
+    if entry.type == "directory":
+        await _as_root(container, f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete")
+    elif parent := posixpath.dirname(entry.source):
+        await _as_root(container, f"mkdir -p -- {shlex.quote(parent)} && chmod 777 {shlex.quote(parent)}")
+    await container.upload(path, entry.source)
+
+
+async def _as_root(container: Container, command: str) -> None:
+    result = await container.exec(command, user="root", timeout_sec=60)
+    if result.exit_code != 0:
+        raise ContainerError(f"The verifier's container takes no artifact: `{command}`: {result.output.strip()}")

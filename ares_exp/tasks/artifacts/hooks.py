@@ -1,0 +1,41 @@
+"""Collect hooks: commands that are run in a container when its agent is done, before artifacts are fetched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ares_exp.containers.container import Container, ExecOptions
+from ares_exp.errors import ContainerDiedError, ContainerError
+from ares_exp.tasks.artifact import MAIN_SERVICE, CollectHook
+from ares_exp.tasks.artifacts.services import service_of
+from ares_exp.tasks.health_check import whole_seconds
+
+MAX_HOOK_SEC = 1800.0
+"""Bound on a hook that has none of its own."""
+_SHOWN_OUTPUT_CHARS = 500
+
+_logger = logging.getLogger(__name__)
+
+
+async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
+    """Runs the hooks one after the other. One that fails is only told of in the log.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
+    for hook in hooks:
+        options: ExecOptions = {"timeout_sec": min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)}
+        if hook.user is not None:
+            options["user"] = hook.user
+        try:
+            result = await service_of(container, hook.service).exec(hook.command, **options)
+        except (ContainerError, ValueError) as error:
+            if isinstance(error, ContainerDiedError) and hook.service == MAIN_SERVICE:
+                raise
+            _logger.warning("The collect hook `%s` in %s failed: %s", hook.command, hook.service, error)
+            continue
+        if result.exit_code != 0:
+            ending = "took too long" if result.timed_out else f"gave exit code {result.exit_code}"
+            output = result.output.strip()[-_SHOWN_OUTPUT_CHARS:]
+            _logger.warning("The collect hook `%s` in %s %s: %s", hook.command, hook.service, ending, output)

@@ -1,0 +1,320 @@
+"""`HarborStage`: an instruction of a Harbor task and its verification; of a multi-step task, one of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ares_exp.containers.container import Container, ContainerSpec, User
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
+from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
+from ares_exp.tasks.artifacts.collection import collect
+from ares_exp.tasks.artifacts.delivery import deliver_artifacts
+from ares_exp.tasks.artifacts.places import with_conventional
+from ares_exp.tasks.env_templates import resolve_env, secret_values
+from ares_exp.tasks.environment_section import EnvironmentSection
+from ares_exp.tasks.harborignore import UploadFilter, uploadable
+from ares_exp.tasks.image_files import upload_image_files
+from ares_exp.tasks.rewards import reaches
+from ares_exp.tasks.root_commands import as_root, empty, make_log_dirs
+from ares_exp.tasks.step_setup import set_up_step
+from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.task_files import compose_file, require_uploaded
+from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
+from ares_exp.tasks.verification import TESTS_DIR, VERIFIER_DIR, verify
+from ares_exp.tasks.verifier_image import verifier_image
+
+AGENT_DIR = "/logs/agent"
+SOLUTION_DIR = "/solution"
+SOLVE_SCRIPT = "solve.sh"
+
+
+@dataclass(frozen=True, eq=False)
+class HarborStage:
+    """One instruction of a Harbor task. Implements `ares_exp.tasks.task.Stage`.
+
+    Attributes:
+        root: The task directory, absolute.
+        config: The whole task.toml.
+        instruction: What the agent is told, without canary lines.
+        step: The entry of `[[steps]]`; `None`: the task has none.
+        reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
+        follows_shared: Whether the tests of the step before were run in the agent's container.
+        is_last: Whether there is no step after it.
+    """
+
+    root: Path
+    config: TaskToml
+    instruction: str
+    step: Step | None = None
+    reward_key: str | None = None
+    follows_shared: bool = False
+    is_last: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of the step; empty for a task without steps."""
+        return self.step.name if self.step is not None else ""
+
+    @property
+    def folder(self) -> Path:
+        """Where its own files are: `steps/<name>`, or the task directory."""
+        return self.root / "steps" / self.step.name if self.step is not None else self.root
+
+    @property
+    def _agent(self) -> AgentSection:
+        return self.step.agent if self.step is not None else self.config.agent
+
+    @property
+    def _verifier(self) -> VerifierSection:
+        return self.step.verifier if self.step is not None else self.config.verifier
+
+    @property
+    def agent_timeout_sec(self) -> float | None:
+        """Bound on the agent phase in seconds; `None` is unlimited."""
+        own = self._agent.timeout_sec
+        return self.config.agent.timeout_sec if own is None else own
+
+    @property
+    def agent_user(self) -> User | None:
+        """Who runs the agent's commands; `None` is the image's user."""
+        own = self._agent.user
+        return self.config.agent.user if own is None else own
+
+    @property
+    def agent_network(self) -> NetworkPolicy:
+        """What may be reached while the agent runs."""
+        return self._agent.network or self.config.agent.network or self.config.environment.network
+
+    @property
+    def verifier_timeout_sec(self) -> float:
+        """Bound on verification in seconds. Of a step: its own, or 600; the task's is not inherited."""
+        return self._verifier.timeout_sec
+
+    @property
+    def verifier_user(self) -> User | None:
+        """Who runs the test script; `None` is the image's user."""
+        own = self._verifier.user
+        return self.config.verifier.user if own is None else own
+
+    @property
+    def verifier_network(self) -> NetworkPolicy:
+        """What may be reached during verification."""
+        base = self._verifier_environment if self.verifier_mode == "separate" else self.config.environment
+        return self._verifier.network or self.config.verifier.network or base.network
+
+    @property
+    def verifier_mode(self) -> VerifierMode:
+        """Where the tests run: the step's word, else the task's."""
+        own = self._verifier
+        return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
+
+    @property
+    def _verifier_environment(self) -> EnvironmentSection:
+        """What says what the verifier's own container has: the step's table, the task's, or that of the agent's."""
+        return self._verifier.environment or self.config.verifier.environment or self.config.environment
+
+    @cached_property
+    def _verifier_image(self) -> tuple[str | None, Path | None]:
+        """The image of the verifier's own container, or its build context; neither: it is that of the agent's."""
+        return verifier_image((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests"))
+
+    @property
+    def brings_tests(self) -> bool:
+        """Whether the tests come with the image of the verifier's own container, and are not uploaded."""
+        return self.verifier_mode == "separate" and self._verifier_image != (None, None)
+
+    @property
+    def verifier_spec(self) -> ContainerSpec | None:
+        """The container of the verifier's own, its variables filled in from the host's environment as it is now.
+
+        Raises:
+            TaskError: A host variable is missing.
+        """
+        if self.verifier_mode != "separate":
+            return None
+        table, environment = self._verifier_environment, self.config.environment
+        image, context = self._verifier_image
+        if not self.brings_tests:
+            image, context = environment.docker_image or None, self.root / "environment"
+        user = self.verifier_user
+        return ContainerSpec(
+            name=f"{self.root.name}-verifier",
+            docker_image=image,
+            context_dir=context if context is not None and context.is_dir() else None,
+            compose_file=compose_file(context),
+            workdir=table.workdir,
+            env=self._resolved("verifier.environment", table.env),
+            network=table.network,
+            phase_networks=frozenset((self.verifier_network,)) - {table.network},
+            cpus=table.cpus,
+            memory_mb=table.memory_mb,
+            storage_mb=table.storage_mb,
+            gpus=table.gpus,
+            users=frozenset() if user is None else frozenset((user,)),
+            start_timeout_sec=environment.build_timeout_sec,
+        )
+
+    def _resolved(self, table: str, env: Mapping[str, str]) -> dict[str, str]:
+        return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
+
+    def check_runnable(self, *, needs_solution: bool) -> None:
+        """Checks, without starting anything, what would fail in the middle of an episode.
+
+        Raises:
+            TaskError: A host variable is missing; or there is no solution, and it is needed.
+        """
+        self._verifier_env()
+        _ = self.verifier_spec  # its variables
+        if needs_solution:
+            self._solution_dir()
+            self.solution_env()
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Host values that the task is given by a name that looks sensitive."""
+        tables = (self.config.environment.env, self.config.solution.env, self._verifier_environment.env)
+        return secret_values((self.config.verifier.env, self._verifier.env, *tables))
+
+    def _verifier_env(self) -> dict[str, str]:
+        shared, own = self.config.verifier.env, self._verifier.env
+        return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
+
+    def _solution_dir(self) -> Path:
+        """The directory with its solution: the step's, where it has one, or the task's."""
+        own = self.folder / "solution"
+        script = (own if own.is_dir() else self.root / "solution") / SOLVE_SCRIPT
+        if not script.exists():
+            raise TaskError(f"{script}: expected the task's solution, found no file. Play it with another policy.")
+        require_uploaded(script, UploadFilter(self.root))
+        return script.parent
+
+    def solution_env(self) -> Mapping[str, str]:
+        """The environment variables that the solution needs; they may hold secrets.
+
+        Raises:
+            TaskError: A host variable is missing.
+        """
+        return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
+
+    async def upload_solution(self, container: Container) -> Mapping[str, str]:
+        """Puts the solution into the container, ready to run as `/solution/solve.sh`.
+
+        Returns:
+            As `solution_env`.
+
+        Raises:
+            TaskError: There is no solution, or a host variable is missing.
+            ContainerError: The container failed.
+        """
+        env = self.solution_env()
+        async with uploadable(self.root, self._solution_dir()) as solution:
+            await container.upload(solution, SOLUTION_DIR)
+        await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
+        return env
+
+    async def begin(self, container: Container) -> None:
+        """Of a step: empties the log directories; then its files, its script and its health check.
+
+        Raises:
+            StepSetupError, HealthcheckError: The script failed, or the check did.
+            ContainerError: The container failed.
+        """
+        if self.step is None:
+            return
+        await make_log_dirs(container, AGENT_DIR)
+        if self.follows_shared:
+            await make_log_dirs(container, VERIFIER_DIR)
+            await empty(container, TESTS_DIR)
+        await set_up_step(container, self.folder, user=self.agent_user, health_check=self.step.healthcheck)
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """What is to be kept of the agent's container: `/logs/artifacts`, what the task names, and what the step."""
+        return with_conventional((*self.config.artifacts, *(self.step.artifacts if self.step is not None else ())))
+
+    @property
+    def collect_hooks(self) -> list[CollectHook]:
+        """What is run when the agent is done: the task's hooks, then the step's."""
+        own = self.step.verifier.collect if self.step is not None else ()
+        return [*self.config.verifier.collect, *own]
+
+    @property
+    def sidecars(self) -> set[str]:
+        """The services beside the agent's container that artifacts and hooks name."""
+        services = {item.service for item in self.artifacts} | {hook.service for hook in self.collect_hooks}
+        return services - {MAIN_SERVICE}
+
+    async def collect(self, container: Container, target: Path | None) -> None:
+        """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`.
+
+        Raises:
+            ContainerError: The agent's container is gone.
+        """
+        await collect(
+            container,
+            target,
+            hooks=self.collect_hooks,
+            artifacts=self.artifacts,
+            secrets=self.secrets,
+            stops_main=self.is_last and self.verifier_mode == "separate",
+        )
+
+    async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
+        """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        await make_log_dirs(container, VERIFIER_DIR)
+        if not self.brings_tests:  # it is what the agent's container was
+            await upload_image_files(container, self.root / "environment", self.config.environment)
+        await deliver_artifacts(container, artifacts)
+
+    async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
+        """Runs the tests on what the agent left. The caller bounds it.
+
+        Args:
+            container: The verifier's own container, or the agent's.
+            output_dir: Where to leave the verifier's files on the host, or `None`.
+
+        Raises:
+            VerifierError: There is no usable reward; the class says why.
+            ContainerError: The container failed.
+        """
+        try:
+            env = self._verifier_env()
+        except TaskError as error:
+            raise VerifierError(str(error)) from None
+        if self.step is not None and self.verifier_mode == "shared":
+            await make_log_dirs(container, VERIFIER_DIR)
+            await empty(container, TESTS_DIR)
+        async with AsyncExitStack() as stack:
+            try:
+                tests = [await stack.enter_async_context(uploadable(self.root, folder)) for folder in self._tests]
+            except (TransferError, TaskError) as error:
+                raise AddTestsDirError(f"The tests could not be copied: {error}") from error
+            return await verify(
+                container,
+                tests=tests,
+                env=env,
+                user=self.verifier_user,
+                output_dir=output_dir,
+                reward_key=self.reward_key,
+                secrets=self.secrets,
+            )
+
+    @property
+    def _tests(self) -> list[Path]:
+        """The directories that become `/tests`, one over the other."""
+        folders = [] if self.brings_tests else [self.root / "tests", *([self.folder / "tests"] if self.step else [])]
+        return [folder for folder in folders if folder.is_dir()] or folders[:1]
+
+    def goes_on(self, verdict: Verdict) -> bool:
+        """Whether the verdict meets the step's `min_reward`."""
+        least = self.step.min_reward if self.step is not None else None
+        return least is None or reaches(verdict, least)

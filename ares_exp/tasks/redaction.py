@@ -1,0 +1,37 @@
+"""Secrets in files that come out of a container: blanked before anybody reads them. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ares_exp.secrets import MASK
+
+MAX_REDACTED_BYTES = 64 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
+
+
+def redact(folder: Path, secrets: Sequence[str]) -> None:
+    """Blanks `secrets` in every plain file in and below `folder`; a file too large to rewrite is removed instead."""
+    words = [secret.encode(errors="surrogateescape") for secret in secrets]
+    for path in folder.rglob("*") if words else ():
+        if path.is_symlink() or not path.is_file() or not _holds_any(path, words):
+            continue
+        if path.stat().st_size > MAX_REDACTED_BYTES:
+            path.unlink()
+            continue
+        data = path.read_bytes()
+        for word in words:
+            data = data.replace(word, MASK.encode())
+        path.write_bytes(data)
+
+
+def _holds_any(path: Path, words: Sequence[bytes]) -> bool:
+    overlap = max(map(len, words)) - 1
+    seen = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            seen = seen[-overlap:] + chunk
+            if any(word in seen for word in words):
+                return True
+    return False

@@ -1,0 +1,38 @@
+"""Commands that a task runs in its container as root, and that have to succeed."""
+
+from __future__ import annotations
+
+from ares_exp.containers.container import Container
+from ares_exp.errors import ContainerError
+
+
+async def as_root(container: Container, command: str) -> None:
+    """Runs what has to succeed.
+
+    Raises:
+        ContainerError: It did not, or the container failed.
+    """
+    result = await container.exec(command, cwd="/", user="root", timeout_sec=60)
+    if result.exit_code != 0:
+        raise ContainerError(
+            f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"
+        )
+
+
+async def make_log_dirs(container: Container, *folders: str) -> None:
+    """Makes directories that anybody may write to, empty if they were there before, whoever has written there.
+
+    Raises:
+        ContainerError: They could not be made, or the container failed.
+    """
+    listing = " ".join(folders)
+    await as_root(container, f"mkdir -p {listing} && chmod 777 {listing} && find {listing} -mindepth 1 -delete")
+
+
+async def empty(container: Container, folder: str) -> None:
+    """Removes what is in a directory of the container, if it is there.
+
+    Raises:
+        ContainerError: It could not be removed, or the container failed.
+    """
+    await as_root(container, f"[ ! -d {folder} ] || find {folder} -mindepth 1 -delete")

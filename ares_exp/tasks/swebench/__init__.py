@@ -1,0 +1,1 @@
+"""SWE-bench: rows of its data sets as tasks, graded as its harness grades."""

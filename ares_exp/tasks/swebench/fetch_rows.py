@@ -1,0 +1,11 @@
+"""A program of its own: writes a data set of the Hugging Face hub as JSON lines. Arguments: name, split, file."""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    from datasets import load_dataset
+
+    name, split, target = sys.argv[1:]
+    load_dataset(name, split=split).to_json(target)

@@ -1,0 +1,27 @@
+"""A program of its own: has the official harness grade a log. Arguments: a request (JSON), the log, the report's file.
+
+The harness's import takes a second and reads `.env` files, and a log can make a regular expression run for ever: it is
+kept out of the process of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main(request_path: str, log_path: str, report_path: str) -> None:
+    """Writes the report that the harness makes of the log."""
+    from swebench.harness.grading import get_eval_report
+    from swebench.types import TestSpec
+
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    spec = TestSpec(image="", eval_script_list=[], repo="", version="", **request)
+    prediction = {"instance_id": request["instance_id"], "model_patch": "", "model_name_or_path": "ares_exp"}
+    report = get_eval_report(spec, prediction, log_path, include_tests_status=True)
+    Path(report_path).write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,97 @@
+"""The cache of fetched tasks: `<folder>/<key>/<base name of the task>`, a key for each repository, commit and path."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ares_exp.containers.owned_directory import OwnedDirectory, delete, find, name_prefix
+from ares_exp.errors import PreflightError
+from ares_exp.tasks.task_origin import TaskOrigin
+
+_PURPOSE = "fetch"
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/ares_exp/tasks`, `~/.cache/ares_exp/tasks` without that variable."""
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
+    return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp" / "tasks"
+
+
+class TaskCache:
+    """Tasks that were fetched once. Several processes may use it at the same time.
+
+    What is in it is whole: a task is made in a directory of the process that fetches it, and renamed. It never changes
+    then, as its key has all digits of the commit.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Makes nothing yet."""
+        self.folder = folder
+
+    def find(self, origin: TaskOrigin, name: str) -> Path | None:
+        """The directory of a task, if it is there and not empty."""
+        path = self.folder / _key(origin) / name
+        try:
+            return path if any(path.iterdir()) else None
+        except OSError:
+            return None
+
+    def keep(self, origin: TaskOrigin, made: Path) -> Path:
+        """Takes a task in.
+
+        Args:
+            origin: What it is.
+            made: The only entry of a directory in a `workspace`: the task, under its name.
+
+        Returns:
+            Where it is now; another process may have been faster.
+
+        Raises:
+            PreflightError: It cannot be taken in.
+        """
+        place = self.folder / _key(origin)
+        with suppress(OSError):  # what somebody has emptied
+            (place / made.name).rmdir()
+        try:
+            made.parent.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or self.find(origin, made.name) is None:
+                raise PreflightError(
+                    f"Expected the cache to take {made.name} in at {place}: {error.strerror}. Remove what is there, or "
+                    "set another `env.cache_dir=<folder>`."
+                ) from error
+        return place / made.name
+
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A directory beside the tasks that goes away afterwards; those of killed processes do, too.
+
+        Raises:
+            PreflightError: It cannot be made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            directory = OwnedDirectory(f"{name_prefix(_PURPOSE)}{os.getpid()}-", self.folder.resolve())
+        except OSError as error:
+            raise PreflightError(
+                f"Expected to write fetched tasks to {self.folder}: {error.strerror}. Set another "
+                "`env.cache_dir=<folder>`."
+            ) from error
+        try:
+            for leftover in find(_PURPOSE, "directory", delete, [self.folder]):
+                if leftover.is_stale:
+                    leftover.remove()
+            yield directory.path
+        finally:
+            directory.remove()
+
+
+def _key(origin: TaskOrigin) -> str:
+    identity = json.dumps([origin.git_url, origin.git_commit, origin.path])
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]

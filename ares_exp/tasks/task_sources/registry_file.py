@@ -1,0 +1,143 @@
+"""`registry.json`: named, versioned lists of tasks, each in a local directory or a git repository."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from ares_exp.config import close_matches
+from ares_exp.errors import ConfigError
+from ares_exp.record_files import read_record
+from ares_exp.tasks.task_sources.dataset_name import DatasetName
+from ares_exp.tasks.task_sources.git_names import check_git_ref, check_git_url
+from ares_exp.tasks.toml_table import explain
+
+REGISTRY = "registry.json"
+SHOWN_DATASETS = 30
+
+
+class _Row(BaseModel):
+    """An object of the file; keys that the format does not know are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class RegisteredTask(_Row):
+    """One entry of `tasks`. Without `git_url`, `path` is local."""
+
+    name: str
+    path: str
+    git_url: Annotated[str, AfterValidator(check_git_url)] | None = None
+    git_commit_id: Annotated[str, AfterValidator(check_git_ref)] | None = None
+
+
+class RegisteredMetric(_Row):
+    """One entry of `metrics`: how Harbor sums results up. Checked, and not used."""
+
+    type: Literal["sum", "min", "max", "mean", "uv-script"]
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class Dataset(_Row):
+    """One version of a data set."""
+
+    name: str
+    version: str
+    description: str
+    tasks: tuple[RegisteredTask, ...]
+    metrics: tuple[RegisteredMetric, ...] = ()
+
+
+def read_registry(path: Path) -> list[Dataset]:
+    """The data sets of a file.
+
+    Raises:
+        ConfigError: It cannot be read, or is no registry.
+    """
+    try:
+        data = read_record(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: expected a {REGISTRY}, found no file. Set `env.registry=<file>`.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: expected a {REGISTRY} itself, found a folder. Set `env.registry=<file>`.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable {REGISTRY}, got: {error.strerror}.") from None
+    return parse_registry(data, where=str(path))
+
+
+def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
+    """The data sets of a registry, from what is in its file.
+
+    Args:
+        data: JSON.
+        where: The file, for messages.
+
+    Raises:
+        ConfigError: It is no registry; every mistake of the first wrong data set is named.
+    """
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: expected JSON, got: {error}.") from None
+    if not isinstance(rows, list):
+        raise ConfigError(f"{where}: expected a list of data sets, got a {type(rows).__name__}.")
+    return [_dataset(row, f"{where}: data set {index}") for index, row in enumerate(rows)]
+
+
+def _dataset(row: object, where: str) -> Dataset:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: expected an object, got a {type(row).__name__}.")
+    where = f"{where} ({row['name']!r:.100})" if "name" in row else where
+    try:
+        return Dataset.model_validate(row)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, row)}.") from None
+
+
+def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
+    """The data set of that name and version.
+
+    Without a version it is `head`, else the highest as Python packages are counted (1.10 is above 1.9), else the last
+    one in the order of text.
+
+    Raises:
+        ConfigError: There is none; the message lists those that there are.
+    """
+    versions = [dataset for dataset in datasets if dataset.name == wanted.name]
+    if not versions:
+        names = list(dict.fromkeys(dataset.name for dataset in datasets))
+        raise ConfigError(
+            f"{where} has no data set {wanted.name!r}.{close_matches(wanted.name, names)} It has {_listed(names)}."
+        )
+    known = [dataset.version for dataset in versions]
+    version = wanted.version or newest(known)
+    if version not in known:
+        raise ConfigError(
+            f"{where} has no version {version!r} of {wanted.name}.{close_matches(version, known)} It has "
+            f"{_listed(known)}."
+        )
+    return versions[known.index(version)]
+
+
+def newest(versions: Sequence[str]) -> str:
+    """`head`, else the highest as Python packages are counted, else the last one in the order of text."""
+    if "head" in versions:
+        return "head"
+    numbered = []
+    for version in versions:
+        try:
+            numbered.append((Version(version), version))
+        except InvalidVersion:
+            continue
+    return max(numbered, key=lambda pair: pair[0])[1] if numbered else max(versions)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{name!r:.100}" for name in names[:SHOWN_DATASETS])
+    more = f", and {len(names) - SHOWN_DATASETS} more" if len(names) > SHOWN_DATASETS else ""
+    return f"{shown}{more}" if names else "none"

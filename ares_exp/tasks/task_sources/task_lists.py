@@ -1,0 +1,133 @@
+"""What lists the tasks of a set: a registry, the address of one git task, or a repository of tasks."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ares_exp.config import close_matches
+from ares_exp.errors import ConfigError, TaskError
+from ares_exp.tasks.task_sources.dataset_name import DatasetName
+from ares_exp.tasks.task_sources.git_checkout import FOLDER
+from ares_exp.tasks.task_sources.git_names import check_inner_path
+from ares_exp.tasks.task_sources.git_tasks import Checkouts
+from ares_exp.tasks.task_sources.registry_file import REGISTRY, Dataset, RegisteredTask, choose, parse_registry
+from ares_exp.tasks.task_sources.registry_file import read_registry as read_registry_file
+from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
+from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
+from ares_exp.tasks.task_toml import TASK_TOML
+
+DEFAULT_FOLDER = "tasks"
+
+log = logging.getLogger(__name__)
+
+
+class TaskList(Protocol):
+    """Lists tasks without reading them."""
+
+    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+        """The tasks, in order. Blocking.
+
+        Raises:
+            UserError: There is no list, or a broken one, or it has none.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RegistryList:
+    """A data set of a `registry.json` on this machine. Local paths in it are relative to the current directory."""
+
+    file: Path
+    dataset: DatasetName
+
+    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+        """See `TaskList`."""
+        file = self.file.expanduser()
+        return _references(choose(read_registry_file(file), self.dataset, where=str(file)), str(file))
+
+
+@dataclass(frozen=True)
+class OneGitTask:
+    """A folder of a repository that is a task."""
+
+    task: GitTask
+
+    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+        """See `TaskList`."""
+        return [self.task]
+
+
+@dataclass(frozen=True)
+class RepositoryDataset:
+    """A data set of the `registry.json` of a repository, whose tasks are in that repository unless they say where."""
+
+    repository: RepositoryReference
+    dataset: DatasetName
+    file: str = REGISTRY
+
+    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+        """See `TaskList`."""
+        copy = repositories.of(self.repository.url)
+        commit = copy.commit(self.repository.ref)
+        where = f"{self.file} of {copy.url} at {commit}"
+        mode = copy.tree(commit).get(self.file)
+        if mode is None or not mode.startswith("100"):
+            raise ConfigError(
+                f"Expected a file {where}, found none. Leave `env.dataset` out to play the tasks in its folder "
+                f"{DEFAULT_FOLDER}/, or say with `env.registry=<path in the repository>` where the file is."
+            )
+        datasets = parse_registry(copy.read(commit, self.file), where=where)
+        return _references(choose(datasets, self.dataset, where=where), where, url=copy.url, commit=commit)
+
+
+@dataclass(frozen=True)
+class RepositoryFolder:
+    """Every `<folder>/<child>/task.toml` of a repository."""
+
+    repository: RepositoryReference
+    folder: str = DEFAULT_FOLDER
+
+    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+        """See `TaskList`."""
+        copy = repositories.of(self.repository.url)
+        commit = copy.commit(self.repository.ref)
+        tree = copy.tree(commit)
+        tasks = [posixpath.dirname(path) for path in tree if posixpath.basename(path) == TASK_TOML]
+        found = sorted(path for path in tasks if path and (posixpath.dirname(path) or ".") == self.folder)
+        if REGISTRY in tree:
+            log.info("%s has a %s; `env.dataset=<name>` plays one of its data sets", copy.url, REGISTRY)
+        if not found:
+            folders = list(dict.fromkeys(posixpath.dirname(path) or "." for path in tasks if path))
+            there = self.folder == "." or tree.get(self.folder) == FOLDER
+            raise TaskError(
+                f"{copy.url} at {commit}: expected folders with a {TASK_TOML} in {self.folder}/, "
+                f"{'found none' if there else 'which there is not'}.{close_matches(self.folder, folders)} Say with "
+                "`env.path=<folder in the repository>` where they are (`.` for its root)."
+            )
+        return [GitTask(copy.url, commit, path) for path in found]
+
+
+def _references(
+    dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
+) -> list[TaskReference]:
+    """The tasks of a data set; those without an address are in the repository `url`, if that is given."""
+    log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
+    if not dataset.tasks:
+        raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, it has none.")
+    return [_reference(task, where, url, commit) for task in dataset.tasks]
+
+
+def _reference(task: RegisteredTask, where: str, url: str | None, commit: str | None) -> TaskReference:
+    if task.git_url is None and url is None:
+        return LocalTask(Path(task.path).expanduser().resolve())
+    try:
+        path = check_inner_path(task.path)
+    except ValueError as error:
+        raise ConfigError(f"{where}: task {task.name!r:.100}: {error}.") from None
+    elsewhere = task.git_url is not None and task.git_url != url
+    return GitTask(task.git_url or str(url), task.git_commit_id or (None if elsewhere else commit), path)

@@ -1,0 +1,150 @@
+"""`TaskSource`: tasks that are read when a run begins, from a local folder or from where a list says they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ares_exp.errors import PreflightError, TaskError
+from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.selection import Named
+from ares_exp.tasks.task_origin import TaskOrigin
+from ares_exp.tasks.task_set import load_task_set
+from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
+from ares_exp.tasks.task_sources.git_command import Git
+from ares_exp.tasks.task_sources.git_tasks import checkouts, fetch
+from ares_exp.tasks.task_sources.task_lists import TaskList
+from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
+
+SHOWN_PROBLEMS = 10
+
+T = TypeVar("T", bound=Named)
+
+
+class Select(Protocol):
+    """Picks tasks of a set by their names."""
+
+    def __call__(self, tasks: Sequence[T], /) -> list[T]: ...  # noqa: D102
+
+
+class TaskSource(Protocol):
+    """Tasks that are not read yet."""
+
+    @property
+    def path(self) -> Path | None:
+        """The folder that they all lie in, if there is one."""
+        ...
+
+    @property
+    def loads_offline(self) -> bool:
+        """Whether `load` reads nothing but local files."""
+        ...
+
+    def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
+        """Reads those that are selected. Blocking.
+
+        Args:
+            select: Picks them.
+            report: Is told of what does not stop the run.
+            reward_key: See `load_task`.
+
+        Raises:
+            UserError: There are none, or some are wrong.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Has a `load` in another thread end soon, in an error."""
+        ...
+
+
+class TaskFolder:
+    """A local folder of tasks, or one task."""
+
+    loads_offline = True
+
+    def __init__(self, path: Path) -> None:
+        """Reads nothing yet."""
+        self.path = path
+
+    def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
+        """See `TaskSource`; directories that are no valid task are reported by name."""
+        found = load_task_set(self.path, reward_key=reward_key)
+        for skipped in found.skipped:
+            report(f"skipped {skipped.name}, which is no valid task: {skipped.reason}")
+        return select(found.tasks)
+
+    def stop(self) -> None:
+        """See `TaskSource`: this takes no time."""
+
+
+class ListedTasks:
+    """Tasks that a list names: only those that are selected are fetched and read, and all of them have to be valid."""
+
+    path = None
+    loads_offline = False
+
+    def __init__(self, tasks: TaskList, *, cache_dir: Path | None, git_timeout_sec: float) -> None:
+        """Reads nothing yet."""
+        self._tasks = tasks
+        self._cache_dir = cache_dir
+        self._git = Git(timeout_sec=git_timeout_sec)
+
+    def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
+        """See `TaskSource`."""
+        cache = TaskCache((self._cache_dir or default_cache_dir()).expanduser())
+        try:
+            with checkouts(self._git, cache) as repositories:
+                chosen = select(self._tasks.references(repositories))
+                _refuse_equal_names(chosen)
+                fetched = fetch([task for task in chosen if isinstance(task, GitTask)], repositories, report)
+        except OSError as error:
+            raise PreflightError(
+                f"Tasks cannot be fetched into {cache.folder}: {error}. Set another `env.cache_dir=<folder>`."
+            ) from error
+        loaded: list[HarborTask] = []
+        problems = fetched.problems
+        for reference in (one for one in chosen if one.name not in problems):
+            try:
+                path, origin = _place(reference, fetched.places)
+                loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
+            except (TaskError, OSError) as error:
+                problems[reference.name] = str(error)
+        if problems:
+            raise _refusal(problems, len(chosen))
+        return loaded
+
+    def stop(self) -> None:
+        """See `TaskSource`: kills the git command that runs."""
+        self._git.stop()
+
+
+def _place(task: TaskReference, places: dict[GitTask, tuple[Path, TaskOrigin]]) -> tuple[Path, TaskOrigin | None]:
+    if isinstance(task, LocalTask):
+        if not task.path.is_dir():
+            raise TaskError(
+                f"{task.path}: expected a task, found no such directory. Paths of a registry are relative to the "
+                "current directory."
+            )
+        return task.path, None
+    return places[task]
+
+
+def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
+    names = [task.name for task in tasks]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise TaskError(
+            f"Expected tasks with names of their own, but several are called {', '.join(twice[:SHOWN_PROBLEMS])}. "
+            f"Leave them out with env.exclude=[{','.join(twice[:SHOWN_PROBLEMS])}], or pick by index with env.tasks."
+        )
+
+
+def _refusal(problems: dict[str, str], selected: int) -> TaskError:
+    shown = [f"{name}: {text}" for name, text in list(problems.items())[:SHOWN_PROBLEMS]]
+    if len(problems) > len(shown):
+        shown.append(f"… and {len(problems) - len(shown)} more.")
+    if len(problems) < selected:
+        shown.append(f"To play the others: env.exclude=[{','.join(list(problems)[:SHOWN_PROBLEMS])}].")
+    return TaskError("\n".join(shown))

@@ -1,0 +1,111 @@
+"""A package of somebody else's, built and installed in a venv of its own, adds an environment and a policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SECRET_FREE
+
+pytestmark = pytest.mark.once
+
+PACKAGE = Path(__file__).parent / "ares_nim"
+RUN = ("env=nim", "policy=nim_greedy", "tracker=none")
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a venv in which what is installed here is to be had, and the package, from its wheel."""
+    folder = tmp_path_factory.mktemp("plugin")
+    venv.create(folder / "venv", with_pip=False)
+    purelib = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    here = [*site.getsitepackages(), *map(os.path.abspath, paths)]
+    (purelib / "here.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in here))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(PACKAGE)]
+    subprocess.run([*pip, *wheel], check=True, timeout=100)
+    install = ["install", "--no-deps", "--no-index", "--target", str(purelib), *map(str, folder.glob("*.whl"))]
+    subprocess.run([*pip, *install], check=True, timeout=100)
+    return folder / "venv" / "bin" / "python"
+
+
+@pytest.fixture
+def run(python: Path, tmp_path: Path) -> Cli:
+    """Runs `python -m …` of that venv in an empty directory."""
+
+    def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(python), "-m", module, *arguments],
+            cwd=tmp_path,
+            env=SECRET_FREE,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    return run
+
+
+def rewards(run_dir: Path) -> list[float]:
+    return [json.loads(line)["reward"] for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
+
+
+def test_its_options_are_listed(run: Cli) -> None:
+    asked = run("ares_exp", "--help")
+    assert asked.stderr == ""
+    text = asked.stdout
+    assert "    nim                      The game of Nim against a cautious player (plugin nim)\n" in text
+    assert "    nim_greedy               Wins at Nim by taking what it can (plugin nim)\n" in text
+    listed = json.loads(run("ares_exp.list", "--json").stdout)
+    [env] = [row for row in listed["envs"] if row["name"] == "nim"]
+    assert (env["tasks"], env["from"]) == (3, "plugin nim")
+    [policy] = [row for row in listed["policies"] if row["name"] == "nim_greedy"]
+    assert policy["description"] == "Wins at Nim by taking what it can"
+    assert listed["plugins"][0]["package"] == "ares-nim 1.0"
+    tasks = json.loads(run("ares_exp.list", "tasks", "env=nim", "env.matches=[7,8]", "--json").stdout)
+    assert tasks == {"tasks": [{"index": 0, "name": "nim_7"}, {"index": 1, "name": "nim_8"}]}
+
+
+def test_its_environment_and_its_policy_run(run: Cli, tmp_path: Path) -> None:
+    done = run("ares_exp", *RUN, "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
+    assert rewards(tmp_path / "run") == [1.0, 1.0, 1.0]
+    lost = run("ares_exp", "env=nim", "policy=scripted", "policy.replies=['4']", "tracker=none", "hydra.run.dir=lost")
+    assert lost.returncode == 0, lost.stderr
+    assert rewards(tmp_path / "lost") == [0.0, 0.0, 0.0]
+
+
+def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
+    assert run("ares_exp", *RUN, "env.matches=[3]", "hydra.run.dir=run").returncode == 0
+    done = run("ares_exp", "resume=run", "attempts=2")
+    assert done.returncode == 0, done.stderr
+    assert rewards(tmp_path / "run") == [1.0, 1.0]
+
+
+def test_it_is_there_in_the_processes_of_a_sweep(run: Cli, tmp_path: Path) -> None:
+    swept = ("env.matches=[3],[6]", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep")
+    done = run("ares_exp", "-m", *RUN, *swept)
+    assert done.returncode == 0, done.stderr
+    assert [rewards(tmp_path / "sweep" / job) for job in ("0", "1")] == [[1.0], [1.0]]
+
+
+def test_its_config_is_composed(run: Cli) -> None:
+    done = run("ares_exp", *RUN, "--cfg", "job", "-p", "env")
+    assert done.returncode == 0, done.stderr
+    assert "_target_: ares_nim.environment.NimEnvironments" in done.stdout
+    refused = run("ares_exp", "env=nmi")
+    assert refused.returncode == 2
+    assert "Did you mean `nim`?" in refused.stderr

@@ -1,0 +1,104 @@
+"""Tasks of a registry and of a git repository, from the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.tasks.task_set import SAMPLES
+from tests.conftest import SECRET_FREE, Cli
+
+TASK = "write-greeting"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a sample task, and a registry beside it that names the task."""
+    root = tmp_path / "repository"
+    shutil.copytree(SAMPLES / TASK, root / "tasks" / TASK)
+    shutil.copytree(SAMPLES / "count-records", root / "tasks" / "count-records")
+    _git(tmp_path, "init", "--quiet", "--initial-branch=main", str(root))
+    _git(root, "add", ".")
+    _git(root, "commit", "--quiet", "--message=tasks")
+    task = {"name": "greeting", "git_url": f"file://{root}", "path": f"tasks/{TASK}"}
+    row = {"name": "greetings", "version": "1.0", "description": "Greetings.", "tasks": [task]}
+    (tmp_path / "registry.json").write_text(json.dumps([row, {**row, "version": "1.10"}]))
+    return root
+
+
+def _played(run: Path) -> list[tuple[str, float]]:
+    lines = (run / "episodes.jsonl").read_text().splitlines()
+    return [(row["task_name"], row["reward"]) for row in map(json.loads, lines)]
+
+
+@pytest.mark.local
+@pytest.mark.once
+def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path, tmp_path: Path) -> None:
+    commit, home = _git(repository, "rev-parse", "HEAD"), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = cli(*("tracker=none", "env.registry=registry.json", "env.dataset=greetings", "hydra.run.dir=one"), env=home)
+    assert done.returncode == 0, done.stderr
+    assert _played(tmp_path / "one") == [(TASK, 1.0)]
+    provenance = json.loads((tmp_path / "one" / "provenance.json").read_text())
+    place = {"git_url": f"file://{repository}", "git_commit": commit, "path": f"tasks/{TASK}"}
+    assert provenance["task_origins"] == {TASK: place}
+
+    repo = f"env.repo=file://{repository}@{commit}"
+    done = cli("tracker=none", repo, f"env.tasks={TASK}", "env.path=tasks", "hydra.run.dir=two", env=home)
+    assert done.returncode == 0, done.stderr
+    assert _played(tmp_path / "two") == [(TASK, 1.0)]
+    assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").iterdir())) == 1
+
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-m", "ares_exp", "resume=../two", "attempts=2"]
+    again = subprocess.run(
+        command, cwd=tmp_path / "elsewhere", env={**SECRET_FREE, **home}, capture_output=True, text=True, timeout=90
+    )
+    assert again.returncode == 0, again.stderr
+    assert _played(tmp_path / "two") == [(TASK, 1.0)] * 2
+
+
+@pytest.mark.once
+def test_mistakes_end_without_a_traceback(cli: Cli, repository: Path) -> None:
+    for arguments, told in (
+        (["env.registry=registry.json", "env.dataset=greeting"], "Did you mean `greetings`?"),
+        (["env.dataset=org/greetings"], "is a package"),
+        ([f"env.repo=file://{repository}/nothing"], "cannot be copied"),
+    ):
+        done = cli("tracker=none", *arguments)
+        assert done.returncode == 2, done.stderr
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.once
+def test_ctrl_c_ends_a_fetch(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        repo = f"env.repo=git://127.0.0.1:{server.getsockname()[1]}/tasks"
+        command = [sys.executable, "-m", "ares_exp", "tracker=none", repo, f"env.cache_dir={tmp_path}/cache"]
+        with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=60)
+                connection.settimeout(30)
+                while connection.recv(4096):  # what git asks for, then the end of git
+                    pass
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -1,0 +1,40 @@
+"""Packages that are installed as far as this process can tell: files and metadata in a folder of its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+
+class Site:
+    """A folder where Python looks for packages, in front of all others."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._monkeypatch = monkeypatch
+
+    def install(self, distribution: str, plugins: Mapping[str, str], files: Mapping[str, str] | None = None) -> None:
+        """Puts a package there.
+
+        Args:
+            distribution: Its name; its version is 1.0.
+            plugins: Its entry points in the group `ares_exp.plugins`.
+            files: What its files hold, by their paths.
+        """
+        metadata = self._folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        points = "".join(f"{name} = {value}\n" for name, value in plugins.items())
+        written = {
+            metadata / "METADATA": f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n",
+            metadata / "entry_points.txt": f"[ares_exp.plugins]\n{points}",
+            **{self._folder / path: text for path, text in (files or {}).items()},
+        }
+        for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self._monkeypatch.syspath_prepend(str(self._folder))
+
+    def search(self, folder: Path) -> None:
+        """Has Python look for packages in another folder, too."""
+        self._monkeypatch.syspath_prepend(str(folder))

@@ -1,0 +1,255 @@
+"""Tasks of several stages, in the local sandbox: one container, an agent and a verification for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import NoRequestError, VerifierError, VerifierTimeoutError
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.tasks.harbor import HarborTask, load_task
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import EpisodeCollector
+from tests.unit.environments.snapshots import SUBMIT, Restore, ask, last_message, run, running_boxes
+
+pytestmark = pytest.mark.local
+
+FIRST = "#!/bin/sh\ngrep -c one /work/log > /logs/verifier/reward.txt\n"
+SECOND = """#!/bin/sh
+echo "{\\"reward\\": 0.5, \\"lines\\": $(grep -c . /work/log)}" > /logs/verifier/reward.json
+"""
+PASSES = "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"
+DOCKERFILE = "FROM debian:bookworm-slim\nRUN mkdir /work\nWORKDIR /work\n"
+TWO_STEPS = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n"
+
+MakeSteps = Callable[..., HarborTask]
+
+
+@pytest.fixture
+def make_steps(tmp_path: Path) -> MakeSteps:
+    """Writes a task of two steps: the first is worth the lines of /work/log with `one`, the second 0.5."""
+
+    def make(toml: str = TWO_STEPS, *, files: Mapping[str, str] | None = None) -> HarborTask:
+        root = tmp_path / "tasks" / "steps"
+        content = {
+            "task.toml": toml,
+            "environment/Dockerfile": DOCKERFILE,
+            "steps/one/instruction.md": "Write one.\n",
+            "steps/one/tests/test.sh": FIRST,
+            "steps/one/solution/solve.sh": "#!/bin/sh\necho one > /work/log\n",
+            "steps/two/instruction.md": "Write two.\n",
+            "steps/two/tests/test.sh": SECOND,
+            "steps/two/solution/solve.sh": "#!/bin/sh\necho two >> /work/log\n",
+            **(files or {}),
+        }
+        for name, text in content.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return load_task(root)
+
+    return make
+
+
+def shown(time_step: Any) -> str:
+    """Everything that the request says."""
+    return "\n".join(str(message["content"]) for message in time_step.observation.messages)
+
+
+async def test_stages_follow_each_other_in_one_container(
+    make_environment: Any, make_steps: MakeSteps, tmp_path: Path
+) -> None:
+    env = make_environment(make_steps(), output_dir=tmp_path / "out")
+    first = await env.reset()
+    assert "Write one." in shown(first)
+    await env.step(run("echo one > /work/log"))
+    between = await env.step(SUBMIT)
+    assert (between.step_type, between.reward, between.discount) == ("MID", 0.0, 1.0)
+    assert "Write two." in shown(between)
+    assert "Write one." not in shown(between)
+    await env.step(run("cat /work/log; ls /tests /logs/verifier; echo two >> /work/log"))
+    assert "one" in last_message(env)
+    assert "test.sh" not in last_message(env)
+    last = await env.step(SUBMIT)
+    assert (last.step_type, last.discount, last.reward) == ("LAST", 0.0, 0.75)
+    assert env.verdict.rewards == {"reward": 0.75, "lines": 1.0}
+    assert [(one.name, one.reward, one.num_steps) for one in env.stage_results] == [("one", 1.0, 2), ("two", 0.5, 2)]
+    assert (tmp_path / "out" / "steps" / "one" / "verifier" / "reward.txt").read_text().strip() == "1"
+    assert (tmp_path / "out" / "steps" / "two" / "verifier" / "reward.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("toml", "wrote", "reward", "played"),
+    [
+        ("multi_step_reward_strategy = 'final'\n" + TWO_STEPS, "one", 0.5, 2),
+        (TWO_STEPS.replace("'one'", "'one'\nmin_reward = 1"), "one", 0.75, 2),
+        (TWO_STEPS.replace("'one'", "'one'\nmin_reward = 1"), "nothing", 0.0, 1),
+        (TWO_STEPS.replace("'one'", "'one'\nmin_reward = {other = 0}"), "one", 1.0, 1),
+        (TWO_STEPS.replace("'one'", "'one'\nmin_reward = {reward = 0.5}"), "one", 0.75, 2),
+    ],
+)
+async def test_what_stages_are_worth(
+    make_environment: Any, make_steps: MakeSteps, toml: str, wrote: str, reward: float, played: int
+) -> None:
+    env = make_environment(make_steps(toml))
+    await env.reset()
+    await env.step(run(f"echo {wrote} > /work/log"))
+    step = await env.step(SUBMIT)
+    if played == 2:
+        step = await env.step(SUBMIT)
+    assert (step.step_type, step.reward, len(env.stage_results)) == ("LAST", reward, played)
+
+
+async def test_the_oracle_solves_every_stage(make_environment: Any, make_steps: MakeSteps) -> None:
+    env = make_environment(make_steps(), provide_solution=True)
+    policy, step = OraclePolicy(), await env.reset()
+    while not step.last():
+        step = await env.step(await policy(step.observation))
+    assert env.verdict.rewards == {"reward": 0.75, "lines": 1.0}
+
+
+async def test_the_time_limit_is_that_of_the_stage(make_environment: Any, make_steps: MakeSteps) -> None:
+    toml = TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"
+    env = make_environment(make_steps("[agent]\ntimeout_sec = 0.5\n" + toml))
+    await env.reset()
+    step = await env.step(run("echo one > /work/log; sleep 60"))
+    assert (step.step_type, env.truncated_by) == ("MID", None)
+    assert "Write two." in shown(step)
+    assert env.time_left_sec > 30
+    step = await env.step(SUBMIT)
+    assert (step.reward, step.discount) == (0.75, 0.0)
+    assert [one.truncated_by for one in env.stage_results] == ["time", None]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+async def test_limits_of_the_episode_go_over_all_stages(
+    make_environment: Any, make_steps: MakeSteps, steps: int
+) -> None:
+    env = make_environment(make_steps(), limits=EpisodeLimits(steps=steps))
+    await env.reset()
+    for reply in (run("echo one > /work/log"), SUBMIT, run("true"), SUBMIT)[:steps]:
+        step = await env.step(reply)
+    assert (step.step_type, step.discount, env.truncated_by) == ("LAST", 1.0, "steps")
+    assert step.reward == {1: 1.0, 2: 1.0, 3: 0.75}[steps]
+
+
+async def test_an_episode_ends_with_a_verifier_that_fails(make_environment: Any, make_steps: MakeSteps) -> None:
+    env = make_environment(make_steps(files={"steps/one/tests/test.sh": "#!/bin/sh\ntrue\n"}))
+    await env.reset()
+    with pytest.raises(VerifierError):
+        await env.step(SUBMIT)
+    assert not env.has_container
+
+
+async def test_every_agent_has_to_ask(make_environment: Any, make_steps: MakeSteps) -> None:
+    asked = []
+
+    class OnlyOnce:
+        def __init__(self, llm_client: Any) -> None:
+            self._llm = llm_client
+
+        async def run(self, task: str) -> None:
+            if not asked:
+                asked.append(task)
+                await self._llm(ask(task))
+
+    def factory(*, container: Any, llm_client: Any) -> OnlyOnce:
+        return OnlyOnce(llm_client)
+
+    env = make_environment(make_steps(files={"steps/one/tests/test.sh": PASSES}), agent=factory)
+    await env.reset()
+    with pytest.raises(NoRequestError):
+        await env.step(SUBMIT)
+
+
+REPLIES = [run("echo one > /work/log"), SUBMIT, run("echo two >> /work/log"), SUBMIT]
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+async def test_snapshots_of_any_stage(
+    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, before: int
+) -> None:
+    env = TrajectoryCollectingEnvironment(make_environment(make_steps()), EpisodeCollector())
+    await env.reset()
+    for reply in REPLIES[:before]:
+        await env.step(reply)
+    snapshot = await env.export_state(store)
+    for reply in REPLIES[before:]:
+        last = await env.step(reply)
+    again = TrajectoryCollectingEnvironment(await restore(snapshot), EpisodeCollector())
+    assert len(again.past_steps) == before + 1
+    await again.export_state(store, snapshot_id="second")
+    for reply in REPLIES[before:]:
+        other = await again.step(reply)
+    assert (other.reward, again.verdict, again.stage_results) == (last.reward, env.verdict, env.stage_results)
+    assert env.trajectory is not None
+    assert again.trajectory is not None
+    assert [(s.observation, s.action, s.reward) for s in again.trajectory.steps] == [
+        (s.observation, s.action, s.reward) for s in env.trajectory.steps
+    ]
+    third = await restore(store / "second")
+    assert len(third.past_steps) == before + 1
+
+
+async def test_a_snapshot_after_a_stage_whose_time_was_up(
+    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path
+) -> None:
+    env = make_environment(make_steps("[agent]\ntimeout_sec = 0.5\n" + TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"))
+    await env.reset()
+    await env.step(run("echo one > /work/log; sleep 60"))
+    again = await restore(await env.export_state(store))
+    assert [one.truncated_by for one in again.stage_results] == ["time"]
+    assert [past.time_step for past in again.past_steps] == [past.time_step for past in env.past_steps]
+    assert (await again.step(SUBMIT)).reward == 0.75
+
+
+SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
+
+
+async def test_a_verifier_of_its_own_sees_nothing_of_the_agents(
+    make_environment: Any, make_task: Any, tmp_path: Path
+) -> None:
+    test = (
+        "#!/bin/sh\n[ -e /answer ] && exit\n"
+        'echo "$([ -e /answer ] || echo 1)" > /logs/verifier/reward.txt; id -u > /logs/verifier/id\n'
+    )
+    env = make_environment(make_task(toml=SEPARATE, test=test), output_dir=tmp_path / "out")
+    await env.reset()
+    await env.step(run("echo 42 > /answer"))
+    last = await env.step(SUBMIT)
+    assert last.reward == 1.0
+    assert (tmp_path / "out" / "verifier" / "id").exists()
+
+
+@pytest.mark.parametrize("pause_sec", [0.0, 0.02, 0.3])
+async def test_closing_while_a_verifier_of_its_own_works(
+    make_environment: Any, make_task: Any, pause_sec: float
+) -> None:
+    env = make_environment(make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"))
+    await env.reset()
+    stepping = asyncio.create_task(env.step(SUBMIT))
+    async with asyncio.timeout(30):
+        while env.phase != "verify":  # noqa: ASYNC110  # a moment in the middle of a call
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(pause_sec)
+    stepping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stepping
+    await env.close()
+    assert not env.has_container
+    assert not running_boxes()
+
+
+async def test_the_limit_of_a_verifier_of_its_own(make_environment: Any, make_task: Any) -> None:
+    env = make_environment(
+        make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"),
+        limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5)),
+    )
+    await env.reset()
+    with pytest.raises(VerifierTimeoutError):
+        await env.step(SUBMIT)

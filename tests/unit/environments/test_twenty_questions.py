@@ -1,0 +1,417 @@
+"""The environment of twenty questions: what a game is worth, how it ends, and what its oracle may do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from ares_exp.environments.environment import Environment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.time_step import TimeStep
+from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
+from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
+from ares_exp.environments.twenty_questions.objects import load_objects
+from ares_exp.environments.twenty_questions.oracle import Oracle
+from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleAnswerError, PreflightError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.scripted import ScriptedPolicy
+from ares_exp.results import Outcome
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.wrappers.wrap import wrap_as_gym
+
+SET = load_objects()
+FACTS = FactsOracle(SET.vocabulary)
+CAT = {"task": "cat"}
+
+
+def say(text: str, **more: Any) -> LLMResponse:
+    return LLMResponse.from_text(text, **more)
+
+
+def game(oracle: Oracle | LLMClient = FACTS, **options: Any) -> TwentyQuestionsEnvironment:
+    return TwentyQuestionsEnvironment(SET.objects, oracle=oracle, **options)
+
+
+def last_said(time_step: TimeStep[LLMRequest]) -> str:
+    assert time_step.observation is not None
+    return str(time_step.observation.messages[-1]["content"])
+
+
+async def test_a_game_that_is_won() -> None:
+    async with game() as env:
+        assert isinstance(env, Environment)
+        first = await env.reset(options=CAT)
+        assert (first.step_type, first.reward, first.discount) == ("FIRST", None, None)
+        assert "twenty questions" in str(first.observation.system_prompt)
+        assert last_said(first) == "I have thought of something. Ask your first question. (20 left)"
+        second = await env.step(say("Is it alive?"))
+        assert (second.step_type, second.reward, second.discount) == ("MID", 0.0, 1.0)
+        assert last_said(second) == "Yes. (19 left)"
+        assert last_said(await env.step(say("Can it fly?"))) == "No. (18 left)"
+        assert last_said(await env.step(say("Is it blue?"))) == "I don't know. (17 left)"
+        assert last_said(await env.step(say("Guess: dog"))) == "No, that is not it. (16 left)"
+        unusable = await env.step(say("Is it a cat? Or is it a dog?"))
+        assert "several questions" in last_said(unusable)
+        assert [message["role"] for message in unusable.observation.messages] == ["user", "assistant"] * 5 + ["user"]
+        assert env.time_left_sec is None
+        won = await env.step(say("Is it a kitten?"))
+        assert (won.step_type, won.reward, won.discount, won.observation) == ("LAST", 1.0, 0.0, None)
+    assert (env.step_count, env.truncated_by, env.has_container, env.phase) == (6, None, False, None)
+    assert env.current_task.name == "cat"
+    assert env.verdict.rewards == {"reward": 1.0}
+    assert env.time_step is won
+    assert set(env.phase_sec) == {"oracle"}
+
+
+async def test_nothing_that_the_policy_sees_says_what_is_hidden() -> None:
+    class Chatty(SharedPolicy):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            return say("Yes, because a cat is an animal")
+
+    async with game(Chatty()) as env:
+        first = await env.reset(options=CAT)
+        second = await env.step(say("Is it alive?"))
+    assert first.observation.metadata is None
+    assert "cat" not in f"{first.observation} {second.observation}"
+
+
+async def test_the_questions_run_out() -> None:
+    asked = 0
+
+    class Counting(SharedPolicy):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            nonlocal asked
+            asked += 1
+            return say("no")
+
+    async with game(Counting(), questions=3) as env:
+        await env.reset(options=CAT)
+        await env.step(say("Is it alive?"))
+        await env.step(say(""))
+        last = await env.step(say("Is it a plant?"))
+    assert (last.step_type, last.reward, last.discount) == ("LAST", 0.0, 1.0)
+    assert (env.truncated_by, env.verdict.reward, asked) == ("steps", 0.0, 1), "nobody would hear the last answer"
+
+
+async def test_a_right_guess_with_the_last_reply_is_termination() -> None:
+    async with game(limits=EpisodeLimits(steps=1, tokens=5)) as env:
+        assert last_said(await env.reset(options=CAT)).endswith("(1 left)")
+        last = await env.step(say("Guess: cat", usage=Usage(5, 5)))
+    assert (last.reward, last.discount, env.truncated_by) == (1.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        (EpisodeLimits(steps=1), "steps"),
+        (EpisodeLimits(tokens=10), "tokens"),
+        (EpisodeLimits(cost=0.5), "cost"),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=1e-9)), "time"),
+    ],
+)
+async def test_the_limits_of_the_run_hold(limits: EpisodeLimits, limit: str) -> None:
+    async with game(limits=limits) as env:
+        await env.reset(options=CAT)
+        last = await env.step(say("Is it alive?", usage=Usage(8, 2), cost=0.5))
+    assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, limit)
+
+
+async def test_an_answer_that_never_came_is_truncation_and_may_stay_without_a_verdict() -> None:
+    limits = EpisodeLimits(time=TimeLimits(agent_timeout_sec=3600), verify_on_truncation=False)
+    async with game(limits=limits) as env:
+        await env.reset(options=CAT)
+        left = env.time_left_sec
+        env.grant_time(1000)
+        assert env.time_left_sec > left + 900
+        last = await env.step(None)
+    assert (last.reward, last.discount, env.truncated_by, env.verdict) == (None, 1.0, "time", None)
+    assert env.time_left_sec is None
+
+
+async def test_same_seed_same_objects_in_the_same_order() -> None:
+    async def order(env: TwentyQuestionsEnvironment, **options: Any) -> list[str]:
+        names = []
+        for _ in range(5):
+            await env.reset(**options)
+            options = {}
+            names.append(env.current_task.name)
+        return names
+
+    env = game(seed=3)
+    first = await order(env)
+    assert await order(game(seed=3)) == first
+    assert await order(env, seed=3) == first
+    assert await order(game(seed=4)) != first
+
+
+async def test_calls_that_make_no_sense() -> None:
+    env = game()
+    with pytest.raises(EpisodeStateError, match="has not been reset"):
+        await env.step(say("Is it alive?"))
+    await env.reset(options=CAT)
+    await env.step(say("Guess: cat"))
+    with pytest.raises(EpisodeStateError, match="has ended its episode"):
+        await env.step(say("Guess: cat"))
+    with pytest.raises(ConfigError, match="task's name or its index below 60"):
+        await env.reset(options={"task": "unicorn"})
+    await env.reset(options={"task": 1})
+    await env.close()
+    await env.close()
+    assert env.time_step is None
+    with pytest.raises(EpisodeStateError, match="has ended its episode"):
+        await env.step(say("Guess: dog"))
+    with pytest.raises(ConfigError, match="at least one object"):
+        TwentyQuestionsEnvironment([], oracle=FACTS)
+    with pytest.raises(ConfigError, match="got OraclePolicy, which plays the solutions"):
+        game(OraclePolicy())
+
+
+class Waiting(SharedPolicy):
+    """An oracle that says when it is asked, and answers when it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.cancelled = False
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        self.asked.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return say("yes")
+
+
+async def test_while_the_oracle_thinks() -> None:
+    oracle = Waiting()
+    env = game(oracle)
+    await env.reset(options=CAT)
+    step = asyncio.create_task(env.step(say("Is it alive?")))
+    await oracle.asked.wait()
+    assert env.phase == "oracle"
+    with pytest.raises(EpisodeStateError, match=r"while step\(\) is under way"):
+        await env.reset()
+    await env.close()
+    oracle.may_answer.set()
+    with pytest.raises(EpisodeStateError, match="was closed"):
+        await step
+    assert env.time_step is None
+
+
+async def test_a_step_that_is_cancelled_cancels_the_question() -> None:
+    oracle = Waiting()
+    env = game(oracle)
+    await env.reset(options=CAT)
+    step = asyncio.create_task(env.step(say("Is it alive?")))
+    await oracle.asked.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert oracle.cancelled
+    await env.reset(options=CAT)
+    assert (await env.step(say("Guess: cat"))).reward == 1.0
+
+
+async def test_the_time_limit_ends_the_oracles_thinking_but_not_what_it_must_wait_for() -> None:
+    class Limited(Waiting):
+        """Waits for a rate limit before it thinks, for ever."""
+
+        def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+            assert episode.on_wait is not None
+            self.on_wait = episode.on_wait
+            return self
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            self.on_wait(1000.0)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.left = env.time_left_sec
+            env.grant_time(-999.99)
+            return await super().__call__(request)
+
+    oracle = Limited()
+    env = game(oracle, limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.05)))
+    await env.reset(options=CAT)
+    last = await env.step(say("Is it alive?"))
+    assert (last.reward, env.truncated_by) == (0.0, "time")
+    assert oracle.left > 900
+    assert oracle.cancelled
+
+
+def failing(*answers: str | Exception) -> SharedPolicy:
+    said = iter(answers)
+
+    class Failing(SharedPolicy):
+        requests: list[LLMRequest] = []  # noqa: RUF012
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            self.requests.append(request)
+            answer = next(said)
+            if isinstance(answer, Exception):
+                raise answer
+            return say(answer, usage=Usage(10, 5), cost=0.25, model="m")
+
+    return Failing()
+
+
+async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) -> None:
+    oracle = failing("It is a cat!", "yes")
+    async with game(oracle, output_dir=tmp_path / "files", limits=EpisodeLimits(tokens=100, cost=0.1)) as env:
+        await env.reset(options=CAT)
+        assert last_said(await env.step(say("Is it alive?"))) == "Yes. (19 left)"
+    assert [message["role"] for message in oracle.requests[1].messages] == ["user", "assistant", "user"]
+    [line] = map(json.loads, (tmp_path / "files" / "oracle.jsonl").read_text().splitlines())
+    assert line.pop("sec") >= 0
+    assert line == {
+        "question": "Is it alive?",
+        "said": ["It is a cat!", "yes"],
+        "answer": "yes",
+        "model": "m",
+        "prompt_tokens": 20,
+        "generated_tokens": 10,
+        "cost": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (["perhaps", "It is a cat"], "got 'perhaps' and then 'It is a cat'"),
+        (
+            [EndpointTimeoutError("no answer: see policy.timeout_sec")],
+            r"EndpointTimeoutError: .* env\.oracle\.timeout_",
+        ),
+        (["perhaps", ValueError("x")], "could not answer: ValueError: x"),
+    ],
+)
+async def test_an_oracle_that_fails_is_neither_the_policys_fault_nor_a_reward(
+    tmp_path: Path, answers: list[str | Exception], says: str
+) -> None:
+    collector = MemoryTrajectoryCollector()
+    env = TrajectoryCollectingEnvironment(game(failing(*answers), output_dir=tmp_path), collector)
+    await env.reset(options=CAT)
+    with pytest.raises(OracleAnswerError, match=says):
+        await env.step(say("Is it alive?"))
+    assert env.trajectory is not None
+    assert env.trajectory.outcome == Outcome.VERIFIER_ERROR
+    assert (env.time_step, env.verdict) == (None, None)
+    assert json.loads((tmp_path / "oracle.jsonl").read_text())["answer"] is None
+    with pytest.raises(EpisodeStateError):
+        await env.step(say("Is it alive?"))
+
+
+async def test_an_oracle_that_takes_too_long() -> None:
+    waiting = Waiting()
+    env = game(Oracle(waiting, timeout_sec=0.01))
+    await env.reset(options=CAT)
+    with pytest.raises(OracleAnswerError, match=r"within its limit of 0.01 s \(`env.oracle_timeout_sec`\)"):
+        await env.step(say("Is it alive?"))
+    assert waiting.cancelled
+
+
+async def test_an_oracle_that_answers_with_something_else() -> None:
+    async def answers_with_text(request: LLMRequest) -> Any:
+        return "yes"
+
+    env = game(answers_with_text)
+    await env.reset(options=CAT)
+    with pytest.raises(OracleAnswerError, match="Expected the oracle to answer with an LLMResponse, got 'yes'"):
+        await env.step(say("Is it alive?"))
+    env = game(ScriptedPolicy(replies={"dog": ["yes"]}))
+    with pytest.raises(OracleAnswerError, match=r"task 'cat' in env\.oracle\.replies"):
+        await env.reset(options=CAT)
+
+
+async def test_a_full_disk_does_not_end_a_game(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    async with game(output_dir=tmp_path / "file") as env:
+        await env.reset(options=CAT)
+        assert last_said(await env.step(say("Is it alive?"))) == "Yes. (19 left)"
+    assert "oracle.jsonl failed" in caplog.text
+
+
+async def test_the_oracle_is_asked_where_it_was_opened() -> None:
+    loops = []
+
+    class Noting(SharedPolicy):
+        async def preflight(self) -> None:
+            loops.append(asyncio.get_running_loop())
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            loops.append(asyncio.get_running_loop())
+            return say("yes")
+
+    oracle = Oracle(Noting())
+    await oracle.open()
+
+    def play() -> str:
+        with wrap_as_gym(game(oracle)) as gym:
+            gym.reset(options=CAT)
+            observation, *_ = gym.step(say("Is it alive?"))
+            return str(observation.messages[-1]["content"])
+
+    assert await asyncio.to_thread(play) == "Yes. (19 left)"
+    assert set(loops) == {asyncio.get_running_loop()}
+    assert len(loops) == 2
+    await oracle.close()
+
+
+async def test_an_oracle_that_is_not_ready() -> None:
+    class NotReady(SharedPolicy):
+        async def preflight(self) -> None:
+            raise PreflightError("Set policy.model.")
+
+    with pytest.raises(PreflightError, match=r"The oracle \(`env.oracle`\) is not ready. Set env.oracle.model."):
+        await Oracle(NotReady()).open()
+
+
+async def test_the_policy_that_plays_solutions_wins() -> None:
+    policy = OraclePolicy()
+    async with game(provide_solution=True) as env:
+        for index in range(len(SET.objects)):
+            first = await env.reset(options={"task": index})
+            assert (await env.step(await policy(first.observation))).reward == 1.0
+            assert env.step_count == 1
+
+
+def test_gymnasium_takes_it_for_an_environment() -> None:
+    env = wrap_as_gym(game())
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+def test_gymnasiums_own_wrappers() -> None:
+    make: Callable[[], gymnasium.Env[Any, Any]] = lambda: wrap_as_gym(game(questions=2))  # noqa: E731
+    env = gymnasium.wrappers.RecordEpisodeStatistics(make())
+    env.reset(seed=1, options=CAT)
+    env.step(say("Is it alive?"))
+    *_, terminated, truncated, info = env.step(say("Is it a plant?"))
+    assert (terminated, truncated) == (False, True)
+    assert info["episode"]["l"] == 2
+    env.close()
+    several = gymnasium.vector.SyncVectorEnv([make, make])
+    several.reset(seed=5)
+    _, rewards, *_ = several.step([say("Guess: cat"), say("Is it alive?")])
+    assert len(rewards) == 2
+    several.close()
+
+
+async def test_the_awaited_wrapper() -> None:
+    async with wrap_as_gym(game(), async_mode=True) as env:
+        _, info = await env.reset(seed=1, options=CAT)
+        assert info["time_step"].first()
+        _, reward, terminated, truncated, _ = await env.step(say("cat"))
+    assert (reward, terminated, truncated) == (1.0, True, False)

@@ -1,0 +1,116 @@
+"""What is handed to git, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ares_exp.tasks.task_sources.git_names import (
+    check_git_ref,
+    check_git_url,
+    check_inner_path,
+    is_commit,
+    repository_name,
+)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/org/name.git",
+        "http://127.0.0.1:8000/name",
+        "ssh://git@host:22/org/name",
+        "git://host/name",
+        "file:///srv/tasks.git",
+        "git@github.com:org/name.git",
+        "host:name",
+    ],
+)
+def test_addresses_that_git_may_be_given(url: str) -> None:
+    assert check_git_url(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("ext::sh -c touch% /tmp/x", "address of a git repository"),
+        ("ext::sh", "address of a git repository"),
+        ("fd::17", "address of a git repository"),
+        ("ext://sh", "one of the protocols"),
+        ("ftp://host/name", "one of the protocols"),
+        ("--upload-pack=touch x", "address of a git repository"),
+        ("-oProxyCommand=x:y", "address of a git repository"),
+        ("ssh://-oProxyCommand=x/name", "with a host"),
+        ("ssh://-l@host/name", "with a host"),
+        ("https:///name", "with a host"),
+        ("https://[::1/name", "address of a git repository"),
+        ("/srv/tasks", "file:///"),
+        ("../tasks", "file:///"),
+        ("org/name", "file:///"),
+        ("", "file:///"),
+        ("https://host/a\nb", "address of a git repository"),
+        ("https://host/" + "a" * 1000, "address of a git repository"),
+    ],
+)
+def test_addresses_that_are_refused(url: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        check_git_url(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:hush-hush@host/n", "https://hush-hush@host/n", "ssh://git:hush-hush@host/n"]
+)
+def test_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="without user and password") as caught:
+        check_git_url(url)
+    assert "hush-hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ref", ["main", "v1.0", "feature/x", "refs/heads/main", "a" * 40, "HEAD"])
+def test_refs(ref: str) -> None:
+    assert check_git_ref(ref) == ref
+
+
+def test_a_commit_has_small_letters() -> None:
+    assert check_git_ref("A" * 40) == "a" * 40
+
+
+@pytest.mark.parametrize(
+    "ref", ["", "-x", "--upload-pack=x", "+main", "a:b", "a..b", "a b", "a\nb", "a@{1}", "a^", "a~1", "x.lock", "a//b"]
+)
+def test_refs_that_are_refused(ref: str) -> None:
+    with pytest.raises(ValueError, match="a commit, a branch or a tag"):
+        check_git_ref(ref)
+
+
+@pytest.mark.parametrize(
+    ("ref", "expected"),
+    [("a" * 40, True), ("0" * 64, True), ("F" * 40, True), ("a" * 39, False), ("main", False), (None, False)],
+)
+def test_all_digits_of_a_commit(ref: str | None, expected: bool) -> None:
+    assert is_commit(ref) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("a/b", "a/b"), ("a/./b/", "a/b"), ("a/../b", "b"), ("", "."), (".", "."), ("a/..", ".")]
+)
+def test_paths_inside(path: str, expected: str) -> None:
+    assert check_inner_path(path) == expected
+
+
+@pytest.mark.parametrize("path", ["/a", "..", "../a", "a/../../b", "a\nb", "a\0b", "a\\b", "a/" * 600])
+def test_paths_that_lead_out(path: str) -> None:
+    with pytest.raises(ValueError, match="stays inside the repository"):
+        check_inner_path(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://host/org/name.git", "name"),
+        ("git@host:org/name/", "name"),
+        ("host:name", "name"),
+        ("file:///..", "repository"),
+    ],
+)
+def test_what_a_repository_is_called(url: str, name: str) -> None:
+    assert repository_name(url) == name

@@ -1,0 +1,307 @@
+"""Tasks out of real repositories, as env=harbor loads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environments.harbor import HarborEnvironments
+from ares_exp.errors import ConfigError, PreflightError, TaskError, UserError
+from ares_exp.tasks.task_origin import TaskOrigin
+from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
+
+Load = Callable[..., HarborEnvironments]
+
+
+@pytest.fixture
+def load(cache_dir: Path) -> Load:
+    """Loads with these options; `warnings` is what was reported."""
+
+    def run(*, warnings: list[str] | None = None, **options: Any) -> HarborEnvironments:
+        source = HarborEnvironments(cache_dir=cache_dir, **options)
+        source.load((warnings if warnings is not None else []).append)
+        return source
+
+    return run
+
+
+def names(source: HarborEnvironments) -> list[str]:
+    return [task.name for task in source.tasks]
+
+
+def kept(cache_dir: Path) -> list[str]:
+    """The tasks in the cache; anything else there would be a leftover."""
+    return sorted("/".join(path.relative_to(cache_dir).parts[1:]) for path in cache_dir.glob("*/*"))
+
+
+def registry(tasks: list[dict[str, str]], name: str = "bench") -> str:
+    return json.dumps([{"name": name, "version": "1.0", "description": "", "tasks": tasks}])
+
+
+def test_a_repository_of_tasks(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
+    repository = make_repository("tasks/b", "tasks/a", "tasks/group/c", "others/d")
+    repository.write({"tasks/README.md": "", "tasks/notes/README.md": ""})
+    commit = repository.commit()
+    source = load(repo=repository.url)
+    assert names(source) == ["a", "b"]
+    assert source.origins["a"] == TaskOrigin(repository.url, commit, "tasks/a")
+    assert source.tasks[0].describe()["origin"] == {
+        "git_url": repository.url,
+        "git_commit": commit,
+        "path": "tasks/a",
+    }
+    assert kept(cache_dir) == ["a", "b"]
+    assert sorted(path.name for path in source.tasks[0].path.iterdir()) == [
+        *("environment", "instruction.md", "solution", "task.toml", "tests"),
+    ]
+
+
+def test_another_folder_and_the_root(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a", "more/here/b", "c")
+    assert names(load(repo=repository.url, path="more/here")) == ["b"]
+    assert names(load(repo=repository.url, path=".")) == ["c"]
+
+
+def test_only_selected_tasks_are_fetched(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
+    repository = make_repository("tasks/a", "tasks/b", "tasks/c")
+    repository.write({"tasks/d/task.toml": "wrong = ["})
+    repository.commit()
+    assert names(load(repo=repository.url, tasks=["[ab]", "2"], exclude="b")) == ["a", "c"]
+    assert kept(cache_dir) == ["a", "c"]
+
+
+def test_branches_tags_and_commits(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a")
+    first = repository.git("rev-parse", "HEAD")
+    repository.git("tag", "--annotate", "--message=v1", "v1")
+    repository.add_task("tasks/b")
+    second = repository.commit()
+    for ref, commit in (("v1", first), (first, first), (first.upper(), first), ("main", second), (second, second)):
+        source = load(repo=f"{repository.url}@{ref}")
+        assert {origin.git_commit for origin in source.origins.values()} == {commit}
+        assert names(source) == ["a", "b"][: 1 + (commit == second)]
+
+
+def test_one_task_of_a_repository(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("deep/er/a", "tasks/b")
+    commit = repository.git("rev-parse", "HEAD")
+    source = load(git_url=repository.url, path="deep/er/a", git_commit=commit, reward_key="k")
+    assert names(source) == ["a"]
+    assert source.origins == {"a": TaskOrigin(repository.url, commit, "deep/er/a")}
+    assert source.tasks[0].reward_key == "k"
+
+
+def test_a_repository_that_is_one_task(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository(".", name="my-task.git")
+    source = load(git_url=repository.url)
+    assert names(source) == ["my-task"]
+    assert not (source.tasks[0].path / ".git").exists()
+
+
+def test_a_given_commit_is_taken_from_the_cache(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a")
+    commit = repository.git("rev-parse", "HEAD")
+    options = {"git_url": repository.url, "path": "tasks/a"}
+    first = load(**options, git_commit=commit)
+    shutil.rmtree(repository.path)
+    assert load(**options, git_commit=commit).tasks[0].path == first.tasks[0].path
+    with pytest.raises(PreflightError, match=r"cannot be copied: .*Is the address right\?"):
+        load(**options, git_commit="main")
+    with pytest.raises(PreflightError, match="cannot be copied"):
+        load(**options)
+
+
+def test_a_branch_is_followed(load: Load, make_repository: MakeRepository, cache_dir: Path) -> None:
+    repository = make_repository("tasks/a")
+    options = {"git_url": repository.url, "path": "tasks/a", "git_commit": "main"}
+    before = load(**options)
+    repository.write({"tasks/a/instruction.md": "Do more.\n"})
+    repository.commit()
+    after = load(**options)
+    assert before.tasks[0].digest != after.tasks[0].digest
+    assert (before.tasks[0].path / "instruction.md").read_text() == "Do it.\n"
+    assert kept(cache_dir) == ["a", "a"]
+
+
+def test_a_registry_of_local_and_git_tasks(
+    load: Load, make_repository: MakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = make_repository("tasks/a", "tasks/b")
+    first = repository.git("rev-parse", "HEAD")
+    repository.write({"tasks/b/instruction.md": "Do more.\n"})
+    second = repository.commit()
+    local = Repository(tmp_path / "here" / "local")
+    local.add_task("c")
+    entries = [
+        {"name": "1", "git_url": repository.url, "git_commit_id": first, "path": "tasks/a"},
+        {"name": "2", "path": "local/c"},
+        {"name": "3", "git_url": repository.url, "path": "tasks/b"},
+    ]
+    (tmp_path / "registry.json").write_text(registry(entries))
+    monkeypatch.chdir(tmp_path / "here")  # what local paths are relative to
+    source = load(registry="../registry.json", dataset="bench@1.0")
+    assert names(source) == ["a", "c", "b"]
+    assert {name: origin.git_commit for name, origin in source.origins.items()} == {"a": first, "b": second}
+    assert source.tasks[1].describe()["origin"] is None
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        TaskError, match=r"c: .*local/c: expected a task, found no such directory\. Paths of a registry"
+    ):
+        load(registry="registry.json", dataset="bench")
+    assert names(load(registry="registry.json", dataset="bench", exclude="c")) == ["a", "b"]
+
+
+def test_a_data_set_of_a_repository(load: Load, make_repository: MakeRepository) -> None:
+    repository, other = make_repository("a", "b"), make_repository("c", name="other")
+    first = repository.git("rev-parse", "HEAD")
+    entries = [
+        {"name": "1", "path": "b"},
+        {"name": "2", "path": "a", "git_commit_id": first},
+        {"name": "3", "git_url": other.url, "path": "c"},
+    ]
+    repository.write({"registry.json": registry(entries), "sets/registry.json": registry(entries[:1], "small")})
+    second = repository.commit()
+    source = load(repo=repository.url, dataset="bench")
+    assert {name: origin.git_commit for name, origin in source.origins.items()} == {
+        "b": second,
+        "a": first,
+        "c": other.git("rev-parse", "HEAD"),
+    }
+    assert names(load(repo=repository.url, dataset="small", registry="sets")) == ["b"]
+    with pytest.raises(ConfigError, match=r"registry\.json of file:.* has no data set 'small'"):
+        load(repo=repository.url, dataset="small")
+    with pytest.raises(ConfigError, match=r"Expected a file nowhere\.json of file:"):
+        load(repo=repository.url, dataset="small", registry="nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"git_commit": "nothing"}, r"has no 'nothing' that can be fetched: .*Expected a branch, a tag, or all 40"),
+        ({"git_commit": "0" * 40}, "that can be fetched"),
+        ({"path": "tasks/aa"}, r"aa: .*there is no tasks/aa\. Did you mean `tasks/a` or"),
+        ({"path": "tasks/a/task.toml"}, "expected tasks/a/task.toml to be a folder, got a file"),
+        ({"path": "linked/a"}, "expected a path without symbolic links, but linked is one"),
+        ({"path": "tasks/absolute"}, r"tasks/absolute: tests/data: expected a relative link, got one to '/etc'"),
+        ({"path": "tasks/leaving"}, r"tests/data: expected a link that stays inside the task"),
+        (
+            {"path": "tasks"},
+            r"found no task\.toml in tasks\. A folder of tasks: `env\.repo=<repository> env\.path=tasks`",
+        ),
+    ],
+)
+def test_what_cannot_be_fetched_is_told(
+    load: Load, make_repository: MakeRepository, cache_dir: Path, options: dict[str, str], complaint: str
+) -> None:
+    repository = make_repository("tasks/a", "tasks/absolute", "tasks/leaving")
+    repository.link("linked", "tasks")
+    repository.link("tasks/absolute/tests/data", "/etc")
+    repository.link("tasks/leaving/tests/data", "../../a")
+    repository.commit()
+    with pytest.raises(UserError, match=complaint):
+        load(**{"git_url": repository.url, "path": "tasks/a", **options})
+    assert kept(cache_dir) == []
+
+
+def test_all_wrong_tasks_are_told_at_once(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a", "tasks/b", "tasks/c")
+    repository.link("tasks/b/tests/data", "/etc")
+    (repository.path / "tasks" / "c" / "instruction.md").unlink()
+    repository.commit()
+    with pytest.raises(TaskError) as caught:
+        load(repo=repository.url)
+    first, second, remedy = str(caught.value).splitlines()
+    assert first.startswith("b: file:")
+    assert second.startswith("c: ")
+    assert "instruction.md" in second
+    assert remedy == "To play the others: env.exclude=[b,c]."
+    assert names(load(repo=repository.url, exclude=["b", "c"])) == ["a"]
+
+
+def test_links_inside_a_task_are_copies(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a")
+    repository.link("tasks/a/tests/again.sh", "test.sh")
+    repository.link("tasks/a/solution/data", "../environment")
+    repository.commit()
+    root = load(repo=repository.url).tasks[0].path
+    assert (root / "tests" / "again.sh").read_text() == (root / "tests" / "test.sh").read_text()
+    assert (root / "solution" / "data" / "Dockerfile").is_file()
+    assert not any(path.is_symlink() for path in root.rglob("*"))
+
+
+def test_names_that_git_has_patterns_for(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/[a]*?", "tasks/a", "tasks/!b c")
+    assert names(load(repo=repository.url)) == ["!b c", "[a]*?", "a"]
+
+
+def test_line_ends_are_those_of_the_repository(
+    load: Load, make_repository: MakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gitconfig").write_text("[core]\n\tautocrlf = true\n")
+    repository = make_repository("tasks/a")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    assert (load(repo=repository.url).tasks[0].path / "tests" / "test.sh").read_bytes().count(b"\r") == 0
+
+
+def test_files_of_a_submodule_are_missing_and_that_is_told(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a", "tasks/b")
+    commit = repository.git("rev-parse", "HEAD")
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},tasks/a/environment/library")
+    repository.git("commit", "--quiet", "--message=a submodule")
+    warnings: list[str] = []
+    assert names(load(repo=repository.url, warnings=warnings)) == ["a", "b"]
+    assert warnings == ["a: tasks/a/environment/library is a submodule, whose files are not fetched"]
+
+
+def test_equal_names_are_refused_until_one_is_chosen(
+    load: Load, make_repository: MakeRepository, tmp_path: Path
+) -> None:
+    repository = make_repository("one/a", "two/a")
+    entries = [{"name": path, "git_url": repository.url, "path": path} for path in ("one/a", "two/a")]
+    (tmp_path / "registry.json").write_text(registry(entries))
+    with pytest.raises(TaskError, match="several are called a"):
+        load(registry=str(tmp_path / "registry.json"), dataset="bench")
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("tsks", r"in tsks/, which there is not\. Did you mean `tasks`\?"),
+        ("tasks/a", "in tasks/a/, found none"),
+    ],
+)
+def test_a_repository_without_tasks_there(
+    load: Load, make_repository: MakeRepository, path: str, complaint: str
+) -> None:
+    with pytest.raises(TaskError, match=complaint):
+        load(repo=make_repository("tasks/a").url, path=path)
+
+
+def test_an_empty_repository(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="has no commit on its default branch"):
+        load(repo=Repository(tmp_path / "empty").url)
+
+
+def test_a_bare_repository_without_partial_clones(load: Load, make_repository: MakeRepository, tmp_path: Path) -> None:
+    repository = make_repository("tasks/a")
+    repository.git("config", "uploadpack.allowFilter", "false")
+    repository.git("clone", "--quiet", "--bare", ".", str(tmp_path / "bare.git"))
+    for url in (repository.url, f"file://{tmp_path}/bare.git"):
+        assert names(load(repo=url)) == ["a"]
+
+
+def test_a_repository_with_long_commits(load: Load, tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "first")
+    shutil.rmtree(repository.path / ".git")
+    repository.git("init", "--quiet", "--initial-branch=main", "--object-format=sha256")
+    repository.add_task("tasks/a")
+    commit = repository.commit()
+    assert len(commit) == 64
+    assert load(repo=f"{repository.url}@{commit}").origins["a"].git_commit == commit
+    shutil.rmtree(repository.path)
+    assert names(load(git_url=repository.url, git_commit=commit, path="tasks/a")) == ["a"]
