@@ -52,7 +52,8 @@ class EnvironmentSource(Protocol):
     `async def preflight()`, which raises a `PreflightError`, and `async def close()`. One whose `load` reads nothing
     but local files says `loads_offline = True`; others are not loaded for the sake of counting their tasks. One that
     can leave out tasks after `load` has `def keep(task_names)`; others are checked for all their tasks, also where
-    some of them are played. One that has more to tell of its tasks has them as `tasks`, each a `Task`.
+    some of them are played. One that has more to tell of its tasks has them as `tasks`, each a `Task`;
+    one that fetched some from git repositories has their `TaskOrigin`s by name as `origins`, for the run's provenance.
     """
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 from ares_exp.command_line.guarded import EXIT_OK, guarded
 from ares_exp.command_line.terminal import printable
 from ares_exp.errors import ConfigError, UserError
+from ares_exp.recorded_run import SWEEP_RECORD
 
 PROGRAM = "python -m ares_exp.export_job"
 DESCRIPTION = """\
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "-o", "--jobs-dir", type=Path, default=Path("jobs"), metavar="OUT", help="the folder of jobs (jobs)"
     )
-    parser.add_argument("--name", help="what to call the job there (the name of the run directory)")
+    parser.add_argument("--name", help="what to call the job there (as the run directory is called)")
     arguments = parser.parse_args(argv)
     return guarded(lambda: _export(arguments.run, arguments.jobs_dir, arguments.name), (UserError,))
 
@@ -49,7 +50,7 @@ def _export(run: Path, jobs_dir: Path, name: str | None) -> int:
     from ares_exp.export_job.trial_folder import is_file_name
 
     job = read_job(run)
-    name = name or run.resolve().name
+    name = name or _name_of(run.resolve())
     if not is_file_name(name):
         raise ConfigError(f"Expected the name of a job to be letters, digits and ._-, got {name!r:.80}: `--name …`.")
     exported = write_job(job, jobs_dir, name)
@@ -63,3 +64,8 @@ def _export(run: Path, jobs_dir: Path, name: str | None) -> int:
         f"Written to {jobs_dir / name}; Harbor shows it: harbor view {jobs_dir}\n"
     )
     return EXIT_OK
+
+
+def _name_of(run: Path) -> str:
+    """The name of its directory; the directories of a sweep's jobs are only numbered."""
+    return f"{run.parent.name}_{run.name}" if (run.parent / SWEEP_RECORD).is_file() else run.name

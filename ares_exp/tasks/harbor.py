@@ -17,6 +17,7 @@ from ares_exp.tasks.artifact import MAIN_SERVICE
 from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.env_templates import resolve_env
 from ares_exp.tasks.harbor_stage import HarborStage
+from ares_exp.tasks.harborignore import UploadFilter
 from ares_exp.tasks.health_check import await_health
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.instruction import read_instruction
@@ -25,7 +26,7 @@ from ares_exp.tasks.rewards import overall_verdict
 from ares_exp.tasks.root_commands import as_root
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.task_features import refusals, warnings_of
-from ares_exp.tasks.task_files import COMPOSE, INSTRUCTION, check_files, compose_file
+from ares_exp.tasks.task_files import COMPOSE, INSTRUCTION, check_files, check_links, compose_file
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_toml import TASK_TOML, Step, TaskToml, read_task_toml
 
@@ -154,8 +155,7 @@ class HarborTask:
                 f"{self.path}: task {self.name!r} uses what is not supported yet: {', '.join(unsupported)}. "
                 f"Leave it out with env.exclude=[{self.name}]."
             )
-        services = {name for stage in self.stages for name in stage.sidecars}
-        if services and compose_file(self._environment_dir) is None:
+        if (services := _sidecars(self.stages)) and compose_file(self._environment_dir) is None:
             raise TaskError(
                 f"{self.path / TASK_TOML}: artifacts or collect hooks name the services {', '.join(sorted(services))}, "
                 f"and there is no environment/{COMPOSE} that has them. Correct the names, or add the file."
@@ -198,6 +198,12 @@ def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
     return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
 
 
+def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
+    """The services beside the agent's container that artifacts and hooks name."""
+    named = {artifact.service for stage in stages for artifact in stage.artifacts}
+    return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
+
+
 def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
     """Loads and validates the task directory `path`.
 
@@ -213,10 +219,13 @@ def load_task(path: str | Path, *, reward_key: str | None = None) -> HarborTask:
     root = Path(path).resolve()
     parsed = read_task_toml(root / TASK_TOML)
     check_files(root, parsed.config)
+    stages = _stages(root, parsed.config, reward_key)
+    if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
+        check_links(root / "environment", root, UploadFilter(root))  # what the agent has it from may link elsewhere
     return HarborTask(
         path=root,
         config=parsed.config,
-        stages=_stages(root, parsed.config, reward_key),
+        stages=stages,
         warnings=tuple(f"{root.name}: {TASK_TOML}: {warning}" for warning in warnings_of(parsed)),
         reward_key=reward_key,
     )

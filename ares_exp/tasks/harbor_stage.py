@@ -11,26 +11,25 @@ from pathlib import Path
 from ares_exp.containers.container import Container, ContainerSpec, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
-from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
+from ares_exp.tasks.artifact import Artifact, CollectHook
 from ares_exp.tasks.artifacts.collection import collect
 from ares_exp.tasks.artifacts.delivery import deliver_artifacts
 from ares_exp.tasks.artifacts.places import with_conventional
 from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.harborignore import UploadFilter, uploadable
+from ares_exp.tasks.harborignore import uploadable
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.rewards import reaches
-from ares_exp.tasks.root_commands import as_root, empty, make_log_dirs
+from ares_exp.tasks.root_commands import empty, make_log_dirs
+from ares_exp.tasks.solution import find_solution, upload_solution
 from ares_exp.tasks.step_setup import set_up_step
 from ares_exp.tasks.task import Verdict
-from ares_exp.tasks.task_files import compose_file, require_uploaded
+from ares_exp.tasks.task_files import compose_file
 from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
 from ares_exp.tasks.verification import TESTS_DIR, VERIFIER_DIR, verify
 from ares_exp.tasks.verifier_image import verifier_image
 
 AGENT_DIR = "/logs/agent"
-SOLUTION_DIR = "/solution"
-SOLVE_SCRIPT = "solve.sh"
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +170,7 @@ class HarborStage:
         self._verifier_env()
         _ = self.verifier_spec  # its variables
         if needs_solution:
-            self._solution_dir()
+            find_solution(self.root, self.folder)
             self.solution_env()
 
     @property
@@ -183,15 +182,6 @@ class HarborStage:
     def _verifier_env(self) -> dict[str, str]:
         shared, own = self.config.verifier.env, self._verifier.env
         return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
-
-    def _solution_dir(self) -> Path:
-        """The directory with its solution: the step's, where it has one, or the task's."""
-        own = self.folder / "solution"
-        script = (own if own.is_dir() else self.root / "solution") / SOLVE_SCRIPT
-        if not script.exists():
-            raise TaskError(f"{script}: expected the task's solution, found no file. Play it with another policy.")
-        require_uploaded(script, UploadFilter(self.root))
-        return script.parent
 
     def solution_env(self) -> Mapping[str, str]:
         """The environment variables that the solution needs; they may hold secrets.
@@ -212,9 +202,7 @@ class HarborStage:
             ContainerError: The container failed.
         """
         env = self.solution_env()
-        async with uploadable(self.root, self._solution_dir()) as solution:
-            await container.upload(solution, SOLUTION_DIR)
-        await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
+        await upload_solution(container, self.root, self.folder)
         return env
 
     async def begin(self, container: Container) -> None:
@@ -242,12 +230,6 @@ class HarborStage:
         """What is run when the agent is done: the task's hooks, then the step's."""
         own = self.step.verifier.collect if self.step is not None else ()
         return [*self.config.verifier.collect, *own]
-
-    @property
-    def sidecars(self) -> set[str]:
-        """The services beside the agent's container that artifacts and hooks name."""
-        services = {item.service for item in self.artifacts} | {hook.service for hook in self.collect_hooks}
-        return services - {MAIN_SERVICE}
 
     async def collect(self, container: Container, target: Path | None) -> None:
         """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`.

@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 
 from ares_exp.conf_dir import conf_dir
 from ares_exp.config import ExperimentConfig, instantiate_group
-from ares_exp.derived_command import _merged, _parsed
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 
@@ -46,19 +45,3 @@ def test_the_oracle_is_made_with_its_environment(overrides: tuple[str, ...]) -> 
 def test_a_mistake_is_told_where_it_is(overrides: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         instantiate_group(composed(*overrides), "env")
-
-
-RECORDED = ("policy=chat_completions", "policy.model=p", "env=twenty_questions", *MODEL)
-
-
-@pytest.mark.parametrize(
-    ("typed", "left"),
-    [
-        ("policy=scripted", RECORDED[2:]),
-        ("policy@env.oracle=scripted", RECORDED[:3]),
-        ("env=harbor", RECORDED[:2]),
-        ("env.oracle.model=o", RECORDED[:4]),
-    ],
-)
-def test_what_is_typed_later_takes_the_place_of_what_goes_there(typed: str, left: tuple[str, ...]) -> None:
-    assert _merged(_parsed(RECORDED), [], _parsed([typed])) == [*left, typed]

@@ -73,13 +73,13 @@ def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path
 
 
 @pytest.mark.once
-def test_mistakes_end_without_a_traceback(cli: Cli, repository: Path) -> None:
+def test_mistakes_end_without_a_traceback(cli: Cli, repository: Path, tmp_path: Path) -> None:
     for arguments, told in (
         (["env.registry=registry.json", "env.dataset=greeting"], "Did you mean `greetings`?"),
         (["env.dataset=org/greetings"], "is a package"),
         ([f"env.repo=file://{repository}/nothing"], "cannot be copied"),
     ):
-        done = cli("tracker=none", *arguments)
+        done = cli("tracker=none", f"env.cache_dir={tmp_path}/cache", *arguments)
         assert done.returncode == 2, done.stderr
         assert told in done.stderr
         assert "Traceback" not in done.stderr

@@ -92,6 +92,22 @@ def test_a_replay_of_a_replay_and_a_branch_of_a_branch(recorded: Recorded) -> No
     assert (config["branch_inject"], config["seed"]) == (None, 2)
 
 
+@pytest.mark.parametrize(
+    ("typed", "oracle"),
+    [
+        ("policy@env.oracle=scripted env.oracle.replies=[no]", {"replies": ["no"], "repeat_last": False}),
+        ("env.oracle.repeat_last=true", {"replies": ["yes"], "repeat_last": True}),
+        ("env=harbor", None),
+    ],
+)
+def test_an_option_that_goes_elsewhere_is_that_place(recorded: Recorded, typed: str, oracle: object) -> None:
+    recorded("env=twenty_questions", "policy@env.oracle=scripted", "env.oracle.replies=[yes]", "policy=oracle")
+    config = composed("replay=first", *typed.split())
+    found = config["env"].get("oracle")
+    assert (found and {key: found[key] for key in ("replies", "repeat_last")}) == oracle
+    assert config["policy"]["trajectory"] == "first"
+
+
 def test_a_branch(recorded: Recorded) -> None:
     recorded("policy=chat_completions", "policy.model=m", "policy.temperature=0", "env.tasks=[1,2]", "attempts=7")
     config = composed("branch_from=first/fix@2", "branches=8", "policy.temperature=1.0", "branch_answer='a b'")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import EpisodeRef, RecordedRun
+from ares_exp.recorded_run import EpisodeRef, RecordedRun, begins_where_started
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.trajectories.chats import chat, write
 
@@ -160,3 +160,19 @@ def test_a_broken_trajectory_leaves_the_others(run: Path) -> None:
     (run / "trajectories" / "fix__0__aaa1.json").write_text("{")
     assert RecordedRun(run).episode("fix-more").last_step == 0
     assert RecordedRun(run).episode("fix__0").last_step == 2, "by its row"
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        ("env.path", {"env.path"}, True),
+        ("env.registry", {"env.dataset"}, True),
+        ("snapshot.dir", {"env.repo"}, True),
+        ("env.path", {"env.repo"}, False),
+        ("env.path", {"env.git_url"}, False),
+        ("env.registry", {"env.repo"}, False),
+        ("env.dataset", set(), False),
+    ],
+)
+def test_which_values_are_paths_of_this_machine(key: str, given: set[str], expected: bool) -> None:
+    assert begins_where_started(key, given) is expected

@@ -52,13 +52,22 @@ async def collect(
     services = {hook.service for hook in hooks} | {item.service for item in artifacts}
     has_others = bool(services - {MAIN_SERVICE})
     for of_main in (True, False) if has_others else (True,):
-        if stops_main and not of_main and isinstance(container, ComposedContainer):
-            await container.service(MAIN_SERVICE).stop()
+        if stops_main and not of_main:
+            await _stop_main(container)
         await run_hooks([hook for hook in hooks if (hook.service == MAIN_SERVICE) == of_main], container)
         if collection is not None:
             await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
     if collection is not None and target is not None:
         await asyncio.to_thread(_finish, target, collection.entries, secrets)
+
+
+async def _stop_main(container: Container) -> None:
+    if not isinstance(container, ComposedContainer):
+        return
+    try:
+        await container.service(MAIN_SERVICE).stop()
+    except ContainerError as error:
+        _logger.warning("The agent's container goes on while artifacts of services are collected: %s", error)
 
 
 def _finish(target: Path, entries: Sequence[ManifestEntry], secrets: Sequence[str]) -> None:
@@ -105,11 +114,11 @@ class ArtifactCollection:
         kind = guess
         try:
             service = service_of(self._container, artifact.service)
-            found = await _look(service, artifact)
-            kind = "file" if found is None else "directory"
+            kind, is_empty = await _look(service, artifact)
             target = self._target.joinpath(place_of(artifact))
-            await asyncio.to_thread(_make_way, target if kind == "directory" else target.parent, self._target)
-            if found == "" and is_conventional(artifact):
+            await asyncio.to_thread(_make_way, target, self._target)
+            if is_empty and is_conventional(artifact):
+                await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
                 return kind, "empty"
             if kind == "directory" and artifact.exclude:
                 await _download_without(service, artifact, target)
@@ -120,25 +129,36 @@ class ArtifactCollection:
                 raise
             _logger.info("The artifact %s of %s was not collected: %s", source, artifact.service, error)
             return kind, "failed"
-        return kind, "ok"
+        return "directory" if target.is_dir() else "file", "ok"
 
 
 def _guess(artifact: Artifact) -> ArtifactKind:
     return "file" if PurePosixPath(artifact.source).suffix else "directory"
 
 
-async def _look(service: Container | ServiceContainer, artifact: Artifact) -> str | None:
-    """`None` where there is no such directory; else something of what is in it, if there is something."""
+async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool]:
+    """What it is, and whether that is a directory with nothing in it. A guess, where a service runs no command.
+
+    Raises:
+        ContainerDiedError: The agent's container is gone.
+    """
     path = shlex.quote(artifact.source)
-    result = await service.exec(f"test -d {path} && ls -A {path} | head -c 100", user="root", timeout_sec=60)
-    return result.output.strip() if result.exit_code == 0 else None
+    try:
+        result = await service.exec(f"test -d {path} && ls -A {path} | head -c 100", user="root", timeout_sec=60)
+    except ContainerError:
+        if artifact.service == MAIN_SERVICE:
+            raise
+        return _guess(artifact), False
+    return ("directory", not result.output.strip()) if result.exit_code == 0 else ("file", False)
 
 
-def _make_way(directory: Path, target: Path) -> None:
-    """Makes `directory` in `target`; links that came out of the container before must not lead it elsewhere."""
-    if not directory.resolve().is_relative_to(target.resolve()):
-        raise TransferError(f"Expected {directory} to be inside of {target}: a link leads out of it.")
-    directory.mkdir(parents=True, exist_ok=True)
+def _make_way(place: Path, folder: Path) -> None:
+    """Makes the directory for `place` in `folder`; links that came out of the container must not lead elsewhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise TransferError(f"Expected {place} to be inside of {folder}: a link leads out of it.")
+    if place != folder:
+        place.parent.mkdir(parents=True, exist_ok=True)
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 # It holds our end of its stdin for as long as we live: it ends with us, also by kill -9.
 _WHILE_WE_LIVE = """
 import os, runpy, sys, threading
-threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -45,15 +45,13 @@ class Dataset:
         return str(self.file) if self.file is not None else f"{self.hub_name}:{self.split}"
 
 
-def find_dataset(dataset: str | None, split: str) -> Dataset:
+def find_dataset(dataset: str, split: str) -> Dataset:
     """What `env.dataset` and `env.split` mean. Reads nothing.
 
     Raises:
-        ConfigError: Nothing, or the multimodal data set.
+        ConfigError: Nothing that is known, or the multimodal data set.
     """
     choices = f"{', '.join(NAMES)}, owner/name of the Hugging Face hub, or a file ({', '.join(SUFFIXES)})"
-    if not dataset:
-        raise ConfigError(f"env=swebench needs a data set. Set env.dataset=<{choices}>.")
     if Path(dataset).suffix in SUFFIXES:
         return Dataset(Path(dataset).expanduser().absolute(), "", split)
     name = NAMES.get(dataset.lower(), dataset)

@@ -64,13 +64,13 @@ class Grade:
         """Whether all did."""
         return self.reason is None and all((*self.fail_to_pass.values(), *self.pass_to_pass.values()))
 
-    def report(self, instance_id: str, *, patch_exists: bool, patch_applied: bool, grader: str) -> dict[str, Any]:
+    def report(self, instance_id: str, *, patch_applied: bool, grader: str) -> dict[str, Any]:
         """In the form of the official harness's `report.json`, with a `reason`, the `grader` and all `statuses`."""
         tests = {"FAIL_TO_PASS": self.fail_to_pass, "PASS_TO_PASS": self.pass_to_pass}
         return {
             instance_id: {
-                "patch_is_None": not patch_exists,
-                "patch_exists": patch_exists,
+                "patch_is_None": False,
+                "patch_exists": True,
                 "patch_successfully_applied": patch_applied,
                 "resolved": self.resolved,
                 "tests_status": {

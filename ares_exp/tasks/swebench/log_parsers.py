@@ -18,14 +18,8 @@ _CONTROL = dict.fromkeys(range(1, 32))
 _COUNT = re.compile(r"\[\d+\]")
 _OPTION = re.compile(r"(.*?)\[(.*)\]")
 _SYMPY_FAILURE = re.compile(r"_+ (\S.*\.py:.*\S) _+")
-_UNITTEST_ENDS = {
-    "ok": PASSED,
-    "OK": PASSED,
-    "FAIL": FAILED,
-    "ERROR": ERROR,
-    "expected failure": XFAIL,
-    "unexpected success": FAILED,
-}
+_DJANGO_ENDS = {"ok": PASSED, "OK": PASSED, "FAIL": FAILED, "ERROR": ERROR}
+_UNITTEST_ENDS = {**_DJANGO_ENDS, "expected failure": XFAIL, "unexpected success": FAILED}
 
 LogParser = Callable[[str], dict[str, str]]
 
@@ -106,8 +100,8 @@ def parse_sympy(log: str) -> dict[str, str]:
     return found
 
 
-def parse_unittest(log: str) -> dict[str, str]:
-    """The lines of `unittest` with verbosity 2, also as Django's runner writes them: `name ... ok`.
+def parse_unittest(log: str, *, ends: Mapping[str, str] = _UNITTEST_ENDS) -> dict[str, str]:
+    """The lines of `unittest` with verbosity 2: `name ... ok`.
 
     What a test prints comes between the dots and the result, which then has a line of its own.
     """
@@ -117,7 +111,7 @@ def parse_unittest(log: str) -> dict[str, str]:
         name, dots, _ = line.partition(" ... ")
         if dots:
             running = name
-        for end, status in _UNITTEST_ENDS.items():
+        for end, status in ends.items():
             if line.endswith((f" ... {end}", f" ...  {end}")):
                 found[line.removesuffix(end).rstrip().removesuffix("...").rstrip()] = status
         if " ... skipped" in line:
@@ -132,8 +126,8 @@ def parse_unittest(log: str) -> dict[str, str]:
 
 
 def parse_django(log: str) -> dict[str, str]:
-    """As `parse_unittest`, and one test of Django whose name has a line break."""
-    found = parse_unittest(log)
+    """As `parse_unittest`, without expected failures, and with one test of Django whose name has a line break."""
+    found = parse_unittest(log, ends=_DJANGO_ENDS)
     if "--version is equivalent to version" in log:
         found["--version is equivalent to version"] = PASSED
     return found

@@ -111,7 +111,9 @@ def check_command(command: str | None) -> str | None:
         ConfigError: It is empty.
     """
     if command is not None and not command.strip():
-        raise ConfigError("Expected `env.test_command` to be a command, got an empty one. Set it to null for the usual.")
+        raise ConfigError(
+            "Expected `env.test_command` to be a command, got an empty one. Set it to null for the usual."
+        )
     return command
 
 

@@ -23,7 +23,7 @@ def materialise(task: Path, target: Path) -> None:
 
     Raises:
         TaskError: A link is absolute, leads out, in circles or nowhere; an entry is no file, folder or link; a file is
-            a pointer to Git LFS; or there is too much. The message begins with the entry's path in the task.
+            a pointer to one in Git LFS; or there is too much. The message begins with the entry's path in the task.
         OSError: It cannot be read or written.
     """
     _Copy(task.resolve()).folder(task.resolve(), target, ())
@@ -57,7 +57,7 @@ class _Copy:
     def _file(self, source: Path, target: Path) -> None:
         with source.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise self._refusal(source, "this file is in Git LFS, and `git-lfs` is not installed. Install it")
+                raise self._refusal(source, "expected a file, got a pointer to one in Git LFS. Install `git-lfs`")
         shutil.copy(source, target)
 
     def _meant(self, entry: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,11 +134,11 @@ def _place(task: TaskReference, places: dict[GitTask, tuple[Path, TaskOrigin]]) 
 
 
 def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
-    names = [task.name for task in tasks]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    counted = Counter(task.name for task in tasks)
+    if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
         raise TaskError(
-            f"Expected tasks with names of their own, but several are called {', '.join(twice[:SHOWN_PROBLEMS])}. "
-            f"Leave them out with env.exclude=[{','.join(twice[:SHOWN_PROBLEMS])}], or pick by index with env.tasks."
+            f"Expected tasks with names of their own, but several are called {', '.join(twice)}. A name is the last "
+            f"part of a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
         )
 
 

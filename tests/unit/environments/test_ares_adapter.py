@@ -6,8 +6,10 @@ The real package is tried only where it is installed and asked for: ARES_EXP_LIV
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,41 +184,64 @@ def test_a_limit_of_the_run_and_a_selection(stub: Path) -> None:
     assert "made 2 DaytonaContainer" in (stub.parent / "stub.log").read_text()
 
 
+REFUSED = """
+import sys
+from ares_exp.environments.ares.source import AresEnvironments
+from ares_exp.errors import UserError
+for preset in sys.argv[1:]:
+    try:
+        AresEnvironments(preset=preset, import_timeout_sec=10 if preset != "hangs" else 0.1).load(print)
+    except UserError as error:
+        print(error)
+"""
+
+
+def refusals(stub: Path, *presets: str, **env: str) -> list[str]:
+    """What is said of presets that cannot be loaded, by a process with the stub on its path."""
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, *presets],
+        cwd=stub.parent,
+        env={**SECRET_FREE, "PYTHONPATH": str(stub), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_presets_that_are_not_there(stub: Path) -> None:
+    unknown, none_left, malformed = refusals(stub, "ecco", "echo:9", "echo@a/b")
+    assert "got 'ecco'. Did you mean `echo`? It has: echo." in unknown
+    assert "`env.preset` 'echo:9': expected an index below 8, got 9" in none_left
+    assert "`env.preset` 'echo@a/b': expected an index 5, a slice 0:10" in malformed
+
+
+def test_a_package_that_cannot_be_imported(stub: Path) -> None:
+    [offline] = refusals(stub, "echo", STUB="offline")
+    assert "`import ares` failed with ConnectionError: All connection attempts failed. The package fetches" in offline
+    [hangs] = refusals(stub, "hangs", STUB="hangs")
+    assert "did not end within env.import_timeout_sec=0.1" in hangs
+    (stub / "ares" / "__init__.py").write_text("make = 1")
+    [another] = refusals(stub, "echo")
+    assert "has no `make`, no `info`: another package has that name" in another
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ares") is not None, reason="martian-ares is installed")
+def test_a_package_that_is_not_installed(stub: Path) -> None:
+    shutil.rmtree(stub / "ares")
+    [missing] = refusals(stub, "echo")
+    assert "needs the package martian-ares, which is not installed: pip install martian-ares." in missing
+    assert ("It needs Python 3.12 or newer" in missing) is (sys.version_info < (3, 12))
+
+
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("arguments", "env", "says"),
-    [
-        (
-            ["env.preset=echo"],
-            {"STUB": "offline"},
-            "`import ares` failed with ConnectionError: All connection attempts",
-        ),
-        (["env.preset=echo", "env.import_timeout_sec=0.2"], {"STUB": "hangs"}, "did not end within env.import_timeout"),
-        (["env.preset=ecco"], {}, "got 'ecco'. Did you mean `echo`? It has: echo."),
-        (["env.preset=echo:9"], {}, "`env.preset` 'echo:9': expected an index below 8, got 9"),
-        (["env.preset=echo", "policy=oracle"], {}, "policy=oracle plays the solutions of tasks"),
-        (["env.preset=echo", "snapshot=every_step"], {}, "Set `snapshot=none`"),
-    ],
-)
-def test_what_cannot_be_played_is_refused(stub: Path, arguments: list[str], env: dict[str, str], says: str) -> None:
-    done = run(stub, *arguments, **env)
+def test_the_policy_that_plays_solutions_is_refused(stub: Path) -> None:
+    done = run(stub, "env.preset=echo")
     assert done.returncode == 2
-    assert says in done.stderr
+    assert "policy=oracle plays the solutions of tasks" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (stub.parent / "stub.log").exists()
-
-
-@pytest.mark.once
-def test_a_package_that_is_not_there_or_is_another_one(stub: Path) -> None:
-    (stub / "ares" / "__init__.py").write_text("make = 1")
-    done = run(stub, "env.preset=echo")
-    assert "has no `make`, no `info`: another package has that name" in done.stderr
-    assert done.returncode == 2
-    if "ares" not in sys.modules:
-        (stub / "ares").rename(stub / "other")
-        done = run(stub, "env.preset=echo")
-        assert "needs the package martian-ares, which is not installed: pip install martian-ares." in done.stderr
-        assert ("It needs Python 3.12 or newer" in done.stderr) is (sys.version_info < (3, 12))
 
 
 def test_requests_are_turned_into_ours() -> None:

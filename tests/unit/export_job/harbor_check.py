@@ -14,6 +14,7 @@ from harbor.metrics.mean import Mean
 from harbor.models.job.config import JobConfig
 from harbor.models.job.lock import JobLock, TrialLock
 from harbor.models.job.result import JobResult, JobStats
+from harbor.models.trial.artifact_manifest import ArtifactManifest
 from harbor.models.trial.config import TrialConfig
 from harbor.models.trial.paths import TrialPaths
 from harbor.models.trial.result import TrialResult
@@ -49,6 +50,8 @@ def check_trial(folder: Path) -> TrialResult | None:
     for trajectory in folder.rglob("agent/trajectory.json"):
         validator = TrajectoryValidator()
         assert validator.validate(trajectory), (trajectory, validator.get_errors())
+    for manifest in folder.rglob("artifacts/manifest.json"):
+        ArtifactManifest(entries=json.loads(manifest.read_text()))
     if not (folder / "result.json").exists():
         return None
     result = TrialResult.model_validate_json((folder / "result.json").read_text())
@@ -135,6 +138,8 @@ def check_viewer(job: Path, folders: list[Path]) -> None:
                 query = f"?step={step}" if step else ""
                 for what in ("trajectory", "verifier-output", "artifacts", "agent-logs", "files"):
                     got = get(f"/{job.name}/trials/{folder.name}/{what}{query}")
+                    if what == "artifacts":
+                        assert (got["manifest"] is not None) == (place / "artifacts" / "manifest.json").exists()
                     if what == "trajectory" and (place / "agent" / "trajectory.json").exists():
                         assert got["steps"], got
 

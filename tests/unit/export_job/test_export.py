@@ -266,6 +266,14 @@ def test_tokens_of_every_turn(tmp_path: Path) -> None:
     assert trial["agent_result"]["rollout_details"] == [{name: [value] * 2 for name, value in ids.items()}]
 
 
+def test_jobs_of_a_sweep_have_different_names(tmp_path: Path) -> None:
+    for number in ("0", "1"):
+        run = record(tmp_path / "sweep" / number, [tried()], tasks=TASKS[:1])
+        (tmp_path / "sweep" / "multirun.yaml").write_text("hydra: {}\n")
+        assert main([str(run), "-o", str(tmp_path / "jobs")]) == 0
+    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["sweep_0", "sweep_1"]
+
+
 def test_tasks_out_of_git_repositories(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1], config={"env": {**CONFIG["env"], "repo": "org/name"}})
     origin = {"git_url": "https://host/org/name.git", "git_commit": "c" * 40, "path": f"tasks/{TASKS[0]}"}

@@ -17,6 +17,7 @@ Files = Mapping[str, str | None]
 
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'"
 STEP = "[[steps]]\nname = 'a'"
+CONVERSATION = '{"agent": {"name": "a", "version": "1"}, "steps": [{"step_id": 1, "source": "user", "message": "Hi."}]}'
 STEP_TESTS = {"steps/a/tests/test.sh": ""}
 
 # What; changes to the valid task; task.toml; whether the scan of a folder accepts it; whether a load does.
@@ -175,18 +176,14 @@ def test_a_network_for_each_phase(
     assert spec.networks == {baseline, agent, verifier}
 
 
+WINDOWS = {"tests/test.bat": ""}
 REFUSED: list[tuple[str, Files, str]] = [
-    ("artifacts = ['/a']", {}, "artifacts (artifacts)"),
-    ("[[verifier.collect]]\ncommand = 'a'", {}, "collect hooks ([[verifier.collect]])"),
-    ("[environment]\nos = 'windows'", {"tests/test.bat": ""}, 'operating system "windows" ([environment].os)'),
+    ("[environment]\nos = 'windows'", WINDOWS, 'operating system "windows" ([environment].os)'),
+    ("[verifier.environment]\nos = 'windows'", {}, 'operating system "windows" ([verifier.environment].os)'),
     ("[environment]\ntpu = {type = 'a', topology = '1x1'}", {}, "TPUs ([environment].tpu)"),
-    ("[environment.healthcheck]\ncommand = 'a'", {}, "health checks ([environment.healthcheck])"),
-    ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "MCP servers ([[environment.mcp_servers]])"),
-    ("[environment]\nskills_dir = '/skills'", {}, "skills ([environment].skills_dir)"),
-    ("", {"trajectory.json": "{}"}, "prior context (trajectory.json)"),
-    ("", {"tests/.harborignore": "x"}, "upload filters (tests/.harborignore)"),
-    ("", {"solution/data/.harborignore": "x"}, "upload filters (solution/data/.harborignore)"),
-]
+    (f"{STEP}\nverifier.environment.tpu = {{type = 'a', topology = '1x1'}}", {"steps/a/instruction.md": ""},
+     "TPUs ([steps[0].verifier.environment].tpu)"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("toml", "files", "feature"), REFUSED, ids=[case[2] for case in REFUSED])
@@ -213,9 +210,66 @@ def test_what_is_written_but_not_used_runs(make_task: MakeTask, toml: str) -> No
 
 
 def test_all_unsupported_features_are_named_at_once(make_task: MakeTask) -> None:
-    task = load_task(make_task(toml="artifacts = ['/a']\n[environment]\nskills_dir = '/s'"))
-    with pytest.raises(UnsupportedTaskError, match=r"artifacts \(artifacts\), skills \(\[environment\]\.skills_dir\)"):
+    toml = "[environment]\nos = 'Windows'\ntpu = {type = 'a', topology = '2x2'}"
+    task = load_task(make_task(toml=toml, files=WINDOWS))
+    with pytest.raises(UnsupportedTaskError, match=r'system "windows" .*, TPUs'):
         task.check_runnable()
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "need"),
+    [
+        ("[[environment.mcp_servers]]\nname = 'a'\nurl = 'b'", {}, "mcp_servers"),
+        ("[environment]\nskills_dir = '/skills'", {}, "skills_dir"),
+        ("", {"trajectory.json": CONVERSATION}, "messages"),
+    ],
+)
+def test_what_an_agent_cannot_use_is_refused_for_it_alone(
+    make_task: MakeTask, toml: str, files: Files, need: str
+) -> None:
+    task = load_task(make_task(toml=toml, files=files))
+    task.check_runnable(supported=frozenset({need}))
+    task.check_runnable(supported=None)
+    with pytest.raises(UnsupportedTaskError, match=rf"gives its agent {need}, which this agent cannot use"):
+        task.check_runnable(supported=frozenset({"messages", "skills_dir", "mcp_servers"} - {need}))
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "artifacts = [{source = '/a', service = 'db'}]",
+        "[[verifier.collect]]\ncommand = 'a'\nservice = 'db'",
+        f"{STEP}\nartifacts = [{{source = '/a', service = 'db'}}]",
+    ],
+)
+def test_services_need_a_compose_file(make_task: MakeTask, toml: str) -> None:
+    files = {"steps/a/instruction.md": ""}
+    with pytest.raises(TaskError, match=r"name the services db, and there is no environment/docker-compose\.yaml"):
+        load_task(make_task(toml=toml, files=files)).check_runnable()
+    task = load_task(make_task("composed", toml, {**files, "environment/docker-compose.yaml": "services: {db: {}}"}))
+    task.check_runnable()
+
+
+def test_links_in_the_environment_of_a_verifier_stay_inside(make_task: MakeTask, tmp_path: Path) -> None:
+    root = make_task(toml=SEPARATE)
+    (root / "environment" / "outside").symlink_to(tmp_path)
+    with pytest.raises(TaskError, match="environment/outside: expected a link to a place inside the task"):
+        load_task(root)
+    (root / "tests" / "Dockerfile").write_text("FROM scratch\n")
+    assert load_task(root).name == "a-task"
+
+
+def test_users_of_hooks_are_told_to_the_container(make_task: MakeTask) -> None:
+    toml = "[[verifier.collect]]\ncommand = 'a'\nuser = 'nobody'\n[[verifier.collect]]\ncommand = 'b'"
+    assert load_task(make_task(toml=toml)).container_spec.users == {"nobody"}
+
+
+def test_extra_instructions_follow_every_instruction(make_task: MakeTask) -> None:
+    steps = "[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'"
+    task = load_task(make_task(toml=steps, files={"steps/a/instruction.md": "A", "steps/b/instruction.md": "# canary"}))
+    more = task.with_extra_instructions(["one\n", "two"])
+    assert [stage.instruction for stage in more.stages] == ["A\n\none\n\n\ntwo", "\n\none\n\n\ntwo"]
+    assert more.describe() == {**task.describe(), "extra_instructions": ["one\n", "two"]}
 
 
 @pytest.mark.parametrize("table", ["environment", "verifier", "solution"])
@@ -269,6 +323,8 @@ def test_describe(make_task: MakeTask) -> None:
         "reward_key": None,
         "package": "org/name",
         "package_version": "2",
+        "origin": None,
+        "extra_instructions": [],
     }
 
 

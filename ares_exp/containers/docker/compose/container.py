@@ -10,7 +10,7 @@ from typing import Unpack
 
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, ServiceContainer
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
-from ares_exp.containers.docker.compose.dangers import read_compose_file, refuse_dangers
+from ares_exp.containers.docker.compose.dangers import check_file
 from ares_exp.containers.docker.compose.project import ComposeProject
 from ares_exp.containers.docker.compose.project_file import MAIN, Ours
 from ares_exp.containers.docker.compose.service import Service
@@ -52,9 +52,7 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> None:
         find_compose()
     except PreflightError as error:
         raise UnsupportedTaskError(f"Task {spec.name} has several services ({spec.compose_file}). {error}") from error
-    document = read_compose_file(spec.compose_file)
-    if not options.compose_trusted:
-        refuse_dangers(spec.compose_file, document)
+    check_file(spec, trusted=options.compose_trusted)
     if len({_is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a public network in one phase and for less in another. container=docker cannot "

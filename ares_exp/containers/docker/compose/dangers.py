@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.compose.variables import refuse_obeyed
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _MAX_FILE_BYTES = 1024 * 1024
@@ -34,25 +36,42 @@ _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
 
-def read_compose_file(path: Path) -> dict[str, Any]:
-    """A task's compose file as it is written. Blocking.
+def check_file(spec: ContainerSpec, *, trusted: bool) -> None:
+    """Looks at a task's compose file as it is written. Blocking.
+
+    Args:
+        spec: With a compose file.
+        trusted: Whether the file may ask for anything.
 
     Raises:
+        UnsupportedTaskError: It asks for too much, or uses a variable that is not filled in.
         TaskError: It cannot be read, or is no compose file.
     """
+    path = spec.compose_file
+    assert path is not None
+    text, document = _read(path)
+    refuse_obeyed(spec, text)
+    if not trusted:
+        refuse_dangers(path, document)
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
     import yaml
 
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
-            raise TaskError(f"{path}: expected at most {_MAX_FILE_BYTES} bytes, got {len(data)}.")
+            raise TaskError(f"{path}: expected a compose file of at most {_MAX_FILE_BYTES} bytes, got a longer one.")
         found: object = yaml.safe_load(data)
-    except (OSError, yaml.YAMLError, RecursionError) as error:
+    except TaskError:
+        raise
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: expected a compose file, and it cannot be read: {error}") from error
     services = found.get("services") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(services, dict) or not all(map(_is_table, services.values())):
-        raise TaskError(f"{path}: expected a table `services` of tables, found none.")
-    return dict(found)
+        raise TaskError(f"{path}: expected a compose file, found no table `services` of tables.")
+    return data.decode("utf-8", "replace"), found
 
 
 def refuse_dangers(path: Path, document: Mapping[str, Any]) -> None:
@@ -173,7 +192,7 @@ class _Reading:
         text = posixpath.join(below, str(path)).replace("$$", "\0")  # a `$` that is meant so
         if "$" in text:
             return True
-        if "://" in text or text.startswith(("~", "git@")):
+        if "://" in text or str(path).startswith(("~", "git@")):
             return False
         return (self._folder / text.replace("\0", "$")).resolve().is_relative_to(self._folder)
 

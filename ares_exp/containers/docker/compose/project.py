@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from ares_exp.containers import cancellation
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.build_context import image_tag
-from ares_exp.containers.docker.compose.dangers import read_compose_file, refuse_dangers
+from ares_exp.containers.docker.compose.dangers import check_file, refuse_dangers
 from ares_exp.containers.docker.compose.images import ProjectImages
-from ares_exp.containers.docker.compose.project_file import MAIN, Ours, base_document, complete, names_of
+from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete, names_of
 from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, wait_until_ready
 from ares_exp.containers.docker.compose.removal import containers_of, remove_project
-from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, outer_environment
+from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
 from ares_exp.containers.docker.compose.undertaker import Undertaker
+from ares_exp.containers.docker.compose.variables import variables
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, in_thread
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
-
-# What the programs of this machine obey. A task that sets such a variable sets it in its container alone.
-_OBEYED = re.compile(
-    r"""(?ix) (path|home|shell|env|ifs|tmp|temp|tmpdir|tz|lang|term|hostaliases|res_options|localdomain|nlspath|locpath
-    |gconv_path|getconf_dir|openssl_.*|requests_ca_bundle|curl_ca_bundle|.*_proxy|ps4|cdpath|globignore|shellopts)
-    |(ld|dyld|python|go|git|docker|compose|buildkit|buildx|ssl|ssh|xdg|otel|glibc|malloc|lc|bash|bashopts|clicolor)_?.*"""
-)
-_REQUEST_SEC = "120"  # the first version gives up on the engine after 60
 
 
 class ComposeProject:
@@ -71,9 +64,8 @@ class ComposeProject:
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
-        if not self._trusted:
-            await asyncio.to_thread(lambda: refuse_dangers(self._file, read_compose_file(self._file)))
-        env = await asyncio.to_thread(self._variables, engine)
+        await asyncio.to_thread(check_file, self._spec, trusted=self._trusted)
+        env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
         if not self._trusted:
             await asyncio.to_thread(refuse_dangers, self._file, document)
@@ -84,10 +76,11 @@ class ComposeProject:
             self.built = images.built
         whole = complete(document, self._spec, ours, image_of)
         async with starts(engine).slot():
-            self._undertaker = await asyncio.to_thread(Undertaker, engine, self.name)
+            self._undertaker = Undertaker(engine, self.name)
+            await cancellation.in_thread(self._undertaker.start)
             self._may_grow = True
             answer = await tool.run(
-                [*self._arguments(tool), "-f", "-", "up", "-d"],
+                [*self._arguments(), "-f", "-", "up", "-d"],
                 env=env,
                 directory=folder,
                 stdin=json.dumps(whole, default=str).encode(),
@@ -113,40 +106,47 @@ class ComposeProject:
         if self._undertaker is None:
             return ""
         problem = await remove_project(engine, self.name, may_grow=self._may_grow)
-        await asyncio.to_thread(self._undertaker.dismiss)
+        await cancellation.in_thread(self._undertaker.dismiss)
         self._undertaker = None
         return problem
 
-    def _arguments(self, tool: ComposeTool) -> list[str]:
-        colours = ["--ansi", "never"] if tool.says_json else ["--no-ansi"]
-        return [*colours, "-p", self.name, "--project-directory", str(self._file.parent)]
+    def _arguments(self) -> list[str]:
+        return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
         """The task's file on top of ours, with variables filled in and the files that it extends."""
-        directory = await asyncio.to_thread(short_lived_directory, "build")
+        base = _TemporaryFile(base_document(self._spec))
         try:
-            base = directory.path / "base.json"
-            await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
-            arguments = [*self._arguments(tool), "-f", str(base), "-f", str(self._file), "config"]
+            await cancellation.in_thread(base.write)
+            arguments = [*self._arguments(), "-f", str(base.path), "-f", str(self._file), "config"]
             arguments += ["--format", "json"] if tool.says_json else []
             answer = await tool.run(arguments, env=env, directory=self._file.parent)
         finally:
-            await asyncio.to_thread(directory.remove)
+            await cancellation.in_thread(base.remove)
         if answer.exit_code != 0:
             raise UnsupportedTaskError(f"{self._file}: Docker Compose {tool.version} refuses it: {answer.complaint}")
-        return await asyncio.to_thread(_parse, answer.output)
+        document = await asyncio.to_thread(_parse, answer.output)
+        if not tool.says_json:  # the first version shows also what belongs to profiles, of which none is asked for
+            document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}
+        return document
 
-    def _variables(self, engine: Engine) -> dict[str, str]:
-        """The environment of the compose program, which is what a `$NAME` in the file can be."""
-        spec = self._spec
-        env = {name: value for name, value in spec.env.items() if not _OBEYED.fullmatch(name)}
-        context = spec.context_dir or self._file.parent
-        env["CONTEXT_DIR"] = str(context)
-        env["MAIN_IMAGE_NAME"] = spec.docker_image or image_tag(f"{spec.name}-{MAIN}", context)
-        env |= {"PREBUILT_IMAGE_NAME": spec.docker_image} if spec.docker_image else {}
-        env |= {"CPUS": f"{spec.cpus:g}"} if spec.cpus is not None else {}
-        env |= {"MEMORY": f"{spec.memory_mb}M"} if spec.memory_mb is not None else {}
-        return {**env, **outer_environment(), "DOCKER_HOST": engine.host, "COMPOSE_HTTP_TIMEOUT": _REQUEST_SEC}
+
+class _TemporaryFile:
+    """A compose file of ours, for as long as the compose program reads it."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+        self._directory: OwnedDirectory | None = None
+        self.path = Path()
+
+    def write(self) -> None:
+        self._directory = short_lived_directory("build")
+        self.path = self._directory.path / "base.json"
+        self.path.write_text(json.dumps(self._document), encoding="utf-8")
+
+    def remove(self) -> None:
+        if self._directory is not None:
+            self._directory.remove()
 
 
 def _parse(text: str) -> dict[str, Any]:

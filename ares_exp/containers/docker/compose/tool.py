@@ -19,7 +19,7 @@ from ares_exp.errors import ContainerStartError, PreflightError
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
 """Variables of ours that the program always gets: to find the engine's programs, its plugins and its settings."""
 
-_OLDEST = (1, 27)  # the first that reads files of both the second and the third format, and those without a version
+_OLDEST = (1, 28)  # reads files of both older formats, and those without a version; and knows --ansi
 _QUESTION_SEC = 10.0
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20

@@ -27,15 +27,21 @@ class Undertaker:
     """The process that waits for our end."""
 
     def __init__(self, engine: Engine, project: str) -> None:
+        """Starts nothing yet."""
+        self._host = engine.host
+        self._project = project
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
         """Starts it. Blocking, for milliseconds.
 
         Raises:
             OSError: It could not be started.
         """
-        env = {**passed_on(), "DOCKER_HOST": engine.host}
+        env = {**passed_on(), "DOCKER_HOST": self._host}
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WAIT, "sh", sys.executable, "-m", __name__, project],
+            ["/bin/sh", "-c", _WAIT, "sh", sys.executable, "-m", __name__, self._project],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -44,7 +50,9 @@ class Undertaker:
         )
 
     def dismiss(self) -> None:
-        """Sends it away: there is nothing left for it to do. Blocking, for milliseconds."""
+        """Sends it away: there is nothing left for it to do. Idempotent. Blocking, for milliseconds."""
+        if self._process is None:
+            return
         stdin = self._process.stdin
         assert stdin is not None
         try:

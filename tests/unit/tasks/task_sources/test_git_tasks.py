@@ -258,9 +258,17 @@ def test_files_of_a_submodule_are_missing_and_that_is_told(load: Load, make_repo
     assert warnings == ["a: tasks/a/environment/library is a submodule, whose files are not fetched"]
 
 
-def test_equal_names_are_refused_until_one_is_chosen(
-    load: Load, make_repository: MakeRepository, tmp_path: Path
-) -> None:
+@pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
+def test_files_of_git_lfs_are_fetched(load: Load, make_repository: MakeRepository) -> None:
+    repository = make_repository("tasks/a")
+    repository.git("lfs", "install", "--local")
+    repository.write({".gitattributes": "*.bin filter=lfs -text\n", "tasks/a/environment/big.bin": "big\n"})
+    repository.commit()
+    assert repository.git("show", "HEAD:tasks/a/environment/big.bin").startswith("version https://git-lfs")
+    assert (load(repo=repository.url).tasks[0].path / "environment" / "big.bin").read_text() == "big\n"
+
+
+def test_equal_names_are_refused(load: Load, make_repository: MakeRepository, tmp_path: Path) -> None:
     repository = make_repository("one/a", "two/a")
     entries = [{"name": path, "git_url": repository.url, "path": path} for path in ("one/a", "two/a")]
     (tmp_path / "registry.json").write_text(registry(entries))

@@ -83,7 +83,7 @@ def test_pipes_are_refused(task: Path, tmp_path: Path) -> None:
 
 def test_a_pointer_of_git_lfs_is_no_file(task: Path, tmp_path: Path) -> None:
     (task / "big").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(TaskError, match="big: this file is in Git LFS"):
+    with pytest.raises(TaskError, match="big: expected a file, got a pointer to one in Git LFS"):
         materialise(task, tmp_path / "copy")
 
 

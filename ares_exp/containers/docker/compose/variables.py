@@ -1,0 +1,60 @@
+"""What a `$NAME` in a task's compose file can stand for.
+
+The compose program fills them in from its environment. Ours is not handed on: a file could put any key of it into a
+container. It gets what the task sets (`[environment.env]`) and the names that Harbor has for its files.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.build_context import image_tag
+from ares_exp.containers.docker.compose.project_file import MAIN
+from ares_exp.containers.docker.compose.tool import outer_environment
+from ares_exp.errors import UnsupportedTaskError
+
+# What programs of this machine obey: a task would rule them by it.
+_OBEYED = re.compile(
+    r"""(?x) PATH | HOME | SHELL | ENV | IFS | PS4 | CDPATH | TZ | TZDIR | LANG | LANGUAGE | TERM | TMP | TEMP | TMPDIR
+    | SHELLOPTS | BASHOPTS | HOSTALIASES | RES_OPTIONS | LOCALDOMAIN | NLSPATH | LOCPATH | GCONV_PATH | .*_CA_BUNDLE
+    | GODEBUG | GOGC | GOMAXPROCS | GOMEMLIMIT | GOTRACEBACK | GOCOVERDIR | PYTHON.* | .*_(?i:proxy)
+    | (LD|DYLD|GIT|DOCKER|COMPOSE|BUILDKIT|BUILDX|SSL|SSH|OPENSSL|XDG|OTEL|GLIBC|MALLOC|LC|BASH)_.*"""
+)
+_REQUEST_SEC = "120"  # the first version gives up on the engine after 60
+
+
+def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
+    """Refuses a file with variables that are not filled in. They may well be set in its containers.
+
+    Args:
+        spec: With the variables that the task sets.
+        text: The compose file.
+
+    Raises:
+        UnsupportedTaskError: With their names.
+    """
+    found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
+    if found:
+        raise UnsupportedTaskError(
+            f"{spec.compose_file}: expected no $NAME for variables of [environment.env] that programs of this machine "
+            f"obey, got {', '.join(found)}. Give them other names, or leave the task out."
+        )
+
+
+def variables(spec: ContainerSpec, host: str) -> dict[str, str]:
+    """The environment of the compose program. Blocking: reads the build context.
+
+    Args:
+        spec: What the task asks for.
+        host: As `Engine.host`.
+    """
+    assert spec.compose_file is not None
+    env = {name: value for name, value in spec.env.items() if not _OBEYED.fullmatch(name)}
+    context = spec.context_dir or spec.compose_file.parent
+    env["CONTEXT_DIR"] = str(context)
+    env["MAIN_IMAGE_NAME"] = spec.docker_image or image_tag(f"{spec.name}-{MAIN}", context)
+    env |= {"PREBUILT_IMAGE_NAME": spec.docker_image} if spec.docker_image else {}
+    env |= {"CPUS": f"{spec.cpus:g}"} if spec.cpus is not None else {}
+    env |= {"MEMORY": f"{spec.memory_mb}M"} if spec.memory_mb is not None else {}
+    return {**env, **outer_environment(), "DOCKER_HOST": host, "COMPOSE_HTTP_TIMEOUT": _REQUEST_SEC}

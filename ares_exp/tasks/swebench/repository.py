@@ -1,0 +1,175 @@
+"""The repository in a container: what the agent finds, what it leaves as a patch, and how that is applied elsewhere.
+
+All of it are shell scripts that are run as root, with the `git` of the container.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ares_exp.containers.container import Container, ExecResult
+from ares_exp.errors import ContainerStartError
+
+REPOSITORY = "/testbed"
+MAX_PATCH_BYTES = 32 * 2**20
+_SET_UP_TIMEOUT_SEC = 1200.0
+_GIT_TIMEOUT_SEC = 600.0
+_LOG_CHARS = 2000
+
+# Who made the repository in the image need not be who runs git there.
+_ENV: Mapping[str, str] = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+    "LC_ALL": "C",
+}
+
+_START = "refs/ares_exp/start"
+"""A tree in the repository: its files as the agent found them, those included that git does not know."""
+
+# Refs and objects that are younger than the base commit may hold the fix. Looking for objects that nothing leads to
+# takes a second or two in the largest repositories; packing them anew is done only where there are some.
+_SET_UP = f"""set -eu
+git merge-base --is-ancestor "$BASE" HEAD || {{ echo "HEAD does not come from $BASE"; exit 3; }}
+git remote | while read -r remote; do git remote remove "$remote"; done
+newest=$(git show -s --format=%ct "$BASE")
+git for-each-ref --no-merged HEAD --format='%(refname) %(committerdate:unix)%(*committerdate:unix)' |
+  while read -r ref time; do [ "${{time:-0}}" -gt 0 ] && [ "$time" -le "$newest" ] || echo "delete $ref"; done |
+  git update-ref --stdin
+git reflog expire --expire=now --all
+folder=$(git rev-parse --git-dir)
+rm -f "$folder/FETCH_HEAD" "$folder/ORIG_HEAD"
+stored=$(git cat-file --batch-all-objects --unordered --batch-check='%(objecttype)' | grep -c '^commit' || :)
+if [ "$stored" -gt "$(git rev-list --count --all HEAD)" ]; then git repack -adq && git prune --expire=now; fi
+export GIT_INDEX_FILE=$(mktemp)
+cp "$folder/index" "$GIT_INDEX_FILE"
+git add -A
+git update-ref {_START} "$(git write-tree)"
+rm -f "$GIT_INDEX_FILE"
+"""
+
+# With an index of its own: that of the repository may be locked by a command that was killed, or say what it likes.
+_PATCH = f"""set -eu
+start={_START}
+git cat-file -e "$start^{{tree}}" 2>/dev/null || start=$BASE
+patch=$(mktemp)
+export GIT_INDEX_FILE=$(mktemp -u)
+git read-tree "$start"
+git add -A
+git diff-index --cached -p --binary --full-index --no-renames --no-ext-diff --no-textconv "$start" > "$patch"
+[ "$(wc -c < "$patch")" -le {MAX_PATCH_BYTES} ] || {{ echo "it is larger than {MAX_PATCH_BYTES:,} bytes" >&2; exit 4; }}
+base64 < "$patch"
+rm -f "$patch" "$GIT_INDEX_FILE"
+"""
+
+_APPLY = """git apply --verbose --whitespace=nowarn "$PATCH" ||
+git apply --verbose --whitespace=nowarn --3way "$PATCH"
+"""
+
+_RESTORE = """set -eu
+for path in "$@"; do
+  rm -rf -- "$path"
+  if git cat-file -e "$BASE:$path" 2>/dev/null; then git checkout -q "$BASE" -- "$path"; fi
+done
+"""
+
+_FITS_BASE = """set -eu
+export GIT_INDEX_FILE=$(mktemp -u)
+git read-tree "$BASE"
+git apply --cached --check "$PATCH"
+rm -f "$GIT_INDEX_FILE"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPatch:
+    """What the agent changed.
+
+    Attributes:
+        data: A patch, as `git diff --binary` writes it; empty: nothing.
+        problem: Why there is none; `None` where there is.
+    """
+
+    data: bytes = b""
+    problem: str | None = None
+
+
+async def set_up_repository(container: Container, base_commit: str) -> None:
+    """Hides what came after the base commit, and notes the files as they are.
+
+    Remotes go, branches and tags that are younger, the reflog, and the objects that nothing leads to any more. What the
+    image's maker has committed on top of the base commit stays.
+
+    Raises:
+        ContainerStartError: There is no repository in the image, or not that commit.
+        ContainerError: The container failed.
+    """
+    result = await _git(container, _SET_UP, timeout_sec=_SET_UP_TIMEOUT_SEC, BASE=base_commit)
+    if result.exit_code != 0:
+        raise ContainerStartError(
+            f"Expected the image to have a git repository in {REPOSITORY} at commit {base_commit}: {told(result)} "
+            "Is the image that of the row (env.image_template), and is git in it?"
+        )
+
+
+async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
+    """What differs in the repository from what the agent found, new files included, ignored ones not.
+
+    Raises:
+        ContainerError: The container failed.
+    """
+    result = await _git(
+        container,
+        _PATCH,
+        timeout_sec=_GIT_TIMEOUT_SEC,
+        max_output_bytes=2 * MAX_PATCH_BYTES,
+        BASE=base_commit,
+    )
+    if result.exit_code != 0 or result.elided_bytes:
+        return AgentPatch(problem=f"The repository that the agent left gives no patch: {told(result)}")
+    try:
+        return AgentPatch(base64.b64decode("".join(result.output.split()), validate=True))
+    except (binascii.Error, ValueError):
+        return AgentPatch(problem="The repository that the agent left gives no patch: its git printed something else.")
+
+
+async def apply_patch(container: Container, path: str) -> ExecResult:
+    """Applies a patch of the container to its repository: as a whole or, with exit code 1, not cleanly."""
+    return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
+
+
+async def fits_base(container: Container, path: str, base_commit: str) -> ExecResult:
+    """Whether a patch of the container can be applied to the base commit: exit code 0."""
+    return await _git(container, _FITS_BASE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
+
+
+async def restore_files(container: Container, paths: tuple[str, ...], base_commit: str) -> ExecResult:
+    """Gives files the content that they had at the base commit, and removes those that were not there."""
+    words = shlex.join(paths)
+    return await _git(container, f"set -- {words}\n{_RESTORE}", timeout_sec=_GIT_TIMEOUT_SEC, BASE=base_commit)
+
+
+async def _git(
+    container: Container, script: str, *, timeout_sec: float, max_output_bytes: int = 2**20, **variables: str
+) -> ExecResult:
+    return await container.exec(
+        script,
+        cwd=REPOSITORY,
+        env={**_ENV, **variables},
+        user="root",
+        timeout_sec=timeout_sec,
+        max_output_bytes=max_output_bytes,
+        shell="bash -c",
+        separate_stderr=True,
+    )
+
+
+def told(result: ExecResult) -> str:
+    """How a command ended, and the end of what it said."""
+    ended = "it took too long" if result.timed_out else f"exit code {result.exit_code}"
+    said = " ".join(f"{result.stderr or ''} {result.output if result.exit_code else ''}".split())[-_LOG_CHARS:]
+    return f"{ended}: {said}." if said else f"{ended}."

@@ -1,0 +1,282 @@
+"""`SweBenchStage`: the problem statement of a row, and the grading of what the agent made of it.
+
+The agent's changes are taken out of its container as a patch, and graded in a fresh container of the same image, as the
+official harness does: what else the agent did to its container has no effect on the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ares_exp.containers.cancellation import finish
+from ares_exp.containers.container import Container, ContainerSpec, ExecResult, User
+from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
+from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
+from ares_exp.tasks.root_commands import as_root
+from ares_exp.tasks.solution import SOLUTION_DIR, SOLVE_SCRIPT
+from ares_exp.tasks.swebench.grading import Expectation, Grade, grade, nothing_to_grade
+from ares_exp.tasks.swebench.official import official_grade
+from ares_exp.tasks.swebench.repository import (
+    REPOSITORY,
+    agent_patch,
+    apply_patch,
+    fits_base,
+    restore_files,
+    told,
+)
+from ares_exp.tasks.swebench.rows import SweBenchRow
+from ares_exp.tasks.swebench.test_commands import TestPlan, marked
+from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.verification import TESTS_DIR
+
+AGENT_TIMEOUT_SEC = 3600.0
+"""The data sets have no limit for agents; `agent_timeout_sec=…` sets another."""
+
+MODEL_PATCH = "model.patch"
+NO_PATCH = "no_patch.txt"
+TEST_PATCH = "test.patch"
+LOG = "test_output.txt"
+REPORT = "report.json"
+REWARDS = "reward.json"
+
+MAX_LOG_BYTES = 64 * 2**20
+_GRADING_SEC = 900.0
+"""What verification may take on top of the tests: patches and grading."""
+
+_SOLVE = f"""#!/bin/sh
+# The row's own fix, applied as the official harness applies patches.
+cd {REPOSITORY} || exit 1
+git -c safe.directory='*' apply --verbose {SOLUTION_DIR}/gold.patch ||
+patch --batch --forward --fuzz=5 -p1 -i {SOLUTION_DIR}/gold.patch
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How a row is played and graded.
+
+    Attributes:
+        hints: Whether the agent is told what was said under the issue.
+        agent_network: What agents may reach.
+        test_timeout_sec: Bound on the run of the tests.
+        plan: How they are run.
+        grader: Version of the official harness, if that grades.
+    """
+
+    hints: bool
+    agent_network: NetworkPolicy
+    test_timeout_sec: float
+    plan: TestPlan
+    grader: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class SweBenchStage:
+    """The only stage of a row's task. Implements `ares_exp.tasks.task.Stage`.
+
+    Attributes:
+        row: The row.
+        conditions: How it is played and graded.
+        verifier_spec: The container that the tests are run in, as the agent's was when it began.
+    """
+
+    row: SweBenchRow
+    conditions: Conditions
+    verifier_spec: ContainerSpec
+
+    name = ""
+    agent_timeout_sec = AGENT_TIMEOUT_SEC
+    agent_user: User | None = None
+    verifier_network = PUBLIC
+
+    @property
+    def instruction(self) -> str:
+        """The problem statement and, if wanted, the hints."""
+        statement = self.row.problem_statement.rstrip()
+        hints = self.row.hints_text.strip() if self.conditions.hints else ""
+        where = f"The repository {self.row.repo} is in {REPOSITORY}. Change it so that the following issue is resolved."
+        said = f"\n\nWhat was said under the issue:\n\n{hints}" if hints else ""
+        return f"{where}\n\n{statement}{said}\n"
+
+    @property
+    def agent_network(self) -> NetworkPolicy:
+        """What the agent may reach."""
+        return self.conditions.agent_network
+
+    @property
+    def verifier_timeout_sec(self) -> float:
+        """Bound on the tests, and time to apply patches and to grade."""
+        return self.conditions.test_timeout_sec + _GRADING_SEC
+
+    async def begin(self, container: Container) -> None:
+        """Nothing is left to do."""
+
+    def solution_env(self) -> Mapping[str, str]:
+        """The solution needs no variables."""
+        return {}
+
+    async def upload_solution(self, container: Container) -> Mapping[str, str]:
+        """Puts the row's fix into the container, ready to be applied by `/solution/solve.sh`.
+
+        Raises:
+            TaskError: The row has none.
+            ContainerError: The container failed.
+        """
+        self.check_solution()
+        await _upload(container, {"gold.patch": self.row.patch, SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
+        await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
+        return {}
+
+    def check_solution(self) -> None:
+        """Raises `TaskError` when the row has no fix."""
+        if not self.row.patch.strip():
+            raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Play another policy.")
+
+    async def collect(self, container: Container, target: Path | None) -> None:
+        """Takes the agent's changes out of its container: `model.patch`, or `no_patch.txt` with the reason.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        if target is None:
+            return
+        patch = await agent_patch(container, self.row.base_commit)
+
+        def write() -> None:
+            target.mkdir(parents=True, exist_ok=True)
+            if patch.problem is None:
+                (target / MODEL_PATCH).write_bytes(patch.data)
+            else:
+                (target / NO_PATCH).write_text(patch.problem + "\n", encoding="utf-8")
+
+        await asyncio.to_thread(write)
+
+    async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
+        """Gives the fresh container what `collect` left.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        for name in (MODEL_PATCH, NO_PATCH):
+            if await asyncio.to_thread((artifacts / name).is_file):
+                await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
+
+    async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
+        """Applies the agent's patch and the test patch to the fresh repository, runs the tests, and grades them.
+
+        Leaves `test_output.txt`, `report.json` and `reward.json` in `output_dir`.
+
+        Raises:
+            VerifierTimeoutError: The tests ran longer than `test_timeout_sec`: to the official harness an error, too,
+                not an unresolved problem.
+            VerifierError: The row's test patch does not fit its own commit; or the grading failed.
+            ContainerError: The container failed.
+        """
+        row = self.row
+        files = {TEST_PATCH: row.test_patch, "eval.sh": self.conditions.plan.script}
+        try:
+            await _upload(container, files, TESTS_DIR)
+        except TransferError as error:
+            raise AddTestsDirError(f"The tests of {row.instance_id} could not be copied: {error}") from error
+        if row.test_patch.strip():
+            fits = await fits_base(container, f"{TESTS_DIR}/{TEST_PATCH}", row.base_commit)
+            if fits.exit_code != 0:
+                raise VerifierError(f"{row.instance_id}: its test patch does not fit its base commit: {told(fits)}")
+        problem = await self._apply_patches(container)
+        applied = problem is None
+        if problem is not None:
+            found, log = nothing_to_grade(self._expected, problem), ""
+        else:
+            run = await self._run_tests(container)
+            log = run.output
+            if run.timed_out:
+                reason = f"The tests did not end within env.test_timeout_sec={self.conditions.test_timeout_sec:g} s."
+                await self._keep(output_dir, nothing_to_grade(self._expected, reason), log, applied=True)
+                raise VerifierTimeoutError(reason)
+            found = await self._grade(run)
+        await self._keep(output_dir, found, log, applied=applied)
+        return Verdict(found.rewards["reward"], found.rewards)
+
+    @property
+    def _expected(self) -> Expectation:
+        plan = self.conditions.plan
+        return Expectation(self.row.fail_to_pass, self.row.pass_to_pass, plan.log_parser, self.row.eval_type)
+
+    async def _apply_patches(self, container: Container) -> str | None:
+        """Brings the repository to what is tested; why that is not possible, if it is not."""
+        row = self.row
+        patch, no_patch, tests = (f"{TESTS_DIR}/{name}" for name in (MODEL_PATCH, NO_PATCH, TEST_PATCH))
+        missing = await container.exec(f"cat {no_patch}", user="root", timeout_sec=60, shell="bash -c")
+        if missing.exit_code == 0:
+            return missing.output.strip()
+        is_empty = await container.exec(f"[ ! -s {patch} ]", user="root", timeout_sec=60, shell="bash -c")
+        if is_empty.exit_code != 0 and (done := await apply_patch(container, patch)).exit_code != 0:
+            return f"The agent's patch cannot be applied: {told(done)}"
+        restored = await restore_files(container, row.test_files.all, row.base_commit)
+        if restored.exit_code != 0:
+            return f"The files of the test patch cannot be restored after the agent's patch: {told(restored)}"
+        if row.test_patch.strip() and not self.conditions.plan.is_rows_own:
+            done = await apply_patch(container, tests)
+            if done.exit_code != 0:
+                return f"The test patch cannot be applied after the agent's: {told(done)}"
+        return None
+
+    async def _run_tests(self, container: Container) -> ExecResult:
+        return await container.exec(
+            f"bash {TESTS_DIR}/eval.sh",
+            cwd=REPOSITORY,
+            env={"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf8"},
+            user="root",
+            timeout_sec=self.conditions.test_timeout_sec,
+            max_output_bytes=MAX_LOG_BYTES,
+            shell="bash -c",
+        )
+
+    async def _grade(self, run: ExecResult) -> Grade:
+        log = run.output if self.conditions.plan.is_rows_own else marked(run.output, run.exit_code)
+        if self.conditions.grader is not None:
+            return await official_grade(self.row.instance_id, log, self._expected)
+        return await asyncio.to_thread(grade, log, self._expected)
+
+    async def _keep(self, output_dir: Path | None, found: Grade, log: str, *, applied: bool) -> None:
+        if output_dir is None:
+            return
+        grader = f"swebench {self.conditions.grader}" if self.conditions.grader is not None else "ares_exp"
+        report = found.report(self.row.instance_id, patch_applied=applied, grader=grader)
+
+        def write() -> None:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            (output_dir / LOG).write_text(log, encoding="utf-8", errors="surrogateescape")
+            _write_json(output_dir / REPORT, report)
+            _write_json(output_dir / REWARDS, found.rewards)
+
+        await asyncio.to_thread(write)
+
+    def goes_on(self, verdict: Verdict) -> bool:
+        """No stage comes after it."""
+        return False
+
+
+async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
+    """Writes text files into a directory of the container, line ends as they are."""
+    directory = await asyncio.to_thread(short_lived_directory, "verifier")
+
+    def write() -> None:
+        for name, text in files.items():
+            (directory.path / name).write_text(text, encoding="utf-8", newline="")
+
+    try:
+        await asyncio.to_thread(write)
+        await container.upload(directory.path, target)
+    finally:
+        await finish(asyncio.to_thread(directory.remove))
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

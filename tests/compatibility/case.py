@@ -1,0 +1,176 @@
+"""The kinds of cases of the compatibility table: what the specification says, what is done, what has to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+INVALID = "invalid"
+"""What a reading gives for text that is refused."""
+
+DONE = "done"
+"""In `Episode.agent`: the agent says that it has finished (with the step, where a task has several)."""
+
+PASSES = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"
+MINIMAL: Mapping[str, str] = {
+    "task.toml": "",
+    "instruction.md": "Do it.\n",
+    "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir -p /app\nWORKDIR /app\n",
+    "tests/test.sh": PASSES,
+}
+"""A valid task of one step that is worth 1, whatever its agent does."""
+
+Files = Mapping[str, str | None]
+Text = Literal["task.toml", "instruction.md", "reward.txt", "reward.json", "template", "registry.json"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A sentence of the specification, and what shows that it holds.
+
+    Attributes:
+        id: Unique name.
+        section: Of the specification.
+        says: The sentence.
+        deviation: Why ares_exp does something else on purpose; empty where it does what the specification says.
+    """
+
+    id: str
+    section: str
+    says: str
+    deviation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Case):
+    """Text that is read without a task around it.
+
+    Attributes:
+        text: What the examples are.
+        examples: Example, and what it is read as: a value, the name of an error, `INVALID`; of a task.toml, the values
+            of some of its fields by their dotted names.
+        reference: What Harbor reads it as, where that differs.
+    """
+
+    text: Text
+    examples: Mapping[str | bytes, Any]
+    reference: Mapping[str | bytes, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directory(Case):
+    """A task directory that is read, and not played.
+
+    Attributes:
+        files: What differs from `MINIMAL`; `None` removes.
+        links: Symbolic links, by their paths, and where they lead.
+        scan: Whether the scan of its folder takes it for a task.
+        load: Whether it loads when it is named.
+    """
+
+    files: Files = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    scan: bool
+    load: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode(Case):
+    """A task that is played: loaded, checked, run in a container, verified.
+
+    Attributes:
+        files, links: As of `Directory`.
+        agent: The commands of a scripted policy, `DONE` after those of each step but the last; or `"oracle"`.
+        raises: Whether the agent raises an exception after its first command.
+        host: Variables of the host.
+        options: Options of env=harbor.
+        limits: Time limits of the run, as of `TimeLimits`.
+        container: The backend.
+        network: What container=local gives.
+        expected: Some of: `reward`, `rewards`, `error` (its class), `started` (whether it was found after the start of
+            the container), `message` (texts in the error), `warnings` (texts in what the user is told), `truncated_by`,
+            `steps` (rewards by name), `files` (text of files of the episode, by path; `None`: not there), `manifest`
+            (source, status), `asked` (texts in the agent's first request).
+        reference: The same of Harbor, where it differs.
+    """
+
+    files: Files = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    agent: Sequence[str] | Literal["oracle"] = ()
+    raises: bool = False
+    host: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    container: Literal["local", "docker"] = "local"
+    network: Literal["no-network", "public"] = "no-network"
+    expected: Mapping[str, Any]
+    reference: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Containers(Case):
+    """What a task asks of its containers, and of their networks; nothing is started.
+
+    Attributes:
+        files: As of `Directory`.
+        expected: Fields of the container's specification as `agent.<field>`, of the verifier's own as
+            `verifier.<field>`; networks of phases, of each step, as `networks`: between phases, agent, verifier.
+    """
+
+    files: Files = field(default_factory=dict)
+    expected: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Case):
+    """Time limits of a task under those of a run.
+
+    Attributes:
+        toml: The task.toml.
+        limits: As of `TimeLimits`.
+        expected: Seconds by phase; `None` is unlimited.
+    """
+
+    toml: str = ""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    expected: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Case):
+    """Tasks that are chosen from a folder, a registry.json or a git repository.
+
+    Attributes:
+        folders: Task directories to make, relative to the current directory.
+        broken: Those of them that are no valid task.
+        repository: Whether `folders` are in a git repository, of one commit.
+        registry: Data sets to write to a registry.json, in the repository or else the current directory; `{repo}` and
+            `{commit}` stand for those of the repository.
+        options: Of env=harbor; `{repo}`, `{commit}` and `{short}` (the commit cut to seven digits) as above.
+        expected: Names of tasks in order; or the error's class.
+        reported: Texts in what the user is told.
+        reference: As `expected`, of Harbor, where it differs.
+    """
+
+    folders: Sequence[str] = ("a", "b")
+    broken: Sequence[str] = ()
+    repository: bool = False
+    registry: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any]
+    expected: Sequence[str] | str
+    reported: Sequence[str] = ()
+    reference: Sequence[str] | str | None = None
+
+
+def write_task(root: Path, files: Files, links: Mapping[str, str] | None = None) -> Path:
+    """Makes the directory of a task: `MINIMAL`, with what differs."""
+    for relative, text in {**MINIMAL, **files}.items():
+        if text is not None:
+            (root / relative).parent.mkdir(parents=True, exist_ok=True)
+            (root / relative).write_text(text, encoding="utf-8")
+    for relative, target in (links or {}).items():
+        (root / relative).parent.mkdir(parents=True, exist_ok=True)
+        (root / relative).symlink_to(target)
+    return root

@@ -1,0 +1,239 @@
+"""Tasks of several services, with the compose program and the engine of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import docker
+import pytest
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import ComposedContainer
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.compose.container import ComposeContainer
+from ares_exp.containers.network_namespace import obstacle
+from ares_exp.containers.network_policy import NO_NETWORK, NetworkPolicy
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerStartError,
+    EnvironmentStartTimeoutError,
+    SnapshotUnsupportedError,
+)
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.tasks.harbor import load_task
+from tests.docker.compose_tasks import ASK, IMAGE, SERVER, compose_spec, needs_compose, things
+from tests.host_server import hello_server
+
+pytestmark = [pytest.mark.docker, pytest.mark.once, needs_compose]
+
+
+def make(spec: object, **options: object) -> ComposeContainer:
+    box = DockerContainerFactory(**options)(spec)  # type: ignore[arg-type]
+    assert isinstance(box, ComposeContainer)
+    return box
+
+
+# What they are
+
+
+async def test_an_episode_of_two_services(tmp_path: Path, engine: docker.DockerClient) -> None:
+    files = {
+        "task.toml": f'[environment]\ndocker_image = "{IMAGE}"\nenv = {{WHO = "$me"}}\n',
+        "instruction.md": "Fetch the file.\n",
+        "environment/docker-compose.yaml": f"services:\n  files:{SERVER}",
+        "solution/solve.sh": f'{ASK.format("files")} > /answer && echo "$WHO" >> /answer\n',
+        "tests/test.sh": """
+            test "$(cat /answer)" = "$(printf 'hello\\n\\n$me')"
+            echo $((1 - $?)) > /logs/verifier/reward.txt
+        """,
+    }
+    for name, text in files.items():
+        (tmp_path / "task" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "task" / name).write_text(text)
+    task, factory = load_task(tmp_path / "task"), DockerContainerFactory()
+    task.check_runnable(needs_solution=True)
+    assert factory.check(task.container_spec) == []
+    env = CodeEnvironment(
+        [task], container_factory=factory, code_agent_factory=ShellAgentFactory(), provide_solution=True
+    )
+    policy = OraclePolicy()
+    async with env:
+        step = await env.reset()
+        while step.observation is not None:
+            answer = await policy(step.observation)
+            assert isinstance(answer, LLMResponse)
+            step = await env.step(answer)
+    assert step.reward == 1.0
+
+
+async def test_services_and_what_is_made_for_them(
+    tmp_path: Path, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_HOST", "secret")
+    services = f"""
+  main:
+    depends_on: {{files: {{condition: service_healthy}}, done: {{condition: service_completed_successfully}}}}
+    environment:
+      FILE: "a$$b"
+      BOTH: file
+      SEES: "${{OF_THE_HOST:-nothing}} ${{BOTH}} ${{CPUS}} ${{MEMORY}}"
+      OF_THE_HOST:
+  files:{SERVER}    container_name: my-files
+    ports: ["1:1"]
+    working_dir: /opt
+    volumes: ["./data:/data:ro", "kept:/kept"]
+    environment: {{OWN: "1"}}
+  done:
+    image: {IMAGE}
+    command: "true"
+volumes: {{kept: {{name: of-all}}}}
+"""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "note").write_text("from the task\n")
+    env = {"BOTH": "sp$ec", "PYTHONHOME": "/nowhere"}
+    box = make(compose_spec(tmp_path, services, env=env, cpus=1, memory_mb=256, workdir="/srv"))
+    async with box:
+        assert box.image == IMAGE
+        shown = await box.exec("pwd; echo $FILE, $BOTH, $SEES, $PYTHONHOME, $OWN, $OF_THE_HOST")
+        assert shown.output.splitlines() == ["/srv", "a$b, sp$ec, nothing sp$ec 1 256M, /nowhere, ,"]
+        for name in ("files", "my-files"):
+            assert (await box.exec(ASK.format(name), env={"PYTHONHOME": ""})).output.split() == ["hello"]
+
+        assert isinstance(box, ComposedContainer)
+        files = box.service("files")
+        said = await files.exec("pwd; cat /data/note; echo $OWN $BOTH; (echo no > /data/x) 2>&- || echo read-only")
+        assert said.output.splitlines() == ["/opt", "from the task", "1", "read-only"]
+        assert (await files.exec("sleep 60", timeout_sec=0.3)).timed_out
+        with pytest.raises(ContainerError, match=r"Expected one of the services of .* \(done, files, main\), got web"):
+            box.service("web")
+        with pytest.raises(SnapshotUnsupportedError, match="have a state of their own"):
+            await box.capture_changes(ObjectStore(tmp_path / "objects"))
+
+        await box.service("main").stop()
+        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+            await box.exec("true")
+        assert (await files.exec("cat /www/file")).output == "hello\n"
+        await files.stop()
+        await files.download("/www/file", tmp_path / "downloaded")
+        assert (tmp_path / "downloaded").read_text() == "hello\n"
+
+        found = things(engine, box.project_name)
+        assert len(found) == 5  # three containers, a network and a volume
+        main = next(one for one in found if "main" in one)
+        config = engine.api.inspect_container(main)["HostConfig"]
+        assert (config["NanoCpus"], config["Memory"], config["PidsLimit"]) == (10**9, 256 << 20, 4096)
+    assert things(engine, box.project_name) == []
+    await box.stop()
+
+
+async def test_images_are_built(tmp_path: Path, engine: docker.DockerClient) -> None:
+    mark = tmp_path.name
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nLABEL test={mark}\nENV PLAIN=1\nWORKDIR /built\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "Its").write_text(
+        f"FROM {IMAGE} AS first\nARG WORD=none\nLABEL test={mark}\nRUN echo $WORD > /word\nFROM first\nRUN rm /word\n"
+    )
+    services = """
+  main:
+    volumes: ["./other:/other"]
+  other:
+    build: {context: other, dockerfile: Its, target: first, args: {WORD: "some$$thing"}}
+    command: sleep 1000
+  same:
+    image: ${MAIN_IMAGE_NAME}
+    command: sleep 1000
+"""
+    box = make(compose_spec(tmp_path, services, docker_image=None), keep_image=False, compose_trusted=True)
+    async with box:
+        assert (await box.exec("ls /other")).output == "Its\n"
+        assert (await box.exec("pwd; echo $PLAIN")).output == "/built\n1\n"
+        assert (await box.service("other").exec("cat /word")).output == "some$thing\n"
+        assert (await box.service("same").exec("echo $PLAIN")).output == "1\n"
+        assert box.image is not None
+        assert box.image.startswith("ares-exp/composed-main:")
+    assert not [one for one in engine.api.images(filters={"label": f"test={mark}"}) if one["RepoTags"]]
+
+
+# How they fail
+
+
+@pytest.mark.parametrize(
+    ("services", "message"),
+    [
+        (
+            f"  web:\n    image: {IMAGE}\n    command: sh -c 'echo I cannot; exit 3'\n",
+            r"Service web ended with exit code 3\. It last printed:\nI cannot",
+        ),
+        (
+            f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    stop_signal: SIGKILL\n"
+            "    healthcheck: {test: echo not me; exit 1, interval: 50ms, retries: 1}\n"
+            "  main:\n    depends_on: {web: {condition: service_healthy}}\n",
+            r"Service web is not healthy; its health check last said: 'not me'",
+        ),
+        ("  main:\n    command: [3]\n    nonsense: 1\n    x-nonsense: 1\n", r"services\.main\.nonsense"),
+        ("  main:\n    depends_on: [web]\n", r"Docker Compose \S+ refuses it: .*web"),
+    ],
+)
+async def test_a_start_that_fails(tmp_path: Path, engine: docker.DockerClient, services: str, message: str) -> None:
+    box = make(compose_spec(tmp_path, services))
+    with pytest.raises(ContainerStartError, match=message):
+        await box.start()
+    assert things(engine, box.project_name) == []
+
+
+async def test_services_that_are_never_ready(tmp_path: Path, engine: docker.DockerClient) -> None:
+    check = "healthcheck: {test: 'false', interval: 60s}"
+    services = f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    {check}\n"
+    box = make(compose_spec(tmp_path, services, start_timeout_sec=3))
+    with pytest.raises(EnvironmentStartTimeoutError, match="did not start within 3 s"):
+        await box.start()
+    assert things(engine, box.project_name) == []
+
+
+async def test_what_only_variables_show_is_refused_when_they_are_known(tmp_path: Path) -> None:
+    services = '  main:\n    volumes: ["${WHERE:-/}:/host:ro"]\n'
+    spec = compose_spec(tmp_path, services, env={"WHERE": "/root"})
+    assert DockerContainerFactory().check(spec) == []
+    box = make(spec)
+    with pytest.raises(ContainerStartError, match=r"services\.main\.volumes \(/root\)\. .*compose_trusted=true"):
+        await box.start()
+
+
+# What they reach
+
+NO_WAY = tuple(
+    f"urllib.error.URLError: <urlopen error {why}"
+    for why in ("timed out", "[Errno 101] Network is unreachable", "[Errno 113] No route to host")
+)
+
+
+async def test_closed_networks(tmp_path: Path) -> None:
+    services = f"  files:{SERVER}    networks: [inner]\n  main:\n    networks: [inner]\nnetworks: {{inner: }}\n"
+    async with hello_server() as (address, port):
+        listed = NetworkPolicy("allowlist", frozenset({address}))
+        start = listed if obstacle() is None else NO_NETWORK
+        box = make(compose_spec(tmp_path, services, network=start, phase_networks=frozenset({NO_NETWORK})))
+        code = "import urllib.request as u; print(u.urlopen('http://{}:{}/', timeout={}).read())"
+        ask = f'python3 -c "{code}" 2>&1 | tail -1'
+        async with box:
+            files = box.service("files")
+            if start == listed:  # for main alone
+                assert "hello" in (await box.exec(ask.format(address, port, 45))).output
+                assert (await box.exec(ASK.format("files"))).output.split() == ["hello"]
+            assert (await files.exec(ask.format(address, port, 0.5))).output.startswith(NO_WAY)
+            await box.set_network(NO_NETWORK)
+            assert (await box.exec(ask.format(address, port, 0.5))).output.startswith(NO_WAY)
+            assert (await box.exec(ASK.format("files"))).output.split() == ["hello"]
+            gateway = "$(hostname -i | sed 's/[0-9]*$/1/')"  # where this machine would be on the services' network
+            assert (await box.exec(ask.format(gateway, port, 0.5))).output.startswith(NO_WAY)
+            # The question for another name goes nowhere: to this container itself.
+            listen = (
+                "import socket as s; s = s.socket(type=s.SOCK_DGRAM); s.bind(('127.0.0.1', 53)); print(s.recv(500))"
+            )
+            ask = "until grep asked /tmp/seen; do getent hosts asked.example; done"
+            asked = await box.exec(f'python3 -uc "{listen}" > /tmp/seen & {ask}', timeout_sec=60)
+            assert "asked" in asked.output

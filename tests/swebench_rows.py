@@ -1,0 +1,90 @@
+"""A small data set in the form of SWE-bench: a git repository with a bug, its fix, and what came later."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+BUGGY = "def add(a, b):\n    return a - b\n\n\ndef double(a):\n    return 2 * a\n"
+FIXED = BUGGY.replace("a - b", "a + b")
+OLD_TESTS = (
+    "import unittest\n\nimport calc\n\n\nclass Tests(unittest.TestCase):\n"
+    "    def test_double(self):\n        self.assertEqual(calc.double(4), 8)\n"
+)
+NEW_TESTS = OLD_TESTS + "\n    def test_add(self):\n        self.assertEqual(calc.add(2, 3), 5)\n"
+REPO = "demo/calc"
+
+F2P = ["test_add (tests.test_calc.Tests.test_add)"]
+P2P = ["test_double (tests.test_calc.Tests.test_double)"]
+
+UNITTEST = ("env.test_command='python3 -m unittest -v {modules}'", "env.log_parser=unittest")
+"""Options: the base images have no pytest."""
+
+_GIT_ENV = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+    **{f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+}
+
+
+def git(repository: Path, *arguments: str, date: str = "2024-01-01T00:00:00Z") -> str:
+    """What a git command prints."""
+    env = {**_GIT_ENV, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+    command = ["git", "-C", str(repository), *arguments]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def make_repository(folder: Path) -> tuple[Path, str]:
+    """The repository `folder/demo/calc`, and its commit with the bug; the fix is tagged, and on its branch."""
+    repository = folder / REPO
+    (repository / "tests").mkdir(parents=True)
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    for text in ("# Calc\n", "# Calc\n\nSums.\n"):
+        (repository / "README.md").write_text(text)
+        (repository / "calc.py").write_text(BUGGY)
+        (repository / "tests" / "__init__.py").write_text("")
+        (repository / "tests" / "test_calc.py").write_text(OLD_TESTS)
+        git(repository, "add", "-A")
+        git(repository, "commit", "--quiet", "-m", "before")
+    base = git(repository, "rev-parse", "HEAD").strip()
+    (repository / "calc.py").write_text(FIXED)
+    (repository / "tests" / "test_calc.py").write_text(NEW_TESTS)
+    git(repository, "commit", "--quiet", "-am", "the fix", date="2024-02-01T00:00:00Z")
+    git(repository, "tag", "-m", "fixed", "v2", date="2024-02-01T00:00:00Z")
+    return repository, base
+
+
+def make_row(repository: Path, base: str, instance_id: str = "demo__calc-1", **columns: Any) -> dict[str, Any]:
+    """The row of the fix."""
+    return {
+        "instance_id": instance_id,
+        "repo": REPO,
+        "base_commit": base,
+        "problem_statement": "add(2, 3) is -1.",
+        "hints_text": "It subtracts.",
+        "patch": git(repository, "diff", base, "main", "--", "calc.py"),
+        "test_patch": git(repository, "diff", base, "main", "--", "tests"),
+        "FAIL_TO_PASS": json.dumps(F2P),
+        "PASS_TO_PASS": json.dumps(P2P),
+        "version": "1.0",
+        "created_at": "2024-02-01T00:00:00Z",
+        **columns,
+    }
+
+
+def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
+    """A file of rows, one in each line."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def reply(command: str) -> str:
+    """What makes the shell agent run a command."""
+    return f"I run it.\n\n```bash\n{command}\n```\n"
+
+
+SUBMIT = reply("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")

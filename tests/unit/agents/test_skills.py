@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from ares_exp.agents.skills import MAX_SKILLS, Skill, find_skills, read_skill
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+
+# A SKILL.md; its name and description.
+HEADS = [
+    ("---\nname: pdf\ndescription: Reads PDFs.\n---\n# PDF\ndescription: no\n", "pdf", "Reads PDFs."),
+    ("---\r\nname: 'pdf'\r\ndescription: \"Reads: PDFs\"\r\n---\r\n", "pdf", "Reads: PDFs"),
+    ("---\ndescription: >-\n  Reads\n  PDFs.\nlicense: MIT\n  name: no\n---\n", "folder", "Reads PDFs."),
+    ("---\nname: pdf\ndescription: Reads\n  and writes.\n", "pdf", "Reads and writes."),
+    ("# No front matter\nname: no\n", "folder", ""),
+    ("", "folder", ""),
+    ("---\nname: a\n---\n", "a", ""),
+    (f"---\ndescription: {'x' * 5000}\n---\n", "folder", "x" * 1024),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "description"), HEADS)
+def test_what_a_skill_says_of_itself(text: str, name: str, description: str) -> None:
+    path = "/skills/folder/SKILL.md"
+    assert read_skill(text, path) == Skill(name, description, path)
+
+
+@pytest.mark.local
+async def test_skills_of_a_container() -> None:
+    async with LocalContainerFactory()(ContainerSpec("skills")) as box:
+        assert await find_skills(box, "/my skills", timeout_sec=20) == []
+        await box.exec(
+            "mkdir -p '/my skills' && cd '/my skills' && mkdir b a .hidden empty && touch README.md && "
+            "printf -- '---\\ndescription: A\\0B\\n---\\n' > a/SKILL.md && touch .hidden/SKILL.md && "
+            "printf -- '---\\nname: The B\\n' > b/SKILL.md && head -c 100000 /dev/zero | tr '\\0' x >> b/SKILL.md"
+        )
+        assert await find_skills(box, "/my skills", timeout_sec=20) == [
+            Skill("a", "AB", "/my skills/a/SKILL.md"),
+            Skill("The B", "", "/my skills/b/SKILL.md"),
+        ]
+        await box.exec(f"cd '/my skills' && for i in $(seq {MAX_SKILLS}); do mkdir c$i; touch c$i/SKILL.md; done")
+        assert len(await find_skills(box, "/my skills", timeout_sec=20)) == MAX_SKILLS

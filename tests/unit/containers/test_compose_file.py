@@ -1,0 +1,264 @@
+"""What of a task's compose file is refused, and what is made of the rest; without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.compose.dangers import check_file
+from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete
+from ares_exp.containers.docker.compose.tool import find_compose
+from ares_exp.containers.docker.compose.variables import variables
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+
+
+def refused(folder: Path, text: str) -> str:
+    """The keys that are refused; empty when none is."""
+    (folder / "docker-compose.yaml").write_text(text)
+    try:
+        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), trusted=False)
+    except UnsupportedTaskError as error:
+        return str(error).partition("networks: ")[2].partition(". Leave")[0]
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("privileged: true", "privileged"),
+        ("cap_add: [SYS_ADMIN]", "cap_add"),
+        ("devices: [/dev/sda]", "devices"),
+        ("network_mode: host", "network_mode (host)"),
+        ("network_mode: container:x", "network_mode (container:x)"),
+        ("pid: host", "pid (host)"),
+        ("ipc: host", "ipc (host)"),
+        ("userns_mode: host", "userns_mode"),
+        ("security_opt: [seccomp:unconfined]", "security_opt"),
+        ("volumes: [/var/run/docker.sock:/x:ro]", "volumes (/var/run/docker.sock)"),
+        ("volumes: ['./a/../..:/x:ro']", "volumes (./a/../..)"),
+        ("volumes: ['~/.ssh:/x:ro']", "volumes (~/.ssh)"),
+        ("volumes: ['./out:/x:ro']", "volumes (./out)"),
+        ("volumes: ['./data:/x']", "volumes (./data, which is not mounted read-only)"),
+        ("volumes: [{type: bind, source: /etc, target: /x, read_only: true}]", "volumes (/etc)"),
+        ("volumes: [{type: npipe, source: a, target: b}]", "volumes (npipe)"),
+        ("volumes_from: ['container:x']", "volumes_from"),
+        ("build: ..", "build.context"),
+        ("build: 'https://example.com/x.git'", "build.context"),
+        ("build: {context: ., dockerfile: ../../x}", "build.dockerfile"),
+        ("build: {context: ., additional_contexts: {x: /}}", "build.additional_contexts"),
+        ("build: {context: ., network: host}", "build.network"),
+        ("env_file: /etc/passwd", "env_file (/etc/passwd)"),
+        ("extends: {file: ../../x.yaml, service: y}", "extends.file"),
+        ("logging: {driver: syslog}", "logging.driver"),
+        ("external_links: [x]", "external_links"),
+        ("runtime: sysbox", "runtime"),
+        ("use_api_socket: true", "use_api_socket"),
+        (
+            "deploy: {resources: {reservations: {devices: [{driver: cdi, device_ids: [a]}]}}}",
+            "deploy.resources.reservations.devices",
+        ),
+    ],
+)
+def test_a_service_may_not_leave_its_container(tmp_path: Path, line: str, key: str) -> None:
+    (tmp_path / "out").symlink_to("/etc")
+    assert refused(tmp_path, f"services:\n  web:\n    {line}\n") == f"services.web.{key}"
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("include: [other.yaml]", "include"),
+        ("networks: {a: {external: true}}", "networks.a.external"),
+        ("networks: {a: {driver: macvlan}}", "networks.a.driver"),
+        ("networks: {a: {driver_opts: {bridge.name: docker0}}}", "networks.a.driver_opts.bridge.name"),
+        ("volumes: {a: {driver_opts: {type: none, o: bind, device: /}}}", "volumes.a.driver_opts"),
+        ("volumes: {a: {external: true}}", "volumes.a.external"),
+        ("secrets: {a: {file: /etc/shadow}}", "secrets.a.file"),
+        ("configs: {a: {external: true}}", "configs.a.external"),
+    ],
+)
+def test_nor_may_what_it_is_given(tmp_path: Path, table: str, key: str) -> None:
+    assert refused(tmp_path, f"{table}\nservices: {{web: }}\n") == key
+
+
+def test_what_is_harmless_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.env").touch()
+    text = """
+x-mine: {privileged: true}
+services:
+  web:
+    privileged: false
+    cap_add: []
+    cap_drop: [ALL]
+    network_mode: service:db
+    ipc: shareable
+    security_opt: [no-new-privileges:true]
+    build: {context: ./web, dockerfile: ../Dockerfile, args: {A: b}}
+    volumes: [data:/data, /anonymous, ./web:/web:ro, "${ELSEWHERE}:/x:ro", {type: tmpfs, target: /t}]
+    env_file: [own.env, {path: other.env, required: false}]
+    extends: {file: own.yaml, service: web}
+    logging: {driver: json-file}
+    deploy: {replicas: 2, resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}}}
+    x-mine: 1
+  db: {image: db, secrets: [word]}
+volumes: {data: {driver: local, labels: {a: b}}}
+networks: {default: {driver: bridge, internal: true, driver_opts: {com.docker.network.driver.mtu: 1400}}}
+secrets: {word: {file: ./word}}
+"""
+    assert refused(tmp_path, text) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "services: 1", "services: {a: 1}", "a: [", "services: {a: {volumes: 1}}", "services: {a: {build: 1}}"]
+)
+def test_malformed_files(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TaskError, match=r"docker-compose\.yaml: expected a compose file"):
+        refused(tmp_path, text)
+
+
+def test_variables_that_programs_obey_are_not_filled_in(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": "x", "GOAL": "x", "LD_PRELOAD": "x", "no_proxy": "x", "PATHS": "x"}
+    asked = spec(
+        tmp_path, "services: {a: {image: '${PYTHONPATH}$GOAL${no_proxy:-}${PATHS}', command: LD_PRELOAD}}", env=env
+    )
+    with pytest.raises(UnsupportedTaskError, match=r"of this machine obey, got PYTHONPATH, no_proxy\."):
+        check_file(asked, trusted=True)
+    passed = variables(asked, "unix:///x")
+    assert {name: passed.get(name) for name in env} == {
+        "PYTHONPATH": None, "GOAL": "x", "LD_PRELOAD": None, "no_proxy": None, "PATHS": "x",
+    }  # fmt: skip
+
+
+# What the factory says before the start
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory with programs."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    return directory
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def spec(folder: Path, text: str = "services: {}", **asked: Any) -> ContainerSpec:
+    (folder / "docker-compose.yaml").write_text(text)
+    return ContainerSpec(**{"name": "t", "docker_image": "x", "compose_file": folder / "docker-compose.yaml"} | asked)
+
+
+def test_the_compose_program_is_looked_for(tmp_path: Path, tools: Path) -> None:
+    check = DockerContainerFactory().check
+    with pytest.raises(
+        UnsupportedTaskError, match=r"Task t has several services .*neither `docker compose` nor .*Install"
+    ):
+        check(spec(tmp_path))
+    program(tools / "docker", 'echo "docker: unknown command: docker compose" >&2; exit 1')
+    program(tools / "docker-compose", "echo 1.25.0")
+    with pytest.raises(UnsupportedTaskError, match=r"version 1\.28 or later: .*docker-compose is of version 1\.25\.0"):
+        check(spec(tmp_path))
+    program(tools / "docker", '[ "$*" = "compose version --short" ] && echo v2.26.1-4')
+    assert find_compose().command == (str(tools / "docker"), "compose")
+    assert check(spec(tmp_path)) == []
+
+
+def test_refusals_before_the_start(tmp_path: Path, tools: Path) -> None:
+    program(tools / "docker-compose", "echo 1.29.2")
+    danger = spec(tmp_path, "services: {a: {privileged: true}}")
+    with pytest.raises(UnsupportedTaskError, match=r"services\.a\.privileged.*container\.compose_trusted=true"):
+        DockerContainerFactory().check(danger)
+    assert DockerContainerFactory(compose_trusted=True).check(danger) == []
+    mixed = spec(tmp_path, network=PUBLIC, phase_networks=frozenset({NO_NETWORK}))
+    with pytest.raises(UnsupportedTaskError, match="a public network in one phase and for less in another"):
+        DockerContainerFactory().check(mixed)
+    assert DockerContainerFactory(network="no-network").check(mixed) == []
+
+
+# What is made of it
+
+
+def ours(**changed: Any) -> Ours:
+    plain = {
+        "labels": {"mine": "1"}, "env": {}, "extra_hosts": {}, "pids_limit": 99, "swap_mb": 0,
+        "no_new_privileges": False, "closed": False, "capabilities": Capabilities(cpus=2),
+    }  # fmt: skip
+    return Ours(**plain | changed)
+
+
+def completed(
+    services: dict[str, Any], asked: ContainerSpec | None = None, others: dict[str, Any] | None = None, **changed: Any
+) -> dict[str, Any]:
+    document = {"services": {"main": {}} | services, **(others or {})}
+    images = dict.fromkeys(document["services"], "i")
+    return complete(document, asked or ContainerSpec("t"), ours(**changed), images)
+
+
+def test_everything_is_labelled_and_has_names_of_its_own() -> None:
+    web = {"container_name": "w", "ports": ["80:80"], "labels": ["a=b"], "build": "."}
+    whole = completed(
+        {"web": web}, others={"volumes": {"v": {"name": "n"}, "x": {"external": True}}, "networks": {"n": None}}
+    )
+    assert whole["services"]["web"] == {
+        "image": "i", "labels": {"a": "b", "mine": "1"}, "networks": {"default": {"aliases": ["w"]}}, "pids_limit": 99,
+    }  # fmt: skip
+    assert whole["volumes"] == {"v": {"labels": {"mine": "1"}}, "x": {"external": True}}
+    assert whole["networks"] == {"default": {"labels": {"mine": "1"}}, "n": {"labels": {"mine": "1"}}}
+
+
+def test_limits_of_the_file_win() -> None:
+    asked = ContainerSpec("t", cpus=8, memory_mb=64)
+    assert {"cpus": 2, "mem_limit": "67108864b"}.items() <= completed({}, asked)["services"]["main"].items()
+    limits = {"cpus": "0.5", "memory": "1G", "pids": 7}
+    main = completed({"main": {"deploy": {"resources": {"limits": limits}}}}, asked)["services"]["main"]
+    assert (main["cpus"], main["mem_limit"], main["pids_limit"], main["deploy"]) == (0.5, "1G", 7, {"resources": {}})
+    assert "memswap_limit" not in main
+
+
+def test_options_of_the_factory() -> None:
+    asked = ContainerSpec("t", env={"A": "$1"})
+    main = completed({"main": {"environment": ["A=2", "B=3", "HOST"]}}, asked, env={"B": "4", "C": "$5"})["services"][
+        "main"
+    ]
+    assert main["environment"] == {"A": "$$1", "B": "3", "C": "$$5"}
+    hosts = completed(
+        {"a": {"extra_hosts": {"x": "1"}}, "b": {"network_mode": "none"}},
+        extra_hosts={"y": "2"},
+        no_new_privileges=True,
+    )
+    assert hosts["services"]["a"]["extra_hosts"] == ["x:1", "y:2"]
+    assert "extra_hosts" not in hosts["services"]["b"]
+    assert hosts["services"]["a"]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_gpus_are_reserved() -> None:
+    can = Capabilities(nvidia_runtime=True)
+    main = completed({}, ContainerSpec("t", gpus=2), capabilities=can)["services"]["main"]
+    assert main["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "capabilities": ["gpu"], "count": 2}
+    ]
+
+
+@pytest.mark.parametrize("services", [{"main": {"scale": 2}}, {"main": {"deploy": {"replicas": 0}}}])
+def test_main_is_one_container(services: dict[str, Any]) -> None:
+    with pytest.raises(ContainerStartError, match="Expected one container of a service `main`"):
+        completed(services)
+
+
+def test_the_base_of_main(tmp_path: Path) -> None:
+    image = base_document(ContainerSpec("t", docker_image="a$b", context_dir=tmp_path))["services"]["main"]
+    assert (image["image"], "build" in image) == ("a$$b", False)
+    assert base_document(ContainerSpec("t", context_dir=tmp_path))["services"]["main"].keys() == {"command"}
+    (tmp_path / "Dockerfile").touch()
+    assert base_document(ContainerSpec("t", context_dir=tmp_path))["services"]["main"]["build"] == {
+        "context": str(tmp_path)
+    }

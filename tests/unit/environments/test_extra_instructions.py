@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ares_exp.environments.harbor import HarborEnvironments
+from ares_exp.errors import ConfigError
+from ares_exp.tasks.task_set import SAMPLES
+
+
+def test_files_come_before_texts(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"File {name}.\n")
+    plain = HarborEnvironments(tasks="write-greeting")
+    told = HarborEnvironments(
+        tasks="write-greeting",
+        extra_instruction_paths=[tmp_path / "b", tmp_path / "a"],
+        extra_instructions=["Text."],
+    )
+    for source in (plain, told):
+        source.load(pytest.fail)
+    instruction = (SAMPLES / "write-greeting" / "instruction.md").read_text()
+    assert plain.tasks[0].stages[0].instruction == instruction
+    assert told.tasks[0].stages[0].instruction == f"{instruction}\n\nFile b.\n\n\nFile a.\n\n\nText."
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_is_no_text(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "extra.md").write_bytes(content)
+    source = HarborEnvironments(extra_instruction_paths=[tmp_path / "extra.md"])
+    with pytest.raises(
+        ConfigError, match=r"`env\.extra_instruction_paths` to be readable UTF-8 files, got .*extra\.md"
+    ):
+        source.load(pytest.fail)

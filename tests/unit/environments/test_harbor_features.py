@@ -1,0 +1,186 @@
+"""What a Harbor task asks for around its agent, played through the environment in the local sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import AgentError, HealthcheckError, StepSetupError
+from ares_exp.tasks.harbor import HarborTask, load_task
+from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes
+
+pytestmark = pytest.mark.local
+
+PASSES = "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"
+SKILLS = """FROM debian:bookworm-slim
+RUN mkdir -p /skills/pdf && printf -- '---\\ndescription: Reads PDFs.\\n---\\n' > /skills/pdf/SKILL.md
+"""
+STEPS = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n"
+CONVERSATION = json.dumps(
+    {
+        "agent": {"name": "other", "version": "1"},
+        "steps": [
+            {"step_id": 1, "source": "system", "message": "Be brief."},
+            {"step_id": 2, "source": "user", "message": "What is asked?"},
+            {"step_id": 3, "source": "agent", "message": "The answer."},
+        ],
+    }
+)
+Make = Callable[..., HarborTask]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes a task from its files and loads it."""
+
+    def make(toml: str, **files: str) -> HarborTask:
+        root = tmp_path / "tasks" / "featured"
+        content = {
+            "task.toml": toml,
+            "instruction.md": "Go on.",
+            "environment/Dockerfile": "FROM debian:bookworm-slim\n",
+            "tests/test.sh": PASSES,
+            **files,
+        }
+        for name, text in content.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return load_task(root)
+
+    return make
+
+
+def conversation(env: Any) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in env.time_step.observation.messages]
+
+
+async def test_a_conversation_and_skills_come_with_the_task(
+    make_environment: Any, make: Make, restore: Restore, store: Path
+) -> None:
+    toml = "[environment]\nskills_dir = '/skills'\n"
+    env = make_environment(make(toml, **{"environment/Dockerfile": SKILLS, "trajectory.json": CONVERSATION}))
+    first = await env.reset()
+    assert conversation(env)[:2] == [("user", "What is asked?"), ("assistant", "The answer.")]
+    role, told = conversation(env)[2]
+    assert role == "user"
+    assert "<task>\nGo on.\n</task>" in told
+    assert told.endswith("- /skills/pdf/SKILL.md (pdf): Reads PDFs.\n")
+    assert "Be brief." not in first.observation.system_prompt
+    await env.step(run("echo said"))
+    again = await restore(await env.export_state(store))
+    assert again.time_step == env.time_step
+    await again.step(run("head -n 2 /skills/pdf/SKILL.md"))
+    assert "Reads PDFs." in last_message(again)
+    assert (await again.step(SUBMIT)).reward == 1.0
+
+
+async def test_a_skills_directory_with_none_is_not_told_of(make_environment: Any, make: Make) -> None:
+    env = make_environment(make("[environment]\nskills_dir = '/no/such'\n"))
+    await env.reset()
+    ((_, told),) = conversation(env)
+    assert "kill" not in told
+
+
+async def test_the_conversation_is_for_the_agent_of_the_first_step(
+    make_environment: Any, make: Make, restore: Restore, store: Path
+) -> None:
+    files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
+    env = make_environment(make(STEPS, **files, **{"steps/one/trajectory.json": CONVERSATION}))
+    await env.reset()
+    assert len(conversation(env)) == 3
+    await env.step(SUBMIT)
+    assert len(conversation(env)) == 1
+    again = await restore(await env.export_state(store))
+    assert again.past_steps[0].time_step == env.past_steps[0].time_step
+    assert conversation(again) == conversation(env)
+    assert (await again.step(SUBMIT)).reward == 1.0
+
+
+async def test_the_solution_is_played_without_it(make_environment: Any, make: Make) -> None:
+    task = make("", **{"trajectory.json": "broken", "solution/solve.sh": "#!/bin/sh\n"})
+    env = make_environment(task, provide_solution=True)
+    await env.reset()
+    assert len(conversation(env)) == 1
+
+
+async def test_an_agent_that_takes_no_context_is_told_apart(make_environment: Any, make: Make) -> None:
+    async def asks(container: Any, llm: Any) -> None:
+        await llm(ask())
+
+    env = make_environment(make("", **{"trajectory.json": CONVERSATION}), agent=agent_of(asks))
+    with pytest.raises(AgentError, match=r"has no set_context\(\)"):
+        await env.reset()
+    assert not running_boxes()
+
+
+async def test_extra_instructions_survive_a_snapshot(
+    make_environment: Any, make: Make, restore: Restore, store: Path
+) -> None:
+    env = make_environment(make("").with_extra_instructions(["Hurry."]))
+    await env.reset()
+    assert "Go on.\n\nHurry.\n</task>" in conversation(env)[0][1]
+    again = await restore(await env.export_state(store))
+    assert conversation(again) == conversation(env)
+
+
+async def test_artifacts_reach_the_verifier_of_its_own(make_environment: Any, make: Make, tmp_path: Path) -> None:
+    toml = """
+    artifacts = ["/answer"]
+    [verifier]
+    environment_mode = "separate"
+    [[verifier.collect]]
+    command = "cp /answer /logs/artifacts/copy"
+    """
+    test = "#!/bin/sh\n[ $(cat /answer)$(cat /logs/artifacts/copy) = 4242 ] && echo 1 > /logs/verifier/reward.txt\n"
+    env = make_environment(make(toml, **{"tests/test.sh": test}), output_dir=tmp_path / "out")
+    await env.reset()
+    await env.step(run("echo 42 > /answer"))
+    assert (await env.step(SUBMIT)).reward == 1.0
+    manifest = json.loads((tmp_path / "out" / "artifacts" / "manifest.json").read_text())
+    assert [(entry["destination"], entry["status"]) for entry in manifest] == [
+        *(("artifacts/logs/artifacts", "ok"), ("artifacts/answer", "ok")),
+    ]
+    assert (tmp_path / "out" / "artifacts" / "logs" / "artifacts" / "copy").read_text() == "42\n"
+
+
+async def test_artifacts_of_steps_are_kept_apart(make_environment: Any, make: Make, tmp_path: Path) -> None:
+    toml = "artifacts = ['/log']\n" + STEPS.replace("'two'", "'two'\nartifacts = ['/more']")
+    files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
+    env = make_environment(make(toml, **files), output_dir=tmp_path / "out")
+    await env.reset()
+    for reply in (run("echo one > /log"), SUBMIT, run("echo two > /log; touch /more"), SUBMIT):
+        await env.step(reply)
+    folders = {name: tmp_path / "out" / "steps" / name / "artifacts" for name in ("one", "two")}
+    assert {name: (folder / "log").read_text() for name, folder in folders.items()} == {"one": "one\n", "two": "two\n"}
+    assert [(folder / "more").exists() for folder in folders.values()] == [False, True]
+    assert not (tmp_path / "out" / "artifacts").exists()
+
+
+async def test_what_is_left_out_of_uploads_is_not_there(make_environment: Any, make: Make) -> None:
+    test = "#!/bin/sh\necho $(ls -A /tests | wc -l) > /logs/verifier/reward.txt\n"
+    ignore = "*.log\n!kept.log\n"
+    env = make_environment(
+        make("", **{"tests/test.sh": test, "tests/.harborignore": ignore, "tests/a.log": "", "tests/kept.log": ""})
+    )
+    await env.reset()
+    assert (await env.step(SUBMIT)).reward == 2.0
+
+
+async def test_a_health_check_that_fails_leaves_nothing_running(make_environment: Any, make: Make) -> None:
+    env = make_environment(make("[environment.healthcheck]\ncommand = 'exit 1'\nretries = 1\n"))
+    with pytest.raises(HealthcheckError):
+        await env.reset()
+    assert not running_boxes()
+
+
+async def test_a_step_whose_script_fails_ends_the_episode(make_environment: Any, make: Make) -> None:
+    files = {f"steps/{name}/instruction.md": f"Do {name}." for name in ("one", "two")}
+    env = make_environment(make(STEPS, **files, **{"steps/two/workdir/setup.sh": "exit 5"}))
+    await env.reset()
+    with pytest.raises(StepSetupError, match="step 'two' gave exit code 5"):
+        await env.step(SUBMIT)
+    assert not running_boxes()

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from ares_exp.tasks.swebench.log_parsers import LOG_PARSERS
+
+PYTEST = """\
+============================= test session starts ==============================
+tests/test_a.py::test_old_style PASSED
+tests/test_a.py .F                                                       [100%]
+=========================== short test summary info ============================
+PASSED tests/test_a.py::test_one
+PASSED tests/test_a.py::test_param[a b]
+PASSED tests/test_a.py::test_path[/home/me/data/x.csv]
+\x1b[32mPASSED\x1b[0m tests/test_a.py::test_green
+SKIPPED [2] tests/test_a.py:10: not here
+XFAIL tests/test_a.py::test_known - a reason
+FAILED tests/test_a.py::test_two - assert 1 == 2
+ERROR tests/test_b.py - ImportError: no module
+PASSED
+=================== 1 failed, 4 passed, 2 skipped in 0.03s =====================
+"""
+
+
+def test_pytest_names_end_at_a_blank() -> None:
+    assert LOG_PARSERS["parse_log_pytest"](PYTEST) == {
+        "tests/test_a.py::test_one": "PASSED",
+        "tests/test_a.py::test_param[a": "PASSED",
+        "tests/test_a.py::test_path[/home/me/data/x.csv]": "PASSED",
+        "tests/test_a.py::test_known": "XFAIL",
+        "tests/test_a.py::test_two": "FAILED",
+        "tests/test_b.py": "ERROR",
+    }
+
+
+def test_pytest_whole_names() -> None:
+    found = LOG_PARSERS["pytest"](PYTEST)
+    assert found["tests/test_a.py::test_param[a b]"] == "PASSED"
+    assert found["tests/test_a.py::test_green"] == "PASSED"
+    assert found["tests/test_a.py::test_old_style"] == "PASSED"
+    assert found["tests/test_a.py::test_two"] == "FAILED"
+    assert not any("[2]" in name for name in found)
+
+
+def test_parameters_that_are_paths_lose_their_folders() -> None:
+    assert "tests/test_a.py::test_path[/x.csv]" in LOG_PARSERS["parse_log_requests"](PYTEST)
+
+
+def test_mouse_buttons_are_numbers() -> None:
+    log = "PASSED lib/test_w.py::test_click[MouseButton.LEFT-MouseButton.RIGHT]\n"
+    assert LOG_PARSERS["parse_log_matplotlib"](log) == {"lib/test_w.py::test_click[1-3]": "PASSED"}
+
+
+def test_seaborn() -> None:
+    log = "tests/test_a.py::a PASSED [ 50%]\nPASSED tests/test_a.py::b\nFAILED tests/test_a.py::c - x\nFAILED\n"
+    expected = {"tests/test_a.py::a": "PASSED", "tests/test_a.py::b": "PASSED", "tests/test_a.py::c": "FAILED"}
+    assert LOG_PARSERS["parse_log_seaborn"](log) == expected
+
+
+def test_sympy() -> None:
+    log = "test_one ok\ntest_two F\ntest_three E\n____ sympy/core/tests/test_x.py:test_two ____\n"
+    assert LOG_PARSERS["parse_log_sympy"](log) == {
+        "test_one": "PASSED",
+        "test_two": "FAILED",
+        "test_three": "ERROR",
+        "sympy/core/tests/test_x.py:test_two": "FAILED",
+    }
+
+
+UNITTEST = """\
+test_one (tests.T.test_one) ... ok
+test_two (tests.T.test_two) ... FAIL
+test_three (tests.T.test_three) ... ERROR
+test_four (tests.T.test_four) ... skipped 'why'
+test_five (tests.T.test_five) ... expected failure
+test_six (tests.T.test_six) ... unexpected success
+test_seven (tests.T.test_seven)
+What it does ... ok
+test_eight (tests.T.test_eight) ... printed by the test
+ok
+test_nine (tests.T.test_nine) ... printed, too
+FAIL
+
+======================================================================
+FAIL: test_nine (tests.T.test_nine)
+ERROR: tests.test_b (unittest.loader._FailedTest.tests.test_b)
+FAIL:
+Ran 9 tests in 0.001s
+"""
+
+
+def test_unittest() -> None:
+    found = LOG_PARSERS["unittest"](UNITTEST)
+    assert {name: status for name, status in found.items() if "(" in name} == {
+        "test_one (tests.T.test_one)": "PASSED",
+        "test_two (tests.T.test_two)": "FAILED",
+        "test_three (tests.T.test_three)": "ERROR",
+        "test_four (tests.T.test_four)": "SKIPPED",
+        "test_five (tests.T.test_five)": "XFAIL",
+        "test_six (tests.T.test_six)": "FAILED",
+        "test_eight (tests.T.test_eight)": "PASSED",
+        "test_nine (tests.T.test_nine)": "FAILED",
+        "tests.test_b (unittest.loader._FailedTest.tests.test_b)": "ERROR",
+    }
+    assert found["What it does"] == "PASSED"
+
+
+def test_django_has_a_test_whose_name_breaks() -> None:
+    log = "test_a (x.T)\n--version is equivalent to version ... \nok\n"
+    assert LOG_PARSERS["parse_log_django"](log)["--version is equivalent to version"] == "PASSED"
+
+
+def test_nothing_makes_a_parser_fail() -> None:
+    for log in ("", "\n", "PASSED", "FAIL:", "ERROR: ", " ... ", "ok", "\0\ud800 ... ok", "[" * 50_000, "_" * 50_000):
+        for parse in LOG_PARSERS.values():
+            assert isinstance(parse(log), dict)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import ConfigError, TaskError
+from ares_exp.tasks.swebench.child_process import ChildProcess
+from ares_exp.tasks.swebench.dataset import Dataset, find_dataset, load_rows
+from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row
+from tests.swebench_rows import F2P, P2P, write_rows
+
+Row = dict[str, Any]
+
+
+def load(path: Path) -> list[SweBenchRow]:
+    return load_rows(find_dataset(str(path), "test"), child=ChildProcess(), timeout_sec=60)
+
+
+def test_tests_come_as_json_text_or_as_lists(row: Row) -> None:
+    as_lists = {**row, "FAIL_TO_PASS": F2P, "PASS_TO_PASS": P2P}
+    for data in (row, as_lists):
+        found = parse_row(data, "here")
+        assert (found.fail_to_pass, found.pass_to_pass) == (tuple(F2P), tuple(P2P))
+    assert parse_row(row, "a").digest == parse_row(as_lists, "b").digest
+
+
+def test_the_digest_is_that_of_the_content(row: Row) -> None:
+    one = parse_row(row, "here").digest
+    assert parse_row({**row, "not_a_column": 1}, "here").digest == one
+    assert parse_row({**row, "hints_text": "other"}, "here").digest != one
+
+
+def test_none_stands_for_nothing(row: Row) -> None:
+    found = parse_row(
+        {**row, "hints_text": None, "version": None, "image": None, "eval_type": None, "image_assets": None}, "here"
+    )
+    assert (found.hints_text, found.version, found.image) == ("", "", "")
+    assert found.eval_type == "pass_and_fail"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("instance_id", "../up", "instance_id: "),
+        ("instance_id", "a b", "instance_id: "),
+        ("repo", "calc", "repo: "),
+        ("repo", "../../x", "repo: "),
+        ("base_commit", "main", "base_commit: "),
+        ("base_commit", "--upload-pack=x", "base_commit: "),
+        ("problem_statement", 3.5j, "problem_statement: "),
+        ("problem_statement", "\ud800", "UTF-8"),
+        ("patch", "x" * (16 * 2**20 + 1), "patch: "),
+        ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or one as JSON text, got '['"),
+        ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
+        ("PASS_TO_PASS", [1.5j], "PASS_TO_PASS.0: "),
+        ("PASS_TO_PASS", [""], "PASS_TO_PASS.0: "),
+        ("image", "a b", "image: "),
+        ("log_parser", "os.system", "log_parser: "),
+        ("eval_type", "other", "eval_type: "),
+        ("image_assets", "[1]", "image_assets: "),
+        ("test_patch", "--- a/../../etc/passwd\n+++ b/../../etc/passwd\n", "test_patch: expected paths"),
+    ],
+)
+def test_a_wrong_column_is_named(row: Row, column: str, value: Any, told: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        parse_row({**row, column: value}, "rows.jsonl: row 7")
+    assert str(caught.value).startswith("rows.jsonl: row 7")
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_missing_column_is_named(row: Row) -> None:
+    del row["base_commit"]
+    with pytest.raises(TaskError, match=r"row 1 \('demo__calc-1'\): base_commit: expected this column, found none"):
+        parse_row(row, "row 1")
+
+
+def test_only_rows_with_assets_are_multimodal(row: Row) -> None:
+    asset = {"test_patch": [{"path": "a.png", "url": "https://example.org/a.png"}]}
+    for value, expected in ((None, False), ("", False), ("{}", False), ({"patch": []}, False), (asset, True)):
+        assert parse_row({**row, "image_assets": value}, "here").is_multimodal is expected
+    assert parse_row({**row, "image_assets": json.dumps(asset)}, "here").is_multimodal
+
+
+def test_every_kind_of_file_gives_the_same_rows(row: Row, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    other = {**row, "instance_id": "demo__calc-2", "version": None}
+    lines = write_rows(tmp_path / "rows.jsonl", row, other)
+    (tmp_path / "rows.json").write_text(json.dumps([row, other]))
+    (tmp_path / "table.json").write_text(json.dumps({one["instance_id"]: one for one in (row, other)}))
+    parquet.write_table(pyarrow.Table.from_pylist([row, other]), tmp_path / "rows.parquet")
+    expected = load(lines)
+    assert [one.instance_id for one in expected] == ["demo__calc-1", "demo__calc-2"]
+    for name in ("rows.json", "table.json", "rows.parquet"):
+        assert load(tmp_path / name) == expected
+
+
+def test_blank_lines_count_but_hold_no_row(row: Row, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n" + json.dumps(row) + "\n\n" + json.dumps({**row, "repo": "x"}) + "\n")
+    with pytest.raises(TaskError, match=r"rows\.jsonl: row 4 "):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("rows.jsonl", b"", "found none"),
+        ("rows.jsonl", b"{", "row 1: expected JSON"),
+        ("rows.jsonl", b"[1]", "row 1: expected a table"),
+        ("rows.jsonl", b"[" * 100_000, "row 1: expected JSON"),
+        ("rows.jsonl", b"\xff", "row 1: expected JSON"),
+        ("rows.json", b"3", "expected a list"),
+        ("rows.parquet", b"PAR1", "expected a Parquet file"),
+    ],
+)
+def test_a_broken_file_is_told(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=told):
+        load(tmp_path / name)
+
+
+def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    for name in ("none.jsonl", "folder.jsonl"):
+        with pytest.raises(TaskError, match=name):
+            load(tmp_path / name)
+
+
+def test_a_name_is_not_taken_twice(row: Row, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="row 2: the name 'demo__calc-1' is taken"):
+        load(write_rows(tmp_path / "rows.jsonl", row, row))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("verified", "SWE-bench/SWE-bench_Verified"),
+        ("Lite", "SWE-bench/SWE-bench_Lite"),
+        ("full", "SWE-bench/SWE-bench"),
+        ("princeton-nlp/SWE-bench_Verified", "princeton-nlp/SWE-bench_Verified"),
+    ],
+)
+def test_names_of_the_hub(given: str, name: str) -> None:
+    assert find_dataset(given, "dev") == Dataset(None, name, "dev")
+
+
+@pytest.mark.parametrize("given", ["", "mine", "SWE-bench/SWE-bench_Multimodal", "../x/y", "a/b/c", "--help/x"])
+def test_other_names_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="verified, lite, full"):
+        find_dataset(given, "test")
+
+
+def test_an_odd_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.split"):
+        find_dataset("verified", "test; ls")
