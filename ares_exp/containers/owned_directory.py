@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from ares_exp.containers.cancellation import finish
 from ares_exp.containers.leftover import Leftover
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory is without its lock
-_SHORT_LIVED = ("build", "fork", "transfer", "verifier")
+ShortLived = Literal["build", "fork", "transfer", "verifier"]
+"""What such directories are for; part of their names."""
 
 
 def name_prefix(purpose: str) -> str:
@@ -56,13 +60,29 @@ class OwnedDirectory:
         delete(self.path)
 
 
-def short_lived_directory(purpose: Literal["build", "fork", "transfer", "verifier"]) -> OwnedDirectory:
+def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
     """A directory for one piece of work, which the caller removes when that is done.
 
     Raises:
         OSError: It cannot be made.
     """
     return OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-")
+
+
+@asynccontextmanager
+async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
+    """A `short_lived_directory` for as long as the body takes; removed whatever ends that.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(short_lived_directory, purpose))
+    try:
+        await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
+        yield making.result().path
+    finally:
+        if not making.cancelled() and making.exception() is None:
+            await finish(asyncio.to_thread(making.result().remove))
 
 
 def delete(path: Path) -> bool:
@@ -73,7 +93,7 @@ def delete(path: Path) -> bool:
 
 def find_short_lived() -> Iterator[Leftover]:
     """The directories of builds and verifiers of this user, those of the living included. Blocking."""
-    for purpose in _SHORT_LIVED:
+    for purpose in get_args(ShortLived):
         yield from find(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
 

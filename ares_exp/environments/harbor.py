@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.refusals import refuse_together
 from ares_exp.environments.source import EpisodeParts, Report
-from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
 from ares_exp.tasks.selection import select
@@ -19,7 +19,6 @@ from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_sources.task_options import task_source
 
 Entry = int | str
-SHOWN_REFUSALS = 10
 MAX_TIMEOUT_SEC = 7 * 86_400
 
 
@@ -126,22 +125,14 @@ class HarborEnvironments:
             _each(report, task.warnings)
         supported: frozenset[str] = getattr(parts.code_agent_factory, "supports", frozenset())
 
-        def check_containers(task: HarborTask) -> None:
+        def check(task: HarborTask) -> None:
+            task.check_runnable(
+                needs_solution=parts.provide_solution, supported=None if parts.provide_solution else supported
+            )
             for spec in parts.limits.time.container_specs(task):
                 _each(report, (f"{task.name}: {text}" for text in parts.container_factory.check(spec)))
 
-        checks: tuple[Callable[[HarborTask], object], ...] = (
-            lambda task: task.check_runnable(
-                needs_solution=parts.provide_solution, supported=None if parts.provide_solution else supported
-            ),
-            check_containers,
-        )
-        refused = {name: text for name, task in self._tasks.items() if (text := _first_refusal(task, checks))}
-        if refused:
-            shown = list(refused.values())[:SHOWN_REFUSALS]
-            shown += [f"… and {len(refused) - len(shown)} more."] if len(refused) > len(shown) else []
-            shown.append(f"To play the others: env.exclude=[{','.join(list(refused)[:SHOWN_REFUSALS])}].")
-            raise UnsupportedTaskError("\n".join(shown))
+        refuse_together(self._tasks.values(), check)
 
     def digest(self, task_name: str) -> str:
         """What tells whether the files of a task have changed. Blocking."""
@@ -159,15 +150,6 @@ class HarborEnvironments:
             output_dir=parts.output_dir,
             start_from=parts.start_from,
         )
-
-
-def _first_refusal(task: HarborTask, checks: Sequence[Callable[[HarborTask], object]]) -> str | None:
-    try:
-        for check in checks:
-            check(task)
-    except TaskError as error:
-        return str(error)
-    return None
 
 
 def _each(report: Report, sentences: Iterable[str]) -> None:

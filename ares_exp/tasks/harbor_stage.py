@@ -228,8 +228,7 @@ class HarborStage:
     @property
     def collect_hooks(self) -> list[CollectHook]:
         """What is run when the agent is done: the task's hooks, then the step's."""
-        own = self.step.verifier.collect if self.step is not None else ()
-        return [*self.config.verifier.collect, *own]
+        return [*self.config.verifier.collect, *(self.step.verifier.collect if self.step is not None else ())]
 
     async def collect(self, container: Container, target: Path | None) -> None:
         """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`.
@@ -298,5 +297,4 @@ class HarborStage:
 
     def goes_on(self, verdict: Verdict) -> bool:
         """Whether the verdict meets the step's `min_reward`."""
-        least = self.step.min_reward if self.step is not None else None
-        return least is None or reaches(verdict, least)
+        return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)

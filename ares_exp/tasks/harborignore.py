@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.containers.cancellation import finish, in_thread
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.cancellation import in_thread
+from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import TaskError, TransferError
 
 if TYPE_CHECKING:
@@ -104,12 +104,9 @@ async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
     if not await asyncio.to_thread(chosen.excludes_any, folder):
         yield folder
         return
-    directory = await asyncio.to_thread(short_lived_directory, "transfer")
-    try:
-        await in_thread(lambda: _copy(folder, directory.path, chosen))
-        yield directory.path
-    finally:
-        await finish(asyncio.to_thread(directory.remove))
+    async with working_directory("transfer") as copy:
+        await in_thread(lambda: _copy(folder, copy, chosen))
+        yield copy
 
 
 def _copy(folder: Path, target: Path, chosen: UploadFilter) -> None:

@@ -10,7 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from ares_exp.tasks.toml_table import TomlTable
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_REFERENCES_ONLY = re.compile(r"([A-Za-z][A-Za-z0-9_-]* +)?(\$\{[A-Za-z_][A-Za-z0-9_]*\})+")
+_REFERENCE = r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-)?\}"
+_REFERENCES_ONLY = re.compile(rf"\s*([A-Za-z]+\s+)?{_REFERENCE}([\s:-]*{_REFERENCE})*\s*")
+_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):-[^}]+\}")
 _CREDENTIAL = re.compile(r"key|secret|token(?!s)|password|credential|auth|^(set-)?cookie2?$", re.IGNORECASE)
 
 
@@ -31,7 +33,7 @@ class McpServer(TomlTable):
     @model_validator(mode="after")
     def _has_what_its_transport_needs(self) -> Self:
         needed = "command" if self.transport == "stdio" else "url"
-        if getattr(self, needed) is None:
+        if not getattr(self, needed):
             raise ValueError(f'transport = "{self.transport}" needs {needed}, which is missing')
         if self.headers and self.transport == "stdio":
             raise ValueError('headers need an HTTP transport, got transport = "stdio"')
@@ -46,7 +48,9 @@ def _check_header(name: str, value: str) -> None:
         raise ValueError(f"expected a header name of letters, digits and hyphens, got {name!r}")
     if "\n" in value or "\r" in value:
         raise ValueError(f"expected the value of header {name!r} on one line, got a line break")
-    if _CREDENTIAL.search(name) and not _REFERENCES_ONLY.fullmatch(value):
+    is_literal = bool(value.strip()) and not _REFERENCES_ONLY.fullmatch(value)
+    has_default = any(_CREDENTIAL.search(variable) for variable in _DEFAULT.findall(value))
+    if has_default or (_CREDENTIAL.search(name) and is_literal):
         raise ValueError(
             f"header {name!r} looks like a credential: expected references to host variables only "
             '(such as "Bearer ${API_KEY}"), got literal text'

@@ -1,18 +1,35 @@
-"""Secrets in files that come out of a container: blanked before anybody reads them. Blocking."""
+"""Secrets in files that come out of a container: blanked before anybody reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ares_exp.containers.cancellation import finish, in_thread
 from ares_exp.secrets import MASK
 
 MAX_REDACTED_BYTES = 64 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 
 
+@asynccontextmanager
+async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
+    """Blanks `secrets` in what the body has copied into `folder`, also when it breaks off or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        await finish(asyncio.to_thread(redact, folder, secrets))
+        raise
+    await in_thread(lambda: redact(folder, secrets))
+
+
 def redact(folder: Path, secrets: Sequence[str]) -> None:
-    """Blanks `secrets` in every plain file in and below `folder`; a file too large to rewrite is removed instead."""
+    """Blanks `secrets` in every plain file in and below `folder`; a file too large to rewrite is removed instead.
+
+    Blocking.
+    """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
     for path in folder.rglob("*") if words else ():
         if path.is_symlink() or not path.is_file() or not _holds_any(path, words):

@@ -26,7 +26,8 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
         ContainerError: They could not be made, or the container failed.
     """
     listing = " ".join(folders)
-    await as_root(container, f"mkdir -p {listing} && chmod 777 {listing} && find {listing} -mindepth 1 -delete")
+    made = f"mkdir -p {listing} && chmod 777 {listing} && find {listing} -mindepth 1 -delete"
+    await as_root(container, f"{_without_links(listing)} && {made}")
 
 
 async def empty(container: Container, folder: str) -> None:
@@ -35,4 +36,9 @@ async def empty(container: Container, folder: str) -> None:
     Raises:
         ContainerError: It could not be removed, or the container failed.
     """
-    await as_root(container, f"[ ! -d {folder} ] || find {folder} -mindepth 1 -delete")
+    await as_root(container, f"{_without_links(folder)} && {{ [ ! -d {folder} ] || find {folder} -mindepth 1 -delete; }}")
+
+
+def _without_links(listing: str) -> str:
+    """Removes what an agent has put in the place of directories: behind a link nothing would be emptied."""
+    return f"for d in {listing}; do if [ -L $d ] || [ ! -d $d ]; then rm -rf $d; fi; done"

@@ -49,11 +49,12 @@ def _require_test_script(
     """Some tests directory must hold the entry script, unless an image of the verifier's own brings it."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
+    if _image_owns_tests(config, verifier, folders):
+        return
     script = next((folder / name for folder in folders if (folder / name).exists()), None)
-    if script is not None:
-        require_uploaded(script, chosen)
-    elif not _image_owns_tests(config, verifier, folders):
+    if script is None:
         raise TaskError(f"{root / 'tests' / name}: expected the script that scores the task, found no file.")
+    require_uploaded(script, chosen)
 
 
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:

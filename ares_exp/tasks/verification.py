@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ares_exp.containers.container import Container, ExecResult, User
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import (
     AddTestsDirError,
     DownloadVerifierDirError,
@@ -15,7 +15,7 @@ from ares_exp.errors import (
     TransferError,
     VerifierError,
 )
-from ares_exp.tasks.redaction import redact
+from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
 from ares_exp.tasks.task import Verdict
 
@@ -67,11 +67,13 @@ async def fetch_verdict(
         VerifierError: They wrote something that is no reward.
     """
     await asyncio.to_thread(_forget_rewards, folder)
-    try:
-        await container.download(VERIFIER_DIR, folder)
-    except TransferError as error:
-        raise DownloadVerifierDirError(f"{VERIFIER_DIR} could not be copied out of the container: {error}") from error
-    await asyncio.to_thread(redact, folder, secrets)
+    async with redacted(folder, secrets):
+        try:
+            await container.download(VERIFIER_DIR, folder)
+        except TransferError as error:
+            raise DownloadVerifierDirError(
+                f"{VERIFIER_DIR} could not be copied out of the container: {error}"
+            ) from error
     try:
         return await asyncio.to_thread(read_verdict, folder, reward_key=reward_key)
     except RewardFileNotFoundError as error:
@@ -123,8 +125,5 @@ async def verify(
     run = await run_tests(container, tests, env=env, user=user)
     if output_dir is not None:
         return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
-    directory = short_lived_directory("verifier")
-    try:
-        return await fetch_verdict(container, directory.path, reward_key=reward_key, secrets=secrets, run=run)
-    finally:
-        await asyncio.to_thread(directory.remove)
+    async with working_directory("verifier") as folder:
+        return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)

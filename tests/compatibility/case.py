@@ -13,6 +13,9 @@ INVALID = "invalid"
 DONE = "done"
 """In `Episode.agent`: the agent says that it has finished (with the step, where a task has several)."""
 
+HOST = {"A": "va", "E": ""}
+"""Variables of the host, for readings of templates."""
+
 PASSES = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"
 MINIMAL: Mapping[str, str] = {
     "task.toml": "",
@@ -148,7 +151,7 @@ class Selection(Case):
         repository: Whether `folders` are in a git repository, of one commit.
         registry: Data sets to write to a registry.json, in the repository or else the current directory; `{repo}` and
             `{commit}` stand for those of the repository.
-        options: Of env=harbor; `{repo}`, `{commit}` and `{short}` (the commit cut to seven digits) as above.
+        options: Of env=harbor; `{repo}`, `{commit}` as above.
         expected: Names of tasks in order; or the error's class.
         reported: Texts in what the user is told.
         reference: As `expected`, of Harbor, where it differs.

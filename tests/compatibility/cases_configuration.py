@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.compatibility.case import INVALID, Case, Containers, Episode, Reading
 
 ENV = "environment"
+INTERFACES = "tail -n+3 /proc/net/dev | cut -d: -f1"
 PUBLIC, NOTHING = ["public", []], ["no-network", []]
 GRADES_ENV = '#!/bin/bash\necho "$LAYER|$TASK|$SOLUTION"\necho 1 > /logs/verifier/reward.txt\n'
 
@@ -367,9 +368,9 @@ CASES: list[Case] = [
         says="A backend enforces the mode: without a network there is only the loopback.",
         files={
             "task.toml": "[environment]\nnetwork_mode = 'no-network'\n",
-            "tests/test.sh": "#!/bin/bash\nls /sys/class/net | paste -sd' '\necho 1 > /logs/verifier/reward.txt\n",
+            "tests/test.sh": "#!/bin/bash\n" + INTERFACES + "\necho 1 > /logs/verifier/reward.txt\n",
         },
-        agent=["ls /sys/class/net > /logs/artifacts/agent"],
+        agent=[f"{INTERFACES} > /logs/artifacts/agent"],
         network="public",
         expected={"files": {"artifacts/logs/artifacts/agent": "lo", "verifier/test-stdout.txt": "lo"}},
     ),

@@ -6,19 +6,20 @@ import asyncio
 import logging
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 
 from ares_exp.containers.archive import unpack_directory
 from ares_exp.containers.cancellation import finish, in_thread
 from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
 from ares_exp.tasks.artifacts.hooks import run_hooks
 from ares_exp.tasks.artifacts.manifest import ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
 from ares_exp.tasks.artifacts.places import Places, is_conventional, place_of
 from ares_exp.tasks.artifacts.services import service_of
-from ares_exp.tasks.redaction import redact
+from ares_exp.tasks.redaction import redacted
 
 _PACK_TIMEOUT_SEC = 600.0
 
@@ -51,14 +52,15 @@ async def collect(
     collection = ArtifactCollection(container, target) if target is not None else None
     services = {hook.service for hook in hooks} | {item.service for item in artifacts}
     has_others = bool(services - {MAIN_SERVICE})
-    for of_main in (True, False) if has_others else (True,):
-        if stops_main and not of_main:
-            await _stop_main(container)
-        await run_hooks([hook for hook in hooks if (hook.service == MAIN_SERVICE) == of_main], container)
-        if collection is not None:
-            await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
+    async with redacted(target, secrets) if target is not None else nullcontext():
+        for of_main in (True, False) if has_others else (True,):
+            if stops_main and not of_main:
+                await _stop_main(container)
+            await run_hooks([hook for hook in hooks if (hook.service == MAIN_SERVICE) == of_main], container)
+            if collection is not None:
+                await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
     if collection is not None and target is not None:
-        await asyncio.to_thread(_finish, target, collection.entries, secrets)
+        await asyncio.to_thread(write_manifest, target, collection.entries)
 
 
 async def _stop_main(container: Container) -> None:
@@ -68,12 +70,6 @@ async def _stop_main(container: Container) -> None:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
         _logger.warning("The agent's container goes on while artifacts of services are collected: %s", error)
-
-
-def _finish(target: Path, entries: Sequence[ManifestEntry], secrets: Sequence[str]) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    redact(target, secrets)
-    write_manifest(target, entries)
 
 
 class ArtifactCollection:
@@ -175,13 +171,12 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
     if packed.exit_code != 0:
         raise TransferError(f"Cannot pack {artifact.source}: {packed.output.strip()[-500:]}")
     archive = packed.output.rpartition("\n")[2]
-    directory = await asyncio.to_thread(short_lived_directory, "transfer")
     try:
-        await service.download(archive, directory.path / "packed")
-        await in_thread(lambda: _unpack(directory.path / "packed", target))
+        async with working_directory("transfer") as folder:
+            await service.download(archive, folder / "packed")
+            await in_thread(lambda: _unpack(folder / "packed", target))
     finally:
         await finish(service.exec(f"rm -f {shlex.quote(archive)}", user="root", timeout_sec=60))
-        await finish(asyncio.to_thread(directory.remove))
 
 
 def _unpack(packed: Path, target: Path) -> None:

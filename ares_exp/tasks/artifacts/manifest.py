@@ -57,6 +57,7 @@ class ManifestEntry:
 
 def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
     """Writes the manifest of the artifacts in `folder`. Blocking."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps([asdict(entry) for entry in entries], indent=2)
     (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """What the output of a test run says of each test: `PASSED`, `FAILED`, `SKIPPED`, `ERROR` or `XFAIL`.
 
 The functions go by the names that the official harness gives to those that read the same formats; data sets refer to
-them by these names. They read what untrusted code has printed, and never fail.
+them by these names. They read what untrusted code has printed: they never fail, and their time grows with its length.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ PASSED, FAILED, SKIPPED, ERROR, XFAIL = STATUSES
 _COLOUR = re.compile(r"\[\d+m")
 _CONTROL = dict.fromkeys(range(1, 32))
 _COUNT = re.compile(r"\[\d+\]")
-_OPTION = re.compile(r"(.*?)\[(.*)\]")
-_SYMPY_FAILURE = re.compile(r"_+ (\S.*\.py:.*\S) _+")
 _DJANGO_ENDS = {"ok": PASSED, "OK": PASSED, "FAIL": FAILED, "ERROR": ERROR}
 _UNITTEST_ENDS = {**_DJANGO_ENDS, "expected failure": XFAIL, "unexpected success": FAILED}
 
@@ -61,13 +59,13 @@ def _is_skip_count(words: list[str]) -> bool:
 
 def _without_folders(name: str) -> str:
     """A parameter that is a path differs from machine to machine, but for its last part."""
-    match = _OPTION.search(name)
-    if match is None:
+    function, _, parameters = name.partition("[")
+    option, bracket, _ = parameters.rpartition("]")
+    if not bracket:
         return name
-    option = match[2]
     if option.startswith("/") and not option.startswith("//") and "*" not in option:
         option = "/" + option.rsplit("/", 1)[-1]
-    return f"{match[1]}[{option}]"
+    return f"{function}[{option}]"
 
 
 def _mouse_buttons_as_numbers(name: str) -> str:
@@ -90,12 +88,14 @@ def parse_seaborn(log: str) -> dict[str, str]:
 
 
 def parse_sympy(log: str) -> dict[str, str]:
-    """The lines of sympy's own runner: `test_name ok`, and headings of failures."""
-    found = dict.fromkeys(_SYMPY_FAILURE.findall(log), FAILED)
+    """The lines of sympy's own runner: `test_name ok`, and headings of failures, `____ file.py:test_name ____`."""
+    found: dict[str, str] = {}
     ends = {"ok": PASSED, "F": FAILED, "E": ERROR}
     for line in log.split("\n"):
         words = line.split()
-        if len(words) > 1 and words[0].startswith("test_") and words[-1] in ends:
+        if len(words) == 3 and not words[0].strip("_") and not words[2].strip("_") and ".py:" in words[1]:
+            found[words[1]] = FAILED
+        elif len(words) > 1 and words[0].startswith("test_") and words[-1] in ends:
             found[words[0]] = ends[words[-1]]
     return found
 

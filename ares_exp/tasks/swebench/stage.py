@@ -31,7 +31,7 @@ from ares_exp.tasks.swebench.repository import (
     told,
 )
 from ares_exp.tasks.swebench.rows import SweBenchRow
-from ares_exp.tasks.swebench.test_commands import TestPlan, marked
+from ares_exp.tasks.swebench.test_commands import EvalPlan, marked
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.verification import TESTS_DIR
 
@@ -72,7 +72,7 @@ class Conditions:
     hints: bool
     agent_network: NetworkPolicy
     test_timeout_sec: float
-    plan: TestPlan
+    plan: EvalPlan
     grader: str | None
 
 

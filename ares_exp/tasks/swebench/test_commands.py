@@ -30,39 +30,39 @@ _ACTIVATE = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/
 
 
 @dataclass(frozen=True, slots=True)
-class TestFormat:
+class EvalFormat:
     """How a repository's tests are run, and the name of the parser that reads their output."""
 
     command: str
     log_parser: str
 
 
-FORMATS: Mapping[str, TestFormat] = {
-    "astropy/astropy": TestFormat(_ASTROPY, "parse_log_astropy"),
-    "django/django": TestFormat(_DJANGO, "parse_log_django"),
-    "marshmallow-code/marshmallow": TestFormat(PYTEST, "parse_log_marshmallow"),
-    "matplotlib/matplotlib": TestFormat(PYTEST, "parse_log_matplotlib"),
-    "mwaskom/seaborn": TestFormat(PYTEST, "parse_log_seaborn"),
-    "pallets/flask": TestFormat(PYTEST, "parse_log_flask"),
-    "psf/requests": TestFormat(PYTEST, "parse_log_requests"),
-    "pvlib/pvlib-python": TestFormat(PYTEST, "parse_log_pvlib"),
-    "pydata/xarray": TestFormat(PYTEST, "parse_log_xarray"),
-    "pydicom/pydicom": TestFormat(PYTEST, "parse_log_pydicom"),
-    "pylint-dev/astroid": TestFormat(PYTEST, "parse_log_astroid"),
-    "pylint-dev/pylint": TestFormat(PYTEST, "parse_log_pylint"),
-    "pytest-dev/pytest": TestFormat(PYTEST, "parse_log_pytest"),
-    "pyvista/pyvista": TestFormat(PYTEST, "parse_log_pyvista"),
-    "scikit-learn/scikit-learn": TestFormat(PYTEST, "parse_log_scikit"),
-    "sphinx-doc/sphinx": TestFormat(_SPHINX, "parse_log_sphinx"),
-    "sqlfluff/sqlfluff": TestFormat(PYTEST, "parse_log_sqlfluff"),
-    "sympy/sympy": TestFormat(_SYMPY, "parse_log_sympy"),
+FORMATS: Mapping[str, EvalFormat] = {
+    "astropy/astropy": EvalFormat(_ASTROPY, "parse_log_astropy"),
+    "django/django": EvalFormat(_DJANGO, "parse_log_django"),
+    "marshmallow-code/marshmallow": EvalFormat(PYTEST, "parse_log_marshmallow"),
+    "matplotlib/matplotlib": EvalFormat(PYTEST, "parse_log_matplotlib"),
+    "mwaskom/seaborn": EvalFormat(PYTEST, "parse_log_seaborn"),
+    "pallets/flask": EvalFormat(PYTEST, "parse_log_flask"),
+    "psf/requests": EvalFormat(PYTEST, "parse_log_requests"),
+    "pvlib/pvlib-python": EvalFormat(PYTEST, "parse_log_pvlib"),
+    "pydata/xarray": EvalFormat(PYTEST, "parse_log_xarray"),
+    "pydicom/pydicom": EvalFormat(PYTEST, "parse_log_pydicom"),
+    "pylint-dev/astroid": EvalFormat(PYTEST, "parse_log_astroid"),
+    "pylint-dev/pylint": EvalFormat(PYTEST, "parse_log_pylint"),
+    "pytest-dev/pytest": EvalFormat(PYTEST, "parse_log_pytest"),
+    "pyvista/pyvista": EvalFormat(PYTEST, "parse_log_pyvista"),
+    "scikit-learn/scikit-learn": EvalFormat(PYTEST, "parse_log_scikit"),
+    "sphinx-doc/sphinx": EvalFormat(_SPHINX, "parse_log_sphinx"),
+    "sqlfluff/sqlfluff": EvalFormat(PYTEST, "parse_log_sqlfluff"),
+    "sympy/sympy": EvalFormat(_SYMPY, "parse_log_sympy"),
 }
-OTHER = TestFormat(PYTEST, "pytest")
+OTHER = EvalFormat(PYTEST, "pytest")
 """For the repositories that are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
-class TestPlan:
+class EvalPlan:
     """How one row's tests are run.
 
     Attributes:
@@ -76,7 +76,7 @@ class TestPlan:
     is_rows_own: bool
 
 
-def plan_tests(row: SweBenchRow, *, test_command: str | None, log_parser: str | None) -> TestPlan:
+def plan_tests(row: SweBenchRow, *, test_command: str | None, log_parser: str | None) -> EvalPlan:
     """How the tests of a row are run.
 
     Args:
@@ -90,7 +90,7 @@ def plan_tests(row: SweBenchRow, *, test_command: str | None, log_parser: str | 
     known = FORMATS.get(row.repo, OTHER)
     if row.eval_script and test_command is None:
         parser = log_parser or row.log_parser or known.log_parser
-        return TestPlan(_with_exit_code(row.eval_script), parser, is_rows_own=True)
+        return EvalPlan(_with_exit_code(row.eval_script), parser, is_rows_own=True)
     files = [path for path in row.test_files.after if not path.endswith(_NOT_RUN)]
     command = test_command or known.command
     if not files and ("{files}" in command or "{modules}" in command):
@@ -101,7 +101,7 @@ def plan_tests(row: SweBenchRow, *, test_command: str | None, log_parser: str | 
     fallback = "pytest" if test_command is not None else known.log_parser
     command = command.replace("{files}", shlex.join(files))
     command = command.replace("{modules}", shlex.join(_modules(row.repo, files)))
-    return TestPlan(f"{_ACTIVATE}\n{command}\n", log_parser or row.log_parser or fallback, is_rows_own=False)
+    return EvalPlan(f"{_ACTIVATE}\n{command}\n", log_parser or row.log_parser or fallback, is_rows_own=False)
 
 
 def check_command(command: str | None) -> str | None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.tasks.harbor import HarborTask, load_task
+from tests.unit.environments.steps import DOCKERFILE, FIRST, SECOND, TWO_STEPS, MakeSteps
 
 PASSES_WITH_ANSWER = (
     '#!/bin/sh\nif [ "$(cat /answer 2>/dev/null)" = 42 ]; then r=1; else r=0; fi; echo $r > /logs/verifier/reward.txt\n'
@@ -38,6 +39,31 @@ def make_task(tmp_path: Path) -> MakeTask:
         (root / "task.toml").write_text(toml)
         if solution is not None:
             (root / "solution" / "solve.sh").write_text(solution)
+        return load_task(root)
+
+    return make
+
+
+@pytest.fixture
+def make_steps(tmp_path: Path) -> MakeSteps:
+    """Writes a task of two steps: the first is worth the lines of /work/log with `one`, the second 0.5."""
+
+    def make(toml: str = TWO_STEPS, *, files: Mapping[str, str] | None = None) -> HarborTask:
+        root = tmp_path / "tasks" / "steps"
+        content = {
+            "task.toml": toml,
+            "environment/Dockerfile": DOCKERFILE,
+            "steps/one/instruction.md": "Write one.\n",
+            "steps/one/tests/test.sh": FIRST,
+            "steps/one/solution/solve.sh": "#!/bin/sh\necho one > /work/log\n",
+            "steps/two/instruction.md": "Write two.\n",
+            "steps/two/tests/test.sh": SECOND,
+            "steps/two/solution/solve.sh": "#!/bin/sh\necho two >> /work/log\n",
+            **(files or {}),
+        }
+        for name, text in content.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
         return load_task(root)
 
     return make

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,53 +11,13 @@ import pytest
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import NoRequestError, VerifierError, VerifierTimeoutError
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.tasks.harbor import HarborTask, load_task
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.unit.environments.snapshots import SUBMIT, Restore, ask, last_message, run, running_boxes
+from tests.unit.environments.steps import PASSES, TWO_STEPS, MakeSteps, shown
 
 pytestmark = pytest.mark.local
-
-FIRST = "#!/bin/sh\ngrep -c one /work/log > /logs/verifier/reward.txt\n"
-SECOND = """#!/bin/sh
-echo "{\\"reward\\": 0.5, \\"lines\\": $(grep -c . /work/log)}" > /logs/verifier/reward.json
-"""
-PASSES = "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"
-DOCKERFILE = "FROM debian:bookworm-slim\nRUN mkdir /work\nWORKDIR /work\n"
-TWO_STEPS = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n"
-
-MakeSteps = Callable[..., HarborTask]
-
-
-@pytest.fixture
-def make_steps(tmp_path: Path) -> MakeSteps:
-    """Writes a task of two steps: the first is worth the lines of /work/log with `one`, the second 0.5."""
-
-    def make(toml: str = TWO_STEPS, *, files: Mapping[str, str] | None = None) -> HarborTask:
-        root = tmp_path / "tasks" / "steps"
-        content = {
-            "task.toml": toml,
-            "environment/Dockerfile": DOCKERFILE,
-            "steps/one/instruction.md": "Write one.\n",
-            "steps/one/tests/test.sh": FIRST,
-            "steps/one/solution/solve.sh": "#!/bin/sh\necho one > /work/log\n",
-            "steps/two/instruction.md": "Write two.\n",
-            "steps/two/tests/test.sh": SECOND,
-            "steps/two/solution/solve.sh": "#!/bin/sh\necho two >> /work/log\n",
-            **(files or {}),
-        }
-        for name, text in content.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        return load_task(root)
-
-    return make
-
-
-def shown(time_step: Any) -> str:
-    """Everything that the request says."""
-    return "\n".join(str(message["content"]) for message in time_step.observation.messages)
 
 
 async def test_stages_follow_each_other_in_one_container(

@@ -1,0 +1,326 @@
+"""Section 3: data sets, and which of their tasks are played."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.compatibility.case import INVALID, Case, Reading, Selection
+
+
+def dataset(tasks: list[dict[str, str]], *, name: str = "set", version: str = "1.0") -> dict[str, Any]:
+    return {"name": name, "version": version, "description": "d", "tasks": tasks}
+
+
+LOCAL = [{"name": "x", "path": "folder/a"}, {"name": "y", "path": "folder/b"}]
+IN_FOLDER = ("folder/a", "folder/b")
+VALID = dataset([{"name": "a", "path": "a"}])
+
+
+def registry(**changes: Any) -> str:
+    return json.dumps([{**VALID, **changes}])
+
+
+CASES: list[Case] = [
+    # 3.1 local folders
+    Selection(
+        id="a folder of tasks",
+        section="3.1",
+        says="Direct children in byte order, hidden ones included, not deeper ones.",
+        folders=("b", "Z", "a", ".hidden", "group/inner"),
+        options={"path": "."},
+        expected=[".hidden", "Z", "a", "b"],
+    ),
+    Selection(
+        id="invalid children",
+        section="3.1",
+        says="Invalid children are skipped silently.",
+        deviation="They are skipped, and reported by name with the reason.",
+        folders=("a", "b", "c"),
+        broken=("b",),
+        options={"path": "."},
+        expected=["a", "c"],
+        reported=["skipped b"],
+    ),
+    Selection(
+        id="files beside the tasks",
+        section="3.1",
+        says="A registry.json in the folder is not read when the folder is played.",
+        registry=[],
+        options={"path": "."},
+        expected=["a", "b"],
+    ),
+    Selection(
+        id="an empty folder",
+        section="3.1",
+        says="No task at all is an error.",
+        folders=("group/inner",),
+        options={"path": "."},
+        expected="TaskError",
+        reference=[],
+    ),
+    Selection(
+        id="a missing folder",
+        section="3.1",
+        says="A missing folder is an error.",
+        options={"path": "./nowhere"},
+        expected="TaskError",
+        reference="FileNotFoundError",
+    ),
+    # 3.2 filters
+    Selection(
+        id="patterns",
+        section="3.2",
+        says="Shell patterns, case-sensitive; patterns that match nothing are fine beside others.",
+        folders=("alpha", "alpine", "beta", "Alto"),
+        options={"path": ".", "tasks": ["al*", "[b]et?", "nothing"]},
+        expected=["alpha", "alpine", "beta"],
+    ),
+    Selection(
+        id="include, exclude, limit",
+        section="3.2",
+        says="Include, then exclude, then limit.",
+        folders=("a1", "a2", "a3", "b1"),
+        options={"path": ".", "tasks": ["a*"], "exclude": ["a1"], "limit": 1},
+        expected=["a2"],
+    ),
+    Selection(
+        id="nothing included",
+        section="3.2",
+        says="An include list that matches nothing is an error.",
+        options={"path": ".", "tasks": ["x*"]},
+        expected="ConfigError",
+        reference="ValueError",
+    ),
+    Selection(
+        id="everything excluded",
+        section="3.2",
+        says="Excluding everything is caught as no tasks.",
+        deviation="It is an error of the selection, which says so.",
+        options={"path": ".", "exclude": ["*"]},
+        expected="ConfigError",
+        reference=[],
+    ),
+    Selection(
+        id="a limit of none",
+        section="3.2",
+        says="Limit 0 means no tasks, a negative one cuts from the end.",
+        deviation="A limit is at least 1: neither is what somebody means.",
+        options={"path": ".", "limit": 0},
+        expected="ValidationError",
+        reference=[],
+    ),
+    Selection(
+        id="an empty include list",
+        section="3.2",
+        says="An empty list is no filter.",
+        options={"path": ".", "tasks": [], "exclude": []},
+        expected=["a", "b"],
+    ),
+    Selection(
+        id="a single task",
+        section="3.7",
+        says="For a path that is itself a task the filters are silently ignored.",
+        deviation="They hold as everywhere: what excludes the task says that nothing is left.",
+        options={"path": "a", "exclude": ["a"]},
+        expected="ConfigError",
+    ),
+    # 3.3 registry.json
+    Reading(
+        id="what a registry.json is",
+        section="3.3",
+        says="A list of data sets with name, version, description and tasks; extra keys are ignored.",
+        text="registry.json",
+        examples={
+            "[]": [],
+            registry(): ["set@1.0: a"],
+            registry(extra=1, metrics=[{"type": "mean"}]): ["set@1.0: a"],
+            registry(version=1): INVALID,
+            registry(description=None): INVALID,
+            registry(metrics=[{"type": "median"}]): INVALID,
+            registry(tasks=[{"name": "a"}]): INVALID,
+            registry(tasks=[{"path": "a"}]): INVALID,
+            json.dumps(VALID): INVALID,
+            "[": INVALID,
+        },
+    ),
+    Selection(
+        id="local tasks of a registry",
+        section="3.3",
+        says="Paths are relative to the current directory; filters go by the path's base name, not the entry's name.",
+        folders=IN_FOLDER,
+        registry=[dataset(LOCAL)],
+        options={"registry": "registry.json", "dataset": "set@1.0", "exclude": ["y", "a"]},
+        expected=["b"],
+    ),
+    Selection(
+        id="head",
+        section="3.3",
+        says="Without a version: head, if there is one.",
+        folders=IN_FOLDER,
+        registry=[dataset(LOCAL[:1], version="9.0"), dataset(LOCAL[1:], version="head")],
+        options={"registry": "registry.json", "dataset": "set"},
+        expected=["b"],
+    ),
+    Selection(
+        id="the highest version",
+        section="3.3",
+        says="Else the highest version: 1.10 is higher than 1.9.",
+        folders=IN_FOLDER,
+        registry=[dataset(LOCAL[:1], version="1.9"), dataset(LOCAL[1:], version="1.10")],
+        options={"registry": "registry.json", "dataset": "set"},
+        expected=["b"],
+    ),
+    Selection(
+        id="versions that are none",
+        section="3.3",
+        says="Else the last one in alphabetical order.",
+        folders=IN_FOLDER,
+        registry=[dataset(LOCAL[1:], version="spring"), dataset(LOCAL[:1], version="autumn")],
+        options={"registry": "registry.json", "dataset": "set"},
+        expected=["b"],
+    ),
+    Selection(
+        id="an unknown data set",
+        section="3.3",
+        says="An unknown data set is an error.",
+        folders=IN_FOLDER,
+        registry=[dataset(LOCAL)],
+        options={"registry": "registry.json", "dataset": "other"},
+        expected="ConfigError",
+        reference="ValueError",
+    ),
+    Selection(
+        id="an unknown version",
+        section="3.3",
+        says="So is an unknown version.",
+        folders=IN_FOLDER,
+        registry=[dataset(LOCAL)],
+        options={"registry": "registry.json", "dataset": "set@2.0"},
+        expected="ConfigError",
+        reference="ValueError",
+    ),
+    Selection(
+        id="a registry that is a folder",
+        section="3.3",
+        says="The registry has to be the file itself.",
+        registry=[dataset(LOCAL)],
+        options={"registry": ".", "dataset": "set"},
+        expected="ConfigError",
+        reference="IsADirectoryError",
+    ),
+    Selection(
+        id="an invalid task of a registry",
+        section="3.3",
+        says="A listed task that is invalid fails when its trial is made.",
+        deviation="It is refused by name before anything starts; the others can be played.",
+        folders=IN_FOLDER,
+        broken=("folder/a",),
+        registry=[dataset(LOCAL)],
+        options={"registry": "registry.json", "dataset": "set"},
+        expected="TaskError",
+        reference=["a", "b"],
+    ),
+    Selection(
+        id="the hosted registry",
+        section="3.3",
+        says="Without a path the hosted registry is asked.",
+        deviation="It is a service on the network that others run: refused by name.",
+        options={"dataset": "set@1.0"},
+        expected="ConfigError",
+    ),
+    # 3.4 git
+    Selection(
+        id="one task of a repository",
+        section="3.4",
+        says="A repository, a commit, and a path in it.",
+        repository=True,
+        options={"git_url": "{repo}", "git_commit": "{commit}", "path": "b"},
+        expected=["b"],
+    ),
+    Selection(
+        id="the default branch",
+        section="3.4",
+        says="No commit: the head of the default branch.",
+        repository=True,
+        options={"git_url": "{repo}", "path": "a"},
+        expected=["a"],
+    ),
+    Selection(
+        id="any ref",
+        section="3.4",
+        says="Any ref of the repository can be named.",
+        repository=True,
+        options={"git_url": "{repo}", "git_commit": "main", "path": "a"},
+        expected=["a"],
+    ),
+    Selection(
+        id="a commit that is not there",
+        section="3.4",
+        says="A commit that cannot be fetched is an error.",
+        repository=True,
+        options={"git_url": "{repo}", "git_commit": "0" * 40, "path": "a"},
+        expected="GitError",
+    ),
+    Selection(
+        id="a path out of the repository",
+        section="3.4",
+        says="The path must not leave the repository.",
+        repository=True,
+        options={"git_url": "{repo}", "path": "../a"},
+        expected="ConfigError",
+    ),
+    Selection(
+        id="a repository of tasks",
+        section="3.4",
+        says="Without a data set: each child with a task.toml of tasks/, sorted.",
+        folders=("tasks/b", "tasks/a", "other/c"),
+        repository=True,
+        options={"repo": "{repo}"},
+        expected=["a", "b"],
+    ),
+    Selection(
+        id="another folder of a repository",
+        section="3.4",
+        says="Another folder of it can be named.",
+        folders=("tasks/a", "other/c"),
+        repository=True,
+        options={"repo": "{repo}", "path": "other"},
+        expected=["c"],
+    ),
+    Selection(
+        id="a data set of a repository",
+        section="3.4",
+        says="With a data set: registry.json in the root, whose tasks are in that repository by default.",
+        folders=IN_FOLDER,
+        repository=True,
+        registry=[dataset(LOCAL)],
+        options={"repo": "{repo}", "dataset": "set", "tasks": ["b"]},
+        expected=["b"],
+    ),
+    Selection(
+        id="git tasks of a registry",
+        section="3.3",
+        says="An entry with git_url is a task of that repository, at git_commit_id.",
+        repository=True,
+        registry=[dataset([{"name": "x", "path": "b", "git_url": "{repo}", "git_commit_id": "{commit}"}])],
+        options={"repo": "{repo}", "dataset": "set"},
+        expected=["b"],
+    ),
+    Selection(
+        id="local repositories by path",
+        section="3.4",
+        says="A repository is an address: local paths are rejected.",
+        options={"repo": "./repository"},
+        expected="ConfigError",
+    ),
+    # 3.5 packages
+    Selection(
+        id="packages",
+        section="3.5",
+        says="A name with a slash is a package of the hosted registry.",
+        deviation="Packages come from a service on the network that others run: refused by name.",
+        options={"dataset": "org/name@latest"},
+        expected="ConfigError",
+    ),
+]

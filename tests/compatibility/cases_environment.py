@@ -1,0 +1,332 @@
+"""Sections 1.10 to 1.12, 1.16 and 1.17: the environment, commands, health checks, skills, what is refused."""
+
+from __future__ import annotations
+
+from tests.compatibility.case import INVALID, PASSES, Case, Containers, Directory, Episode, Reading
+
+IMAGE = "[environment]\ndocker_image = 'debian:bookworm-slim'\n"
+COUNTS = "echo x >> /tries; [ $(wc -l < /tries) -ge 3 ]"
+SHOWS_TRIES = "#!/bin/bash\nwc -l < /tries\necho 1 > /logs/verifier/reward.txt\n"
+SKILL = "---\nname: Count\ndescription: How to count.\n---\n"
+
+
+def healthcheck(command: str, **fields: float) -> str:
+    lines = [f"{name} = {value}" for name, value in fields.items()]
+    return "\n".join(("[environment.healthcheck]", f"command = '''{command}'''", *lines, ""))
+
+
+CASES: list[Case] = [
+    # 1.10 environment definition
+    Containers(
+        id="an image and a Dockerfile",
+        section="1.10",
+        says="With docker_image the Dockerfile is not used: the image wins.",
+        files={"task.toml": "[environment]\ndocker_image = 'an/image'\n"},
+        expected={"agent.docker_image": "an/image"},
+    ),
+    Episode(
+        id="the image wins",
+        section="1.10",
+        says="With docker_image the Dockerfile is not even built.",
+        files={"task.toml": IMAGE, "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN exit 1\n"},
+        container="docker",
+        expected={"reward": 1},
+    ),
+    Episode(
+        id="files beside an image",
+        section="1.10",
+        says="Files in environment/ beside an image are uploaded into its working directory.",
+        files={
+            "task.toml": IMAGE + "workdir = '/opt'\n",
+            "environment/Dockerfile": None,
+            "environment/data/x": "here",
+            "tests/test.sh": "#!/bin/bash\ncat /opt/data/x\necho 1 > /logs/verifier/reward.txt\n",
+        },
+        container="docker",
+        expected={"reward": 1, "files": {"verifier/test-stdout.txt": "here"}},
+    ),
+    Containers(
+        id="a compose file",
+        section="1.10",
+        says="environment/docker-compose.yaml is the task's compose file; other spellings are not.",
+        files={"environment/docker-compose.yaml": "services: {}\n", "environment/compose.yaml": "x"},
+        expected={"agent.compose_file": "docker-compose.yaml"},
+    ),
+    Containers(
+        id="another compose file",
+        section="1.10",
+        says="environment/docker-compose.yml is not recognised.",
+        files={"environment/docker-compose.yml": "services: {}\n"},
+        expected={"agent.compose_file": None},
+    ),
+    Episode(
+        id="compose without an engine for it",
+        section="1.10",
+        says="A backend without compose cannot play a task that has a compose file.",
+        files={"environment/docker-compose.yaml": "services: {main: {}}\n"},
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["docker-compose.yaml", "a-task"]},
+    ),
+    Episode(
+        id="no definition",
+        section="1.10",
+        says="Neither image nor Dockerfile nor compose file: an error that aborts the job when the trial is made.",
+        deviation="The task is refused by name before anything starts; the others can be played.",
+        files={"environment/Dockerfile": None, "environment/data": "x"},
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["Dockerfile"]},
+    ),
+    Containers(
+        id="resources",
+        section="1.10",
+        says="cpus, memory and storage are limits of the container; build_timeout_sec bounds its whole start.",
+        files={
+            "task.toml": "[environment]\ncpus = 2\nmemory_mb = 512\nstorage_mb = 1024\ngpus = 1\n"
+            "build_timeout_sec = 60\nworkdir = '/srv'\n"
+        },
+        expected={
+            "agent.cpus": 2,
+            "agent.memory_mb": 512,
+            "agent.storage_mb": 1024,
+            "agent.gpus": 1,
+            "agent.start_timeout_sec": 60.0,
+            "agent.workdir": "/srv",
+        },
+    ),
+    Episode(
+        id="a start that takes too long",
+        section="1.10",
+        says="build_timeout_sec bounds the start: EnvironmentStartTimeoutError.",
+        files={
+            "task.toml": "[environment]\nbuild_timeout_sec = 0.5\n",
+            "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN sleep 60\n",
+        },
+        expected={"error": "EnvironmentStartTimeoutError"},
+        reference={"error": "EnvironmentStartTimeoutError", "rewards": None},
+    ),
+    Episode(
+        id="a start that fails",
+        section="1.10",
+        says="A Dockerfile that does not build is an error of the trial.",
+        files={"environment/Dockerfile": "FROM debian:bookworm-slim\nRUN exit 7\n"},
+        expected={"error": "ContainerStartError"},
+    ),
+    # 1.11 commands
+    Episode(
+        id="the working directory",
+        section="1.11",
+        says="[environment].workdir goes before the image's WORKDIR.",
+        files={
+            "task.toml": "[environment]\nworkdir = '/srv'\n",
+            "tests/test.sh": "#!/bin/bash\npwd\necho 1 > /logs/verifier/reward.txt\n",
+        },
+        agent=["pwd > /logs/artifacts/agent"],
+        expected={"files": {"verifier/test-stdout.txt": "/srv", "artifacts/logs/artifacts/agent": "/srv"}},
+    ),
+    Episode(
+        id="a missing working directory",
+        section="1.11",
+        says="workdir is not created: every command fails, which shows as a missing reward.",
+        deviation="It is said before the agent starts.",
+        files={"task.toml": "[environment]\nworkdir = '/not/there'\n"},
+        expected={"error": "ContainerStartError", "message": ["/not/there"]},
+    ),
+    Episode(
+        id="users of the image",
+        section="1.11",
+        says="Without a phase's user it is the image's.",
+        files={
+            "environment/Dockerfile": "FROM debian:bookworm-slim\nUSER nobody\n",
+            "tests/test.sh": "#!/bin/bash\nid -un\necho 1 > /logs/verifier/reward.txt\n",
+        },
+        agent=["id -un > /logs/artifacts/agent"],
+        expected={"files": {"verifier/test-stdout.txt": "nobody", "artifacts/logs/artifacts/agent": "nobody"}},
+    ),
+    Episode(
+        id="no standard input",
+        section="1.11",
+        says="Commands have no input to wait for.",
+        agent=["cat; echo $? > /logs/artifacts/code"],
+        expected={"reward": 1, "files": {"artifacts/logs/artifacts/code": "0"}},
+    ),
+    # 1.12 health checks
+    Episode(
+        id="healthy in the end",
+        section="1.12",
+        says="A check that succeeds within its retries lets the agent start, at once.",
+        files={
+            "task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=3),
+            "tests/test.sh": SHOWS_TRIES,
+        },
+        expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
+    ),
+    Episode(
+        id="never healthy",
+        section="1.12",
+        says="When the count of failures reaches retries: HealthcheckError.",
+        files={"task.toml": healthcheck(COUNTS, interval_sec=0.01, retries=2)},
+        expected={"error": "HealthcheckError", "message": ["failed 2 times"]},
+        reference={"error": "HealthcheckError", "rewards": None},
+    ),
+    Episode(
+        id="no retries",
+        section="1.12",
+        says="retries = 0 still runs the check once, and fails on the first failure.",
+        files={"task.toml": healthcheck("exit 9", interval_sec=0.01, retries=0)},
+        expected={"error": "HealthcheckError", "message": ["failed 1 times", "exit code 9"]},
+        reference={"error": "HealthcheckError", "rewards": None},
+    ),
+    Episode(
+        id="failures at the beginning",
+        section="1.12",
+        says="Failures inside the start period are not counted; start_interval_sec is waited then.",
+        files={
+            "task.toml": healthcheck(
+                COUNTS, interval_sec=60, start_period_sec=60, start_interval_sec=0.01, retries=1
+            ),
+            "tests/test.sh": SHOWS_TRIES,
+        },
+        expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
+    ),
+    Episode(
+        id="a check that takes too long",
+        section="1.12",
+        says="A command that exceeds its timeout is no failed attempt: it ends the trial at once.",
+        deviation="It does; the error is a HealthcheckError here, a plain RuntimeError there.",
+        files={"task.toml": healthcheck("sleep 60", timeout_sec=1, retries=5)},
+        expected={"error": "HealthcheckError", "message": ["limit of 1 s"]},
+    ),
+    Episode(
+        id="a check without a limit",
+        section="1.12",
+        says="The timeout is cut to whole seconds; less than one is no limit.",
+        files={"task.toml": healthcheck("sleep 0.6", timeout_sec=0.1)},
+        expected={"reward": 1},
+    ),
+    Episode(
+        id="the user of the check",
+        section="1.12",
+        says="The check runs as the image's user, not as the agent's, and before the agent.",
+        files={
+            "task.toml": "[agent]\nuser = 'nobody'\n" + healthcheck("id -un > /who"),
+            "tests/test.sh": "#!/bin/bash\ncat /who\necho 1 > /logs/verifier/reward.txt\n",
+        },
+        expected={"files": {"verifier/test-stdout.txt": "root"}},
+    ),
+    Episode(
+        id="the check of a verifier's environment",
+        section="1.12",
+        says="[verifier.environment.healthcheck] is never run.",
+        files={"task.toml": "[verifier.environment.healthcheck]\ncommand = 'exit 1'\nretries = 1\n"},
+        expected={"reward": 1},
+    ),
+    # 1.16 skills and tool servers
+    Episode(
+        id="skills",
+        section="1.16",
+        says="skills_dir is a directory in the container whose skills the agent can find.",
+        files={
+            "task.toml": "[environment]\nskills_dir = '/skills'\n",
+            "environment/Dockerfile": "FROM debian:bookworm-slim\nCOPY skills /skills\n",
+            "environment/skills/counting/SKILL.md": SKILL,
+        },
+        expected={"reward": 1, "asked": ["Count", "How to count.", "/skills/counting/SKILL.md"]},
+    ),
+    Episode(
+        id="tool servers for an agent that has no use for them",
+        section="1.16",
+        says="An agent that cannot use tool servers fails before the start.",
+        files={"task.toml": "[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\n"},
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["mcp_servers"]},
+    ),
+    Episode(
+        id="tool servers for the oracle",
+        section="1.16",
+        says="The oracle ignores the skills and tool servers of a task.",
+        files={
+            "task.toml": "[environment]\nskills_dir = '/x'\n[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\n",
+            "solution/solve.sh": PASSES,
+        },
+        agent="oracle",
+        expected={"reward": 1},
+    ),
+    Reading(
+        id="tool servers",
+        section="1.16",
+        says="Transports need what they are reached by; http means streamable-http; headers are for HTTP.",
+        text="task.toml",
+        examples={
+            f"[[environment.mcp_servers]]\nname = 'a'\n{keys}": {f"environment.mcp_servers.0.{field}": value}
+            if field
+            else INVALID
+            for keys, field, value in (
+                ("url = 'http://a'", "transport", "sse"),
+                ("transport = 'http'\nurl = 'http://a'", "transport", "streamable-http"),
+                ("transport = 'stdio'\ncommand = 'a'", "command", "a"),
+                ("transport = 'stdio'\nurl = 'http://a'", "", ""),
+                ("transport = 'sse'\ncommand = 'a'", "", ""),
+                ("transport = 'tcp'\nurl = 'http://a'", "", ""),
+                ("transport = 'stdio'\ncommand = 'a'\nheaders = {A = 'b'}", "", ""),
+                ("url = 'http://a'\nheaders = {X-Y = 'a ${B:-c}'}", "headers", {"X-Y": "a ${B:-c}"}),
+                ("url = 'http://a'\nheaders = {'X Y' = 'a'}", "", ""),
+                ('url = "http://a"\nheaders = {X = "a\\nb"}', "", ""),
+            )
+        },
+    ),
+    Reading(
+        id="credentials in headers",
+        section="1.16",
+        says="A header that looks like a credential has references only, after a scheme word perhaps.",
+        text="task.toml",
+        examples={
+            f"[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\nheaders = {{{name} = '{value}'}}": {
+                "environment.mcp_servers.0.name": "a"
+            }
+            if is_valid
+            else INVALID
+            for name, value, is_valid in (
+                ("Authorization", "Bearer ${KEY}", True),
+                ("X-Api-Key", "${KEY}", True),
+                ("X-Api-Key", "${A}${B}", True),
+                ("X-Tokens", "literal", True),
+                ("X-Api-Key", "literal", False),
+                ("X-Api-Key", "${KEY:-literal}", False),
+                ("Cookie", "a=b", False),
+                ("Authorization", "Bearer literal", False),
+                ("Authorization", "Basic ${USER_ID}:${SECRET}", True),
+                ("X-Api-Key", "${KEY:-}", True),
+                ("X-Other", "${API_KEY:-literal}", False),
+            )
+        },
+    ),
+    # 1.17 Windows, TPUs
+    Directory(
+        id="a windows task",
+        section="1.17",
+        says="A windows task with test.bat is a task.",
+        files={"task.toml": "[environment]\nos = 'windows'\n", "tests/test.bat": ""},
+        scan=True,
+        load=True,
+    ),
+    Episode(
+        id="windows is refused",
+        section="1.17",
+        says="A runner for Linux rejects it explicitly.",
+        deviation="Suggested by section 8: refused by name, before anything starts.",
+        files={"task.toml": "[environment]\nos = 'windows'\n", "tests/test.bat": ""},
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["a-task", "windows"]},
+    ),
+    Episode(
+        id="TPUs are refused",
+        section="1.6",
+        says="A backend without TPUs rejects a task that needs one.",
+        deviation="Suggested by section 8: refused by name, before anything starts.",
+        files={"task.toml": "[environment]\ntpu = {type = 'v5', topology = '2x4'}\n"},
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["a-task", "TPU"]},
+    ),
+    Episode(
+        id="GPUs are refused where there are none",
+        section="1.10",
+        says="A backend without GPUs rejects a task that needs one.",
+        files={"task.toml": "[environment]\ngpus = 1\n"},
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["GPU"]},
+    ),
+]

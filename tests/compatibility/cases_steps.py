@@ -1,0 +1,362 @@
+"""Sections 1.15 and 2.6: tasks of several steps."""
+
+from __future__ import annotations
+
+from tests.compatibility.case import DONE, INVALID, PASSES, Case, Containers, Directory, Episode, Limits, Reading
+
+A, B = "[[steps]]\nname = 'a'\n", "[[steps]]\nname = 'b'\n"
+STEPS = {
+    "task.toml": A + B,
+    "instruction.md": None,
+    "steps/a/instruction.md": "Do a.\n",
+    "steps/b/instruction.md": "Do b.\n",
+}
+
+
+def scores(reward: str) -> str:
+    return f"#!/bin/bash\necho '{reward}' > /logs/verifier/reward.json\n"
+
+
+def steps(toml: str = A + B, **tests: str) -> dict[str, str | None]:
+    """Two steps, a and b; the rewards that their own tests write, by step."""
+    own = {f"steps/{name}/tests/test.sh": scores(reward) for name, reward in tests.items()}
+    return {**STEPS, "task.toml": toml, **own}
+
+
+CASES: list[Case] = [
+    # 1.15 fields, files, inheritance
+    Reading(
+        id="names of steps",
+        section="1.15",
+        says="A portable directory name, unique after normalisation and case folding.",
+        text="task.toml",
+        examples={
+            **{f"[[steps]]\nname = '{name}'": {"steps.0.name": name} for name in ("a", "two words", "schön", ".x")},
+            **{
+                f"[[steps]]\nname = '{name}'": INVALID
+                for name in ("", " ", ".", "..", "a.", "a ", "a/b", "a:b", "a?", "a\\b", "CON", "nul.txt", "x" * 256)
+            },
+            "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'": INVALID,
+            "[[steps]]\nname = 'ö'\n[[steps]]\nname = 'o\u0308'": INVALID,
+            "[[steps]]\nmin_reward = 1": INVALID,
+        },
+    ),
+    Reading(
+        id="fields of steps",
+        section="1.15",
+        says="min_reward is a number or a table of numbers; health check and artifacts are as elsewhere.",
+        text="task.toml",
+        examples={
+            A + "min_reward = 0.5": {"steps.0.min_reward": 0.5},
+            A + "min_reward = {a = 1}": {"steps.0.min_reward": {"a": 1.0}},
+            A + "min_reward = 'all'": INVALID,
+            A + "healthcheck = {command = 'x'}\nartifacts = ['/a']": {
+                "steps.0.healthcheck.retries": 3,
+                "steps.0.verifier.timeout_sec": 600.0,
+            },
+        },
+    ),
+    Directory(
+        id="tests of steps",
+        section="1.15",
+        says="A step has its own test script, or uses tests/test.sh; the root's instruction is not needed.",
+        files={**STEPS, "tests/test.sh": None, "steps/a/tests/test.sh": PASSES, "steps/b/tests/test.sh": PASSES},
+        scan=True,
+        load=True,
+    ),
+    Directory(
+        id="a step without tests",
+        section="1.15",
+        says="Neither: no valid task.",
+        files={**STEPS, "tests/test.sh": None, "steps/a/tests/test.sh": PASSES},
+        scan=False,
+        load=False,
+    ),
+    Limits(
+        id="time limits of steps",
+        section="1.15",
+        says="A step inherits the agent's time limit of the task, not the verifier's.",
+        toml="[agent]\ntimeout_sec = 10\n[verifier]\ntimeout_sec = 20\n" + A,
+        expected={"agent": 10.0, "verifier": 600.0},
+    ),
+    Containers(
+        id="users of steps",
+        section="1.15",
+        says="Users of agent and verifier: the step's, else the task's.",
+        files={
+            **STEPS,
+            "task.toml": "[agent]\nuser = 'one'\n[verifier]\nuser = 'two'\n" + A + "agent = {user = 'three'}\n" + B,
+        },
+        expected={"agent.users": ["one", "three", "two"]},
+    ),
+    Episode(
+        id="variables of steps",
+        section="1.15",
+        says="A step's verifier.env goes over the task's.",
+        files={
+            **STEPS,
+            "task.toml": "[verifier.env]\nA = 'task'\nB = 'task'\n" + A + "verifier = {env = {B = 'step'}}\n" + B,
+            "tests/test.sh": '#!/bin/bash\necho "$A $B"\necho 1 > /logs/verifier/reward.txt\n',
+        },
+        agent=[DONE],
+        expected={
+            "files": {
+                "steps/a/verifier/test-stdout.txt": "task step",
+                "steps/b/verifier/test-stdout.txt": "task task",
+            }
+        },
+    ),
+    # 2.6 the order of things
+    Episode(
+        id="one container for all steps",
+        section="2.6",
+        says="Steps are played in order in the same container, an agent run and a verification each.",
+        files={
+            **STEPS,
+            "tests/test.sh": "#!/bin/bash\ncat /log | paste -sd' '\necho 1 > /logs/verifier/reward.txt\n",
+        },
+        agent=["echo one >> /log", DONE, "echo two >> /log"],
+        expected={
+            "steps": {"a": 1, "b": 1},
+            "files": {"steps/a/verifier/test-stdout.txt": "one", "steps/b/verifier/test-stdout.txt": "one two"},
+        },
+    ),
+    Episode(
+        id="each step has its instruction",
+        section="2.6",
+        says="A step's agent is told that step's instruction.",
+        files=steps(),
+        agent=[DONE],
+        expected={"asked": ["Do a."], "steps": {"a": 1, "b": 1}},
+    ),
+    Episode(
+        id="directories are emptied between steps",
+        section="2.6",
+        says="/logs/agent is emptied before a step; after shared verification /logs/verifier and /tests, too.",
+        files={**STEPS, "steps/a/tests/of-a": "x"},
+        agent=[
+            "echo x > /logs/agent/x; echo x > /logs/verifier/x",
+            DONE,
+            "ls /logs/agent /logs/verifier /tests | grep -v : | paste -sd' ' > /logs/artifacts/seen",
+        ],
+        expected={"steps": {"a": 1, "b": 1}, "files": {"steps/b/artifacts/logs/artifacts/seen": ""}},
+    ),
+    Episode(
+        id="tests of a step over shared tests",
+        section="2.4",
+        says="In a step /tests is emptied first; then tests/, and the step's own over it.",
+        files={
+            **STEPS,
+            "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir /tests && touch /tests/of-image\n",
+            "tests/shared": "task\n",
+            "tests/both": "task\n",
+            "tests/test.sh": "#!/bin/bash\ncd /tests; cat both shared | paste -sd' '; ls | paste -sd' '\n"
+            "echo 1 > /logs/verifier/reward.txt\n",
+            "steps/b/tests/both": "step\n",
+        },
+        agent=[DONE],
+        expected={
+            "files": {
+                "steps/a/verifier/test-stdout.txt": "task task\nboth shared test.sh",
+                "steps/b/verifier/test-stdout.txt": "step task\nboth shared test.sh",
+            }
+        },
+        reference={"rewards": {"reward": 1.0}},
+    ),
+    Episode(
+        id="the working directory of a step",
+        section="2.6",
+        says="workdir/ is uploaded to the current directory, and its setup.sh run as the step's agent user.",
+        files={
+            **steps(A + "agent = {user = 'nobody'}\n" + B),
+            "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir -m 777 /app\nWORKDIR /app\n",
+            "steps/a/workdir/data": "d\n",
+            "steps/a/workdir/setup.sh": "echo $(pwd) $(id -un) $(cat data) > /app/log\n",
+        },
+        agent=["cp log /logs/artifacts", DONE],
+        expected={"steps": {"a": 1, "b": 1}, "files": {"steps/a/artifacts/logs/artifacts/log": "/app nobody d"}},
+    ),
+    Episode(
+        id="a setup.sh that fails",
+        section="2.3",
+        says="A setup.sh that fails is an error of the step: agent and verifier are skipped, the trial stops.",
+        deviation="The episode ends in that error; Harbor keeps it on the step, and a mean over the steps before.",
+        files={**steps(), "steps/b/workdir/setup.sh": "echo why >&2; exit 5\n"},
+        agent=[DONE],
+        expected={"error": "StepSetupError", "message": ["exit code 5", "why"], "steps": {"a": 1}},
+        reference={"steps": {"a": {"reward": 1.0}, "b": None}},
+    ),
+    Episode(
+        id="the health check of a step",
+        section="2.6",
+        says="It runs after setup.sh, as the step's agent user, besides the environment's.",
+        files={
+            **steps(
+                "[environment.healthcheck]\ncommand = 'echo first > /tmp/log; chmod 666 /tmp/log'\n"
+                + A
+                + "agent = {user = 'nobody'}\nhealthcheck = {command = 'id -un >> /tmp/log'}\n"
+                + B
+            ),
+            "steps/a/workdir/setup.sh": "echo setup >> /tmp/log\n",
+        },
+        agent=["cp /tmp/log /logs/artifacts/log", DONE],
+        expected={"files": {"steps/a/artifacts/logs/artifacts/log": "first\nsetup\nnobody"}},
+    ),
+    Episode(
+        id="a step that is not healthy",
+        section="2.3",
+        says="A step's health check that fails is an error of the step; the trial stops.",
+        deviation="The episode ends in that error; Harbor keeps it on the step.",
+        files=steps(A + "healthcheck = {command = 'exit 1', retries = 1}\n" + B),
+        agent=[DONE],
+        expected={"error": "HealthcheckError", "steps": {}},
+        reference={"steps": {"a": None}},
+    ),
+    Episode(
+        id="artifacts of a step",
+        section="2.6",
+        says="Each step collects the task's artifacts, then its own; kept under steps/<name>/.",
+        files=steps("artifacts = ['/shared']\n" + A + "artifacts = ['/own']\n" + B),
+        agent=["echo 1 > /shared; echo 1 > /own; echo 1 > /logs/artifacts/x", DONE, "echo 2 > /shared"],
+        expected={
+            "files": {
+                "steps/a/artifacts/shared": "1",
+                "steps/a/artifacts/own": "1",
+                "steps/b/artifacts/shared": "2",
+                "steps/b/artifacts/own": None,
+            }
+        },
+    ),
+    Episode(
+        id="a separate verifier in the middle",
+        section="2.6",
+        says="A separate verifier of a step that is not the last leaves the agent's container running.",
+        files={
+            **steps(A + "verifier = {environment_mode = 'separate'}\n" + B),
+            "tests/test.sh": "#!/bin/bash\nls /kept\necho 1 > /logs/verifier/reward.txt\n",
+        },
+        agent=["touch /kept", DONE],
+        expected={"steps": {"a": 1, "b": 1}, "files": {"steps/b/verifier/test-stdout.txt": "/kept"}},
+    ),
+    # 2.6 rewards
+    Episode(
+        id="the mean of steps",
+        section="2.6",
+        says="By default the mean of the steps, key by key; a missing key counts as 0.",
+        files=steps(a='{"reward": 1, "x": 1}', b='{"reward": 0.5}'),
+        agent=[DONE],
+        expected={"rewards": {"reward": 0.75, "x": 0.5}, "reward": 0.75, "steps": {"a": 1, "b": 0.5}},
+    ),
+    Episode(
+        id="the last step's reward",
+        section="2.6",
+        says="multi_step_reward_strategy = final: the result of the last step that was played.",
+        files=steps("multi_step_reward_strategy = 'final'\n" + A + B, a='{"reward": 1, "x": 1}', b='{"reward": 0.5}'),
+        agent=[DONE],
+        expected={"rewards": {"reward": 0.5}},
+    ),
+    Episode(
+        id="a strategy without steps",
+        section="1.6",
+        says="multi_step_reward_strategy is ignored for a single step.",
+        files={"task.toml": "multi_step_reward_strategy = 'final'\n"},
+        expected={"reward": 1},
+    ),
+    Episode(
+        id="min_reward is met",
+        section="2.6",
+        says="Equality passes.",
+        files=steps(A + "min_reward = 0.5\n" + B, a='{"reward": 0.5}'),
+        agent=[DONE],
+        expected={"steps": {"a": 0.5, "b": 1}},
+    ),
+    Episode(
+        id="min_reward is not met",
+        section="2.6",
+        says="The trial stops after the step; steps that were not reached do not count in the mean.",
+        files=steps(A + "min_reward = 0.6\n" + B, a='{"reward": 0.5}'),
+        agent=[DONE],
+        expected={"steps": {"a": 0.5}, "rewards": {"reward": 0.5}},
+    ),
+    Episode(
+        id="min_reward of a key",
+        section="2.6",
+        says="A table compares each key; a missing one is not met.",
+        files=steps(A + "min_reward = {reward = 0, other = -1}\n" + B, a='{"reward": 1}'),
+        agent=[DONE],
+        expected={"steps": {"a": 1}},
+    ),
+    Episode(
+        id="min_reward of no reward key",
+        section="2.6",
+        says="A number is compared with the key reward, and with no other.",
+        files=steps(A + "min_reward = 0\n" + B, a='{"score": 1}'),
+        agent=[DONE],
+        expected={"steps": {"a": 1}},
+    ),
+    Episode(
+        id="final after a stop",
+        section="2.6",
+        says="final is the last step that was played.",
+        files=steps("multi_step_reward_strategy = 'final'\n" + A + "min_reward = 1\n" + B, a='{"reward": 0.5}'),
+        agent=[DONE],
+        expected={"rewards": {"reward": 0.5}},
+    ),
+    Episode(
+        id="a time limit of a step",
+        section="2.3",
+        says="The step's agent is cut short; the step is verified, and the next one played.",
+        files=steps(A + "agent = {timeout_sec = 1}\n" + B),
+        agent=["sleep 60", DONE],
+        expected={"steps": {"a": 1, "b": 1}, "rewards": {"reward": 1}, "truncated_by": None},
+    ),
+    Episode(
+        id="a verifier of a step that fails",
+        section="2.6",
+        says="A verifier's error is recorded on the step; the trial stops, and the mean is over the others.",
+        deviation="The episode ends in that error: a mean over what could be verified would hide it.",
+        files={**steps(), "steps/b/tests/test.sh": "#!/bin/bash\n"},
+        agent=[DONE],
+        expected={"error": "RewardFileNotFoundError", "steps": {"a": 1}},
+        reference={"error": None, "steps": {"a": {"reward": 1.0}, "b": None}, "rewards": {"reward": 1.0}},
+    ),
+    Episode(
+        id="an agent of a step that fails",
+        section="2.3",
+        says="An agent's error is recorded on the step, which is verified; the next one is played.",
+        deviation="An agent's error ends the episode, as it does in a task of a single step.",
+        files=steps(),
+        agent=["true"],
+        raises=True,
+        expected={"error": "AgentError", "steps": {}},
+        reference={"error": None, "steps": {"a": {"reward": 1.0}, "b": {"reward": 1.0}}},
+    ),
+    Episode(
+        id="the oracle in steps",
+        section="2.7",
+        says="A step's own solution/, else the task's; /solution is not emptied in between.",
+        files={
+            **steps(),
+            "solution/solve.sh": "#!/bin/bash\nls /solution | paste -sd' ' > /logs/artifacts/b\n",
+            "steps/a/solution/solve.sh": "#!/bin/bash\necho own > /logs/artifacts/a\n",
+            "steps/a/solution/of-a": "x",
+        },
+        agent="oracle",
+        expected={
+            "steps": {"a": 1, "b": 1},
+            "files": {
+                "steps/a/artifacts/logs/artifacts/a": "own",
+                "steps/b/artifacts/logs/artifacts/b": "of-a solve.sh",
+            },
+        },
+    ),
+    Episode(
+        id="a step's solution without a script",
+        section="2.7",
+        says="steps/<name>/solution/ without solve.sh does not fall back: an error.",
+        deviation="It is found before anything starts.",
+        files={**steps(), "solution/solve.sh": PASSES, "steps/a/solution/notes": "x"},
+        agent="oracle",
+        expected={"error": "UnsupportedTaskError", "started": False, "message": ["steps/a/solution/solve.sh"]},
+    ),
+]

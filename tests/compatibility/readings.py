@@ -1,0 +1,78 @@
+"""How the text of a `Reading` is read: by the functions that tasks are read by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.errors import TaskError, UserError, VerifierError
+from ares_exp.tasks.env_templates import resolve
+from ares_exp.tasks.instruction import strip_canary
+from ares_exp.tasks.rewards import choose_reward, parse_reward_json, parse_reward_txt
+from ares_exp.tasks.task_sources.registry_file import parse_registry
+from ares_exp.tasks.task_toml import parse_task_toml
+from ares_exp.tasks.toml_table import TomlTable
+from tests.compatibility.case import HOST, INVALID, Reading
+
+
+def read(case: Reading, example: str | bytes) -> Any:
+    """What an example of a case is read as."""
+    if isinstance(example, bytes):
+        return _rewards(case.text, example)
+    if case.text == "task.toml":
+        expected = case.examples[example]
+        return _fields(example, expected if isinstance(expected, Mapping) else {})
+    readers: dict[str, Callable[[str], Any]] = {
+        "instruction.md": strip_canary,
+        "template": _template,
+        "registry.json": _registry,
+    }
+    return readers[case.text](example)
+
+
+def _fields(toml: str, wanted: Mapping[str, Any]) -> Any:
+    try:
+        config = parse_task_toml(toml, path=Path("task.toml")).config
+    except TaskError:
+        return INVALID
+    return {name: _plain(_field(config, name)) for name in wanted}
+
+
+def _field(value: Any, name: str) -> Any:
+    for part in name.split("."):
+        value = value[int(part)] if part.isdigit() else getattr(value, part)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, NetworkPolicy):
+        return [value.mode, sorted(value.allowed_hosts)]
+    if isinstance(value, TomlTable):
+        return value.model_dump()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _template(text: str) -> str:
+    try:
+        return resolve(text, HOST)
+    except KeyError:
+        return INVALID
+
+
+def _rewards(name: str, content: bytes) -> Any:
+    try:
+        rewards = parse_reward_txt(content) if name == "reward.txt" else parse_reward_json(content)
+        choose_reward(rewards)
+    except VerifierError as error:
+        return type(error).__name__
+    return rewards
+
+
+def _registry(text: str) -> Any:
+    try:
+        datasets = parse_registry(text.encode(), where="registry.json")
+    except UserError:
+        return INVALID
+    return [f"{one.name}@{one.version}: {' '.join(task.name for task in one.tasks)}" for one in datasets]

@@ -1,0 +1,44 @@
+"""Makes the folders, the registry.json and the git repository of a `Selection`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.compatibility.case import Selection, write_task
+
+
+def make_sources(case: Selection, cwd: Path) -> dict[str, Any]:
+    """Makes them, relative to the current directory or in a repository beside it; returns the options of the case."""
+    folder = cwd.parent / "repository" if case.repository else cwd
+    for name in case.folders:
+        write_task(folder / name, {"task.toml": "["} if name in case.broken else {})
+    meant = {"{repo}": f"file://{folder}", "{commit}": _committed(folder) if case.repository else ""}
+    if case.registry is not None:
+        (folder / "registry.json").write_text(_filled(json.dumps(case.registry), meant), encoding="utf-8")
+        if case.repository:
+            _committed(folder)
+    return {name: _filled(value, meant) if isinstance(value, str) else value for name, value in case.options.items()}
+
+
+def _filled(text: str, meant: dict[str, str]) -> str:
+    for name, value in meant.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _committed(folder: Path) -> str:
+    """The commit of all that is in the folder."""
+    _git(folder, "init", "--quiet", "--initial-branch=main")
+    _git(folder, "config", "uploadpack.allowFilter", "true")
+    _git(folder, "add", "--all")
+    _git(folder, "commit", "--quiet", "--message=a commit")
+    return _git(folder, "rev-parse", "HEAD")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
+    return done.stdout.decode().strip()

@@ -1,0 +1,87 @@
+"""What one stage, agent or episode must not learn of another, and what must not be kept of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import AddTestsDirError, ContainerDiedError
+from tests.unit.environments.snapshots import SUBMIT, last_message, run
+from tests.unit.environments.steps import FIRST, PASSES, MakeSteps, shown
+
+pytestmark = pytest.mark.local
+
+SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
+
+
+@pytest.mark.parametrize("folder", ["/tests", "/logs/verifier"])
+async def test_a_link_in_its_place_keeps_nothing_of_a_verification(
+    make_environment: Any, make_steps: MakeSteps, folder: str
+) -> None:
+    env = make_environment(make_steps())
+    await env.reset()
+    await env.step(run(f"echo one > /work/log; mkdir /stash; rm -rf {folder}; ln -s /stash {folder}"))
+    between = await env.step(SUBMIT)
+    assert "Write two." in shown(between)
+    await env.step(run("ls -A /stash; echo listed"))
+    assert "listed" in last_message(env)
+    assert "test" not in last_message(env).partition("<output>")[2]
+    assert (await env.step(SUBMIT)).reward == 0.75
+
+
+async def test_a_file_in_the_place_of_the_tests(make_environment: Any, make_steps: MakeSteps) -> None:
+    env = make_environment(make_steps())
+    await env.reset()
+    await env.step(run("echo one > /work/log; touch /tests"))
+    await env.step(SUBMIT)
+    assert [one.reward for one in env.stage_results] == [1.0]
+
+
+async def test_artifacts_of_an_episode_before_reach_no_verifier(
+    make_environment: Any, make_task: Any, tmp_path: Path
+) -> None:
+    test = "#!/bin/sh\nls -A /logs/artifacts /data 2>/dev/null | grep -c old > /logs/verifier/reward.txt\n"
+    env = make_environment(make_task(toml="artifacts = ['/data']\n" + SEPARATE, test=test), output_dir=tmp_path / "out")
+    rewards = []
+    for commands in ("touch /logs/artifacts/old; mkdir /data; touch /data/old", "mkdir /data; touch /data/new"):
+        await env.reset()
+        await env.step(run(commands))
+        rewards.append((await env.step(SUBMIT)).reward)
+    assert rewards == [2.0, 0.0]
+    assert not list((tmp_path / "out").rglob("old"))
+
+
+async def test_secrets_in_artifacts_are_blanked_also_when_the_container_dies(
+    make_environment: Any, make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", "sk-the-very-secret")
+    toml = (
+        "artifacts = ['/first', '/second']\n[verifier.env]\nSERVICE_API_KEY = '${SERVICE_API_KEY}'\n"
+        "[[verifier.collect]]\ncommand = 'echo sk-the-very-secret > /first'\n"
+    )
+    env = make_environment(make_task(toml=toml), output_dir=tmp_path / "out")
+    await env.reset()
+    # `test -d /second` is the end of the container
+    await env.step(run("mkfifo /second; (while [ ! -e /first ]; do sleep 0.05; done; sleep 0.4; kill -9 -1) &"))
+    with pytest.raises(ContainerDiedError):
+        await env.step(SUBMIT)
+    kept = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"very-secret" in path.read_bytes()]
+
+
+async def test_nobody_but_its_stage_has_the_tests(make_environment: Any, make_steps: MakeSteps) -> None:
+    env = make_environment(make_steps(files={"tests/shared": "", "steps/one/tests/test.sh": FIRST}))
+    await env.reset()
+    await env.step(run("echo one > /work/log; ls -d /tests /solution /work/*; echo listed"))
+    assert "/tests/" not in last_message(env)
+    assert "/solution" not in last_message(env).replace("'/solution'", "")
+    await env.step(SUBMIT)
+    await env.step(run("find /tests /logs; echo listed"))
+    assert "test.sh" not in last_message(env)
+    assert "shared" not in last_message(env)
+    assert "reward" not in last_message(env)
+
+
+__all__ = ["AddTestsDirError", "PASSES"]

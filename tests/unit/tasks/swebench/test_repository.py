@@ -1,0 +1,146 @@
+"""The scripts that run in a container's repository, in a local box."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import ContainerStartError
+from ares_exp.tasks.swebench.repository import (
+    agent_patch,
+    apply_patch,
+    fits_base,
+    restore_files,
+    set_up_repository,
+)
+from tests.swebench_rows import BUGGY, FIXED, git
+
+pytestmark = pytest.mark.local
+
+Repository = tuple[Path, str]
+WHO = "git config user.name t && git config user.email t@example.org"
+
+
+@pytest.fixture
+async def box(repository: Repository) -> AsyncIterator[Container]:
+    """A box with the whole repository in /testbed, checked out at the base commit: a careless image."""
+    async with LocalContainerFactory()(ContainerSpec("repository")) as container:
+        await container.upload(repository[0], "/testbed")
+        assert (
+            await run(container, f"git reset -q --hard {repository[1]} && git remote add origin file:///no/where") == ""
+        )
+        yield container
+
+
+async def run(box: Container, command: str) -> str:
+    result = await box.exec(command, cwd="/testbed", user="root", timeout_sec=60, shell="bash -c")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+async def test_what_came_later_is_out_of_reach(box: Container, repository: Repository) -> None:
+    path, base = repository
+    fix = git(path, "rev-parse", "main").strip()
+    assert fix in await run(box, "git log --all --format=%H && git reflog --format=%H && git tag")
+    await run(box, f"{WHO} && git branch old HEAD~1 && git tag -m old v1 HEAD~1")
+    await set_up_repository(box, base)
+    assert (await box.exec(f"git -C /testbed cat-file -e {fix}", timeout_sec=60)).exit_code != 0
+    assert await run(box, "git remote && git reflog && git fsck --full --unreachable --no-progress") == ""
+    assert (await run(box, "git log --all --format=%s")).split("\n") == ["before", "before", ""]
+    assert sorted((await run(box, "git branch --format='%(refname:short)' && git tag")).split()) == [
+        "main",
+        "old",
+        "v1",
+    ]
+    assert await run(box, "git status --porcelain") == ""
+    assert await run(box, "cat calc.py") == BUGGY
+
+
+async def test_what_the_image_has_on_top_stays(box: Container, repository: Repository) -> None:
+    await run(box, f"{WHO} && echo 1 > setup.cfg && git add -A && git commit -qm SWE-bench && echo new > built.txt")
+    await set_up_repository(box, repository[1])
+    assert await run(box, "git log -1 --format=%s && cat built.txt") == "SWE-bench\nnew\n"
+    assert (await agent_patch(box, repository[1])).data == b""
+
+
+@pytest.mark.parametrize("broken", ["rm -rf .git", "git checkout -q --orphan x && git commit -qm x"])
+async def test_an_image_of_something_else_is_told(box: Container, repository: Repository, broken: str) -> None:
+    await run(box, f"{WHO} && {broken}")
+    with pytest.raises(ContainerStartError, match=repository[1]):
+        await set_up_repository(box, repository[1])
+
+
+async def test_the_patch_has_all_that_the_agent_did(box: Container, repository: Repository) -> None:
+    base = repository[1]
+    await set_up_repository(box, base)
+    await run(
+        box,
+        f"{WHO} && printf 'ignored\\n' > .gitignore && touch ignored && git mv README.md 'read me' && git add -A && "
+        "git commit -qm mine && git update-index --skip-worktree calc.py && echo '# \\xe4' >> calc.py && "
+        "printf '\\0\\1' > binary && chmod +x tests/test_calc.py && touch .git/index.lock && "
+        "git config diff.noprefix true && git config diff.external false",
+    )
+    patch = await agent_patch(box, base)
+    assert patch.problem is None
+    assert b"ignored" not in patch.data.replace(b"+ignored", b"").replace(b".gitignore", b"")
+    files = await run(
+        box, "find . -path ./.git -prune -o -type f ! -name ignored -print | sort | xargs -d '\\n' ls -l | cut -c1-10"
+    )
+    content = await run(
+        box, "find . -path ./.git -prune -o -type f ! -name ignored -print | sort | xargs -d '\\n' md5sum"
+    )
+    async with LocalContainerFactory()(ContainerSpec("fresh")) as fresh:
+        await fresh.upload(repository[0], "/testbed")
+        await run(fresh, f"git reset -q --hard {base}")
+        await fresh.exec("cat > /p.patch < /dev/null", timeout_sec=60)
+        path = Path(str(repository[0]) + ".patch")
+        path.write_bytes(patch.data)
+        await fresh.upload(path, "/p.patch")
+        assert (await apply_patch(fresh, "/p.patch")).exit_code == 0
+        listing = "find . -path ./.git -prune -o -type f -print | sort | xargs -d '\\n'"
+        assert await run(fresh, f"{listing} md5sum") == content
+        assert await run(fresh, f"{listing} ls -l | cut -c1-10") == files
+
+
+async def test_an_agent_that_removes_the_repository_gives_no_patch(box: Container, repository: Repository) -> None:
+    await set_up_repository(box, repository[1])
+    await run(box, "rm -rf .git")
+    patch = await agent_patch(box, repository[1])
+    assert patch.data == b""
+    assert "not a git repository" in str(patch.problem)
+
+
+async def test_an_agent_that_loses_our_ref_is_measured_by_the_base_commit(
+    box: Container, repository: Repository
+) -> None:
+    await set_up_repository(box, repository[1])
+    await run(box, "git update-ref -d refs/ares_exp/start && echo >> calc.py")
+    assert b"calc.py" in (await agent_patch(box, repository[1])).data
+
+
+async def test_files_are_as_at_the_base_commit_again(box: Container, repository: Repository) -> None:
+    await run(box, "rm calc.py && mkdir calc.py && touch calc.py/x new.py -- '-odd' && rm -r tests && ln -s /etc tests")
+    paths = ("calc.py", "new.py", "-odd", "not there", "tests/test_calc.py")
+    done = await restore_files(box, paths, repository[1])
+    assert done.exit_code == 0, done
+    assert await run(box, "ls -A && cat calc.py") == ".git\nREADME.md\ncalc.py\ntests\n" + BUGGY
+    assert (await box.exec("test -e /etc/passwd -a ! -e /etc/test_calc.py -a ! -L /testbed/tests")).exit_code == 0
+
+
+async def test_a_patch_fits_its_commit_or_not(box: Container, repository: Repository, tmp_path: Path) -> None:
+    path, base = repository
+    for name, text, fits in (
+        ("good", git(path, "diff", base, "main"), True),
+        ("bad", git(path, "diff", base, "main").replace("a - b", "a * b"), False),
+    ):
+        (tmp_path / name).write_text(text)
+        await box.upload(tmp_path / name, f"/{name}.patch")
+        assert ((await fits_base(box, f"/{name}.patch", base)).exit_code == 0) is fits
+    assert await run(box, "git status --porcelain && cat calc.py") == BUGGY
+    assert (await apply_patch(box, "/bad.patch")).exit_code != 0
+    assert (await apply_patch(box, "/good.patch")).exit_code == 0
+    assert await run(box, "cat calc.py") == FIXED
