@@ -94,6 +94,7 @@ class EpisodePlayer:
 
     def _start(self, playing: Playing) -> Continuation | None:
         """Where the episode goes on, instead of beginning: a snapshot of its earlier try, or where all branch."""
+        from ares_exp.environments.episode_facts import EpisodeFacts
         from ares_exp.environments.restoring import Continuation
 
         planned, branching = playing.planned, self._parts.branching
@@ -102,11 +103,12 @@ class EpisodePlayer:
             store, last = self._run_dir.snapshots, first + len(answers)
             try:
                 found = nearest_snapshot(store, planned.earlier.episode_id, last)
+                unanswered = EpisodeFacts(found).unanswered if found is not None else 0
             except SnapshotError as error:
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
-                playing.from_snapshot = found.step_count - first
+                playing.from_snapshot = max(0, found.step_count - unanswered - first)
                 for exchange in answers[: playing.from_snapshot]:
                     playing.tally.add(exchange.answer)
                 return Continuation(found)

@@ -123,7 +123,7 @@ class StageResult:
         reward: Its reward; `None`: it was not verified.
         rewards: Everything its verifier scored, by key.
         truncated_by: The limit that ended its agent, if one did.
-        num_steps: Policy answers that were applied in it.
+        num_steps: Time steps that its agent took: policy answers, and at its end maybe one that did not come in time.
     """
 
     name: str

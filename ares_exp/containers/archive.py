@@ -175,7 +175,7 @@ def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     path = target / member.name
     if path.is_symlink() or (path.exists() and not (path.is_dir() and member.isdir())):
-        _remove(path)
+        remove(path)
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -212,7 +212,7 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     in_real_directory = path.parent.resolve() == target.resolve() / name.parent
     relative = not PurePosixPath(member.linkname).is_absolute()
     if relative and ".." not in parts[ups:] and ups < len(name.parts) and in_real_directory:
-        _remove(path)
+        remove(path)
         path.symlink_to(member.linkname)
         return True
     return False
@@ -232,7 +232,8 @@ def _move(new: Path, target: Path) -> None:
     new.replace(target)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, a link or a directory with all that is in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -225,14 +225,16 @@ class AgentHost:
         Raises:
             TimeIsUpError: There is no answer (`None`), or it came after the agent's time limit: the agent gets none.
         """
-        if self._time_is_up or response is None:
+        if response is None:
             raise TimeIsUpError
         call, self.observed = self.observed, None
-        if call is not None and self.runtime.waits_for(call):
+        if call is not None and self.runtime.waits_for(call) and not self._time_is_up:
             self._pending.remove(call)
             self.runtime.answer(call, response)
         elif call is not None and self.runtime.journal is not None:
             self.runtime.journal.entries.append(UnheardEntry(call.call_id, response))
+        if self._time_is_up:
+            raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
         """Waits until nothing that the agent called for is being carried out, and keeps it so until `runtime.release`.

@@ -258,7 +258,7 @@ class CodeEnvironment:
 
     @property
     def step_count(self) -> int:
-        """LLM responses that were applied in the episode."""
+        """Time steps of the episode since FIRST: `step()` was called as often."""
         return self._episode.step_count if self._episode is not None else 0
 
     @property

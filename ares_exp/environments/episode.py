@@ -54,7 +54,8 @@ class Episode:
         setup: What its environment gave it.
         task: What is played.
         seed: Seed of what the agent draws.
-        step_count: LLM responses that were applied.
+        step_count: Time steps since FIRST.
+        unanswered: Those of them without an LLM response: there was none before the time was up.
         tokens, cost: What they used.
         truncated_by: The limit that cut it short.
         verdict: What the verifiers said, taken together.
@@ -76,6 +77,7 @@ class Episode:
         self.task = task
         self.seed = seed
         self.step_count = 0
+        self.unanswered = 0
         self.tokens = 0
         self.cost = 0.0
         self.truncated_by: LimitName | None = None
@@ -200,16 +202,16 @@ class Episode:
         """Hands `action` to the agent; see `CodeEnvironment.step`. Not released when it raises."""
         began = time.perf_counter()
         policy_sec = began - self._stepped_at
-        host = self.host
+        host, container = self.host, self.container
         assert host is not None
+        assert container is not None
         with self._phase("agent"):
             goes_on = await self._apply(host, action)
         if not goes_on:
-            last = await self._end_stage(host)
+            last = await self._end_stage(host, container)
             if last is not None:
                 return last
-            assert self.container is not None
-            host = await self._begin_stage(self.container)
+            host = await self._begin_stage(container)
         time_step = transition(self._shown(host))
         self._note_step(time_step, policy_sec, began)
         return time_step
@@ -294,19 +296,25 @@ class Episode:
 
     async def _apply(self, host: AgentHost, action: LLMResponse | None) -> bool:
         """Answers the pending request and waits for the next one; false when the agent phase is over."""
-        try:
-            host.answer(action)
-            assert action is not None  # the host takes `None` for an answer that came too late
-            self.step_count += 1
+        self.step_count += 1
+        if action is None:
+            self.unanswered += 1
+        else:  # it was given, also if it comes too late
             self.tokens += action.usage.total_tokens
             self.cost += action.cost
+        try:
+            host.answer(action)
             request = await self._next_request(host)
         except TimeIsUpError:
             self.truncated_by = "time"
             return False
         if request is not None:
-            self.truncated_by = self.setup.limits.reached(steps=self.step_count, tokens=self.tokens, cost=self.cost)
+            self.truncated_by = self._limit_reached()
         return request is not None and not self.truncated_by
+
+    def _limit_reached(self) -> LimitName | None:
+        answers = self.step_count - self.unanswered
+        return self.setup.limits.reached(steps=answers, tokens=self.tokens, cost=self.cost)
 
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""
@@ -338,13 +346,12 @@ class Episode:
                 )
             )
 
-    async def _end_stage(self, host: AgentHost) -> TimeStep[LLMRequest] | None:
+    async def _end_stage(self, host: AgentHost, container: Container) -> TimeStep[LLMRequest] | None:
         """Kills what the agent runs, and scores the stage. LAST, or `None` when another stage is to be played."""
-        container, limits = self.container, self.setup.limits
-        assert container is not None
+        limits = self.setup.limits
         await host.cancel()
-        self._refuse_if_released()
         await container.set_network(self._network_between)
+        self._refuse_if_released()
         stage, limit = self.stage, self.truncated_by
         is_last = stage is self.task.stages[-1]
         ends_episode = limit not in (None, "time")  # a time limit is the stage's own, any other one the episode's
@@ -352,7 +359,7 @@ class Episode:
         verdict = await self._score(container, verify=verify, is_last=is_last or ends_episode)
         self._note_stage(host, verdict)
         if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
-            self.truncated_by = limits.reached(steps=self.step_count, tokens=self.tokens, cost=self.cost)
+            self.truncated_by = self._limit_reached()
             if self.truncated_by is None:
                 return None
         await self.release()
@@ -377,11 +384,7 @@ class Episode:
                 timeout_sec=time_limits.verifier(self.stage),
                 output_dir=self.setup.output_dir,
             )
-            try:
-                return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
-            finally:
-                if self._is_released:
-                    await self._scoring.release()
+            return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
 
     def _note_stage(self, host: AgentHost, verdict: Verdict | None) -> None:
         """Keeps what is to be known of a stage that is over."""
@@ -419,10 +422,10 @@ class Episode:
 
 async def _tear_down(host: AgentHost | None, container: Container | None, scoring: Scoring | None) -> None:
     try:
+        if scoring is not None:
+            await scoring.release()
         if host is not None:
             await host.cancel()
     finally:
         if container is not None:
             await container.stop()
-        if scoring is not None:
-            await scoring.release()

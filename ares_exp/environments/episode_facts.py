@@ -24,6 +24,7 @@ class EpisodeFacts:
         """Reads nothing yet."""
         self._where = f"{snapshot.snapshot_dir}: `episode`"
         self._data = snapshot.episode
+        self._step_count = snapshot.step_count
 
     def number(self, name: str) -> float:
         """A number. Raises `SnapshotMetadataError` when it is none; so do the others."""
@@ -51,13 +52,23 @@ class EpisodeFacts:
         recorded = self._data.get("past_stages") or []
         if not isinstance(recorded, list) or len(recorded) >= len(names):
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
-        try:
-            stages = [read_stage(one, objects, self._where) for one in recorded]
-        except pydantic.ValidationError as error:
-            raise SnapshotMetadataError(f"{self._where}: `past_stages`: {error.errors()[0]['msg']}.") from None
+        stages = [read_stage(one, objects, self._where) for one in recorded]
         if [stage.name for stage in stages] != list(names[: len(stages)]):
             raise SnapshotMetadataError(f"{self._where}: expected `past_stages` in the order of the task's.")
+        counts = [0, *(stage.step_count for stage in stages), self._step_count]
+        if counts != sorted(counts):
+            raise SnapshotMetadataError(f"{self._where}: expected `step_count` to rise in `past_stages`, got {counts}.")
         return stages
+
+    @property
+    def unanswered(self) -> int:
+        """Time steps for which the policy gave no answer in time."""
+        unanswered = self.integer("unanswered") if "unanswered" in self._data else 0
+        if not 0 <= unanswered <= self._step_count:
+            raise SnapshotMetadataError(
+                f"{self._where}: expected `unanswered` of {self._step_count}, got {unanswered}."
+            )
+        return unanswered
 
     @property
     def stage_seed(self) -> int:

@@ -129,6 +129,7 @@ class _Writing:
         self._facts = {
             "seed": episode.seed,
             "stage_seed": journal.seed if journal is not None else episode.seed,
+            "unanswered": episode.unanswered,
             "tokens": episode.tokens,
             "cost": episode.cost,
             "elapsed_sec": elapsed_sec,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pydantic
 
 from ares_exp.environments.episode_limits import LimitName
+from ares_exp.errors import SnapshotMetadataError
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.journal.encoding import JournalEncoder, decode_journal
 from ares_exp.journal.journal import Journal
@@ -24,7 +26,7 @@ class PastStage:
         name: Of the stage.
         verdict: What its verifier said; `None`: it was not run.
         truncated_by: The limit that ended its agent, if one did.
-        step_count: Answers of the policy that were applied, up to its end.
+        step_count: Time steps up to its end, since the episode began.
         journal: What its agent did; `None` for an agent that is not deterministic.
         encoder: Of the journal.
     """
@@ -37,7 +39,7 @@ class PastStage:
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
     def result(self, *, began_at: int) -> StageResult:
-        """As it is recorded; `began_at`: the answers before it."""
+        """As it is recorded; `began_at`: the time steps before it."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
@@ -80,11 +82,18 @@ def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> Pas
     """What `recorded_stage` gave. Blocking.
 
     Raises:
-        ValueError: It is none; a `SnapshotError` where its journal is none.
+        SnapshotMetadataError: It is none.
     """
-    recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
+    try:
+        recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
+    except pydantic.ValidationError as error:
+        raise SnapshotMetadataError(f"{where}: `past_stages`: {error.errors()[0]['msg']}.") from None
+    if not all(map(math.isfinite, _numbers(recorded))):
+        raise SnapshotMetadataError(f"{where}: expected finite numbers in `past_stages`.")
     journal = None
-    if recorded.started_at is not None and recorded.seed is not None:
+    if recorded.journal:
+        if recorded.started_at is None or recorded.seed is None:
+            raise SnapshotMetadataError(f"{where}: expected `started_at` and `seed` with a journal in `past_stages`.")
         lines = objects.get_lines(recorded.journal)
         journal = decode_journal(lines, started_at=recorded.started_at, seed=recorded.seed, where=where)
     return PastStage(
@@ -94,3 +103,10 @@ def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> Pas
         step_count=recorded.step_count,
         journal=journal,
     )
+
+
+def _numbers(recorded: _Recorded) -> Iterator[float]:
+    yield recorded.started_at or 0.0
+    if recorded.verdict is not None:
+        yield recorded.verdict.reward
+        yield from recorded.verdict.rewards.values()

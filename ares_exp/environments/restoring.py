@@ -108,7 +108,7 @@ class Continuation:
         checked = self.task if task is None else _checked_task(snapshot, task)
         setup = replace(setup, provide_solution=facts.provide_solution)
         episode = Episode(setup, checked, seed=facts.integer("seed"))
-        episode.step_count = snapshot.step_count
+        episode.step_count, episode.unanswered = snapshot.step_count, facts.unanswered
         episode.tokens, episode.cost = facts.integer("tokens"), facts.number("cost")
         episode.phase_sec = facts.numbers("phase_sec")
         episode.lineage = self._lineage
@@ -135,6 +135,7 @@ class Continuation:
             factory = episode.setup.code_agent_factory
             await asyncio.to_thread(self._check_request, episode.pending_request(), factory)
         if self._new_seed is not None:
+            episode.seed = self._new_seed  # also of what the agents of later stages draw
             episode.host.runtime.reseed(self._new_seed)
         recorded = snapshot.time_step
         return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())

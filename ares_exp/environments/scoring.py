@@ -10,8 +10,8 @@ from pathlib import Path
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.owned_directory import short_lived_directory
-from ares_exp.errors import ContainerError, VerifierTimeoutError
+from ares_exp.containers.owned_directory import working_directory
+from ares_exp.errors import ContainerError, EpisodeStateError, VerifierTimeoutError
 from ares_exp.tasks.task import Stage, Verdict
 
 VERIFIER_FOLDER = "verifier"
@@ -22,11 +22,7 @@ COLLECT_TIMEOUT_SEC = 1800.0
 
 
 class Scoring:
-    """The scoring of one stage, in the agent's container or in one of the verifier's own.
-
-    Attributes:
-        container: The verifier's own container, while there is one.
-    """
+    """The scoring of one stage, in the agent's container or in one of the verifier's own."""
 
     def __init__(
         self,
@@ -46,7 +42,8 @@ class Scoring:
             timeout_sec: Bound on the verifier; `None` is unlimited.
             output_dir: The directory of the episode on the host, or `None`.
         """
-        self.container: Container | None = None
+        self._container: Container | None = None
+        self._is_released = False
         self._stage = stage
         self._container_factory = container_factory
         self._verifier_spec = verifier_spec
@@ -69,6 +66,7 @@ class Scoring:
         Raises:
             VerifierError: There is no usable reward.
             ContainerError: A container failed.
+            EpisodeStateError: It was released before the verifier's own container was made.
         """
         if self._verifier_spec is None or not verify:
             await self._collect(agents, self._artifacts_dir)
@@ -77,19 +75,24 @@ class Scoring:
             await self._collect(agents, artifacts)
             if is_last:
                 await finish(agents.stop())
-            self.container = self._container_factory(self._verifier_spec)
+            self._refuse_if_released()
+            container = self._container = self._container_factory(self._verifier_spec)
             try:
-                await self.container.start()
-                await self._stage.prepare_verifier(self.container, artifacts)
-                return await self._verify(self.container, self._verifier_spec.network)
+                await container.start()
+                await self._stage.prepare_verifier(container, artifacts)
+                return await self._verify(container, self._verifier_spec.network)
             finally:
-                await self.release()
+                await finish(container.stop())  # also when `release` did, while it was being started
 
     async def release(self) -> None:
-        """Removes the verifier's own container. Idempotent."""
-        container, self.container = self.container, None
-        if container is not None:
-            await finish(container.stop())
+        """Removes the verifier's own container; from now on there will be none. Idempotent."""
+        self._is_released = True
+        if self._container is not None:
+            await finish(self._container.stop())
+
+    def _refuse_if_released(self) -> None:
+        if self._is_released:
+            raise EpisodeStateError("The environment was closed while its episode was being scored.")
 
     async def _collect(self, agents: Container, target: Path | None) -> None:
         limit = asyncio.timeout(COLLECT_TIMEOUT_SEC)
@@ -107,11 +110,8 @@ class Scoring:
         if self._artifacts_dir is not None:
             yield self._artifacts_dir
             return
-        directory = await asyncio.to_thread(short_lived_directory, "verifier")
-        try:
-            yield directory.path
-        finally:
-            await finish(asyncio.to_thread(directory.remove))
+        async with working_directory("verifier") as directory:
+            yield directory
 
     async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
         """Verifies with the verifier's network in force, and the one between phases again afterwards."""

@@ -36,7 +36,7 @@ class EnvironmentSnapshot:
         snapshot_id: Its name in its store.
         created_at: ISO 8601, UTC, with offset.
         snapshot_dir: Its directory in its store, from where it was read: `<store>/<snapshot_id>`.
-        step_count: Policy answers that have been applied.
+        step_count: Time steps since FIRST.
         step_limit: At how many of them the episode is truncated, or `None`.
         task_type: `"harbor"`.
         task_data: What `Task.describe()` says.
@@ -213,10 +213,15 @@ class EnvironmentSnapshot:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
+    @property
+    def past_journals(self) -> list[list[str]]:
+        """As `journal`, of each stage of the task that is over."""
+        return [stage["journal"] for stage in self.episode.get("past_stages", ())]
+
     def objects(self) -> tuple[str, ...]:
         """Every object that it names itself, each once. The delta names those of the files."""
         state = self.agent.get("state")
-        past = (digest for stage in self.episode.get("past_stages", ()) for digest in stage["journal"])
+        past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
         return tuple(dict.fromkeys(named))
 

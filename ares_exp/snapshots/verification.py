@@ -74,6 +74,12 @@ def _noted(problems: list[str]) -> Iterator[None]:
 def _check_journal(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
     lines = objects.get_lines(snapshot.journal)
     _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
+    for past in snapshot.past_journals:
+        _check_lines(objects.get_lines(past))
+    _check_lines(lines)
+
+
+def _check_lines(lines: list[bytes]) -> None:
     for number, line in enumerate(lines):
         try:
             json.loads(line)

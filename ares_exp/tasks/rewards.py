@@ -122,7 +122,12 @@ def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = Non
         VerifierOutputParseError: It cannot be told which key is the reward.
     """
     keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
-    means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}
+    try:
+        means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}
+    except OverflowError:
+        means = dict.fromkeys(keys, math.inf)
+    if not all(map(math.isfinite, means.values())):
+        raise VerifierOutputParseError("Expected rewards whose mean over the steps is a finite number, got larger ones.")
     return Verdict(choose_reward(means, reward_key), means)
 
 

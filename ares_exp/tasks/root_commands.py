@@ -36,7 +36,8 @@ async def empty(container: Container, folder: str) -> None:
     Raises:
         ContainerError: It could not be removed, or the container failed.
     """
-    await as_root(container, f"{_without_links(folder)} && {{ [ ! -d {folder} ] || find {folder} -mindepth 1 -delete; }}")
+    emptied = f"if [ -d {folder} ]; then find {folder} -mindepth 1 -delete; fi"
+    await as_root(container, f"{_without_links(folder)} && {emptied}")
 
 
 def _without_links(listing: str) -> str:

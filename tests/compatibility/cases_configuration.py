@@ -79,6 +79,7 @@ CASES: list[Case] = [
         deviation="They are ignored, and the user is told: most are typing errors.",
         files={"task.toml": "colour = 'red'\n[agent]\nenv = {A = 'b'}\n"},
         expected={"reward": 1, "warnings": ["unknown key colour", "unknown key agent.env"]},
+        reference={"error": None, "rewards": {"reward": 1.0}},
     ),
     # 1.6 every field
     Reading(
@@ -227,6 +228,7 @@ CASES: list[Case] = [
         deviation="It is dropped, and the user is told: the limit that was meant is not in force.",
         files={"task.toml": "[environment]\nmemory = 2048\n"},
         expected={"reward": 1, "warnings": ["memory = 2048"]},
+        reference={"error": None, "rewards": {"reward": 1.0}},
     ),
     Reading(
         id="old and new size",
@@ -264,6 +266,7 @@ CASES: list[Case] = [
         deviation="It is ignored, and the user is told: the network is open where a task meant to shut it.",
         files={"task.toml": "[environment]\nallow_internet = false\nallowed_hosts = []\n"},
         expected={"reward": 1, "warnings": ["allow_internet = false does nothing"]},
+        reference={"error": None, "rewards": {"reward": 1.0}},
     ),
     Reading(
         id="version",
@@ -381,6 +384,7 @@ CASES: list[Case] = [
         files={"task.toml": "[agent]\nnetwork_mode = 'no-network'\n"},
         network="public",
         expected={"error": "UnsupportedTaskError", "started": False},
+        reference={"error": "ValueError", "started": False},
     ),
     # 1.9 variables
     Reading(
@@ -410,6 +414,7 @@ CASES: list[Case] = [
         deviation="The tasks that lack one are refused by name before anything starts; the others can be played.",
         files={"task.toml": "[environment.env]\nA = '${ARES_EXP_MISSING}'\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["ARES_EXP_MISSING", "a-task"]},
+        reference={"error": "ValueError", "started": False},
     ),
     Episode(
         id="a variable of the verifier is missing",

@@ -73,6 +73,7 @@ CASES: list[Case] = [
         deviation="The task is refused by name before anything starts; the others can be played.",
         files={"environment/Dockerfile": None, "environment/data": "x"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["Dockerfile"]},
+        reference={"error": "FileNotFoundError", "started": False},
     ),
     Containers(
         id="resources",
@@ -179,9 +180,7 @@ CASES: list[Case] = [
         section="1.12",
         says="Failures inside the start period are not counted; start_interval_sec is waited then.",
         files={
-            "task.toml": healthcheck(
-                COUNTS, interval_sec=60, start_period_sec=60, start_interval_sec=0.01, retries=1
-            ),
+            "task.toml": healthcheck(COUNTS, interval_sec=60, start_period_sec=60, start_interval_sec=0.01, retries=1),
             "tests/test.sh": SHOWS_TRIES,
         },
         expected={"reward": 1, "files": {"verifier/test-stdout.txt": "3"}},
@@ -193,6 +192,7 @@ CASES: list[Case] = [
         deviation="It does; the error is a HealthcheckError here, a plain RuntimeError there.",
         files={"task.toml": healthcheck("sleep 60", timeout_sec=1, retries=5)},
         expected={"error": "HealthcheckError", "message": ["limit of 1 s"]},
+        reference={"error": "RuntimeError", "rewards": None},
     ),
     Episode(
         id="a check without a limit",
@@ -236,6 +236,7 @@ CASES: list[Case] = [
         says="An agent that cannot use tool servers fails before the start.",
         files={"task.toml": "[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://a'\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["mcp_servers"]},
+        reference={"error": "ValueError", "rewards": None},
     ),
     Episode(
         id="tool servers for the oracle",
@@ -313,6 +314,7 @@ CASES: list[Case] = [
         deviation="Suggested by section 8: refused by name, before anything starts.",
         files={"task.toml": "[environment]\nos = 'windows'\n", "tests/test.bat": ""},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["a-task", "windows"]},
+        reference={"error": "RuntimeError", "started": False},
     ),
     Episode(
         id="TPUs are refused",
@@ -321,6 +323,7 @@ CASES: list[Case] = [
         deviation="Suggested by section 8: refused by name, before anything starts.",
         files={"task.toml": "[environment]\ntpu = {type = 'v5', topology = '2x4'}\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["a-task", "TPU"]},
+        reference={"error": "RuntimeError", "started": False},
     ),
     Episode(
         id="GPUs are refused where there are none",
@@ -328,5 +331,6 @@ CASES: list[Case] = [
         says="A backend without GPUs rejects a task that needs one.",
         files={"task.toml": "[environment]\ngpus = 1\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["GPU"]},
+        reference={"error": "RuntimeError", "started": False},
     ),
 ]

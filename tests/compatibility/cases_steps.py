@@ -293,6 +293,7 @@ CASES: list[Case] = [
         files=steps(A + "min_reward = 0\n" + B, a='{"score": 1}'),
         agent=[DONE],
         expected={"steps": {"a": 1}},
+        reference={"steps": {"a": {"score": 1}}},
     ),
     Episode(
         id="final after a stop",
@@ -353,10 +354,11 @@ CASES: list[Case] = [
     Episode(
         id="a step's solution without a script",
         section="2.7",
-        says="steps/<name>/solution/ without solve.sh does not fall back: an error.",
+        says="steps/<name>/solution/ without solve.sh does not fall back: an error of the step, which is verified.",
         deviation="It is found before anything starts.",
         files={**steps(), "solution/solve.sh": PASSES, "steps/a/solution/notes": "x"},
         agent="oracle",
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["steps/a/solution/solve.sh"]},
+        reference={"error": None, "steps": {"a": {"reward": 1.0}, "b": {"reward": 1.0}}},
     ),
 ]

@@ -9,7 +9,8 @@ CONVERSATION = """{"schema_version": "ATIF-v1.8", "agent": {"name": "other", "ve
  {"step_id": 2, "source": "user", "message": "What is the colour?"},
  {"step_id": 3, "source": "agent", "message": "It is turquoise."}]}"""
 SEES_SLEEP = (
-    "#!/bin/bash\nif grep -q sleep /proc/$(cat /alive)/cmdline; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    "#!/bin/bash\nif grep -q sleep /proc/$(cat /alive)/cmdline; then echo 1; else echo 0; fi"
+    " > /logs/verifier/reward.txt\n"
 )
 LIMITED = "[agent]\ntimeout_sec = 1\n"
 
@@ -23,7 +24,8 @@ CASES: list[Case] = [
         agent=["stat -c '%U %a %n' /logs/agent /logs/verifier /logs/artifacts > /logs/artifacts/seen"],
         expected={
             "files": {
-                "artifacts/logs/artifacts/seen": "root 777 /logs/agent\nroot 777 /logs/verifier\nroot 777 /logs/artifacts"
+                "artifacts/logs/artifacts/seen": "root 777 /logs/agent\n"
+                "root 777 /logs/verifier\nroot 777 /logs/artifacts"
             }
         },
     ),
@@ -34,6 +36,7 @@ CASES: list[Case] = [
         deviation="Agents live on the host here and are recorded there; files are kept by naming them as artifacts.",
         agent=["echo x > /logs/agent/x"],
         expected={"reward": 1, "files": {"agent/x": None}},
+        reference={"files": {"agent/x": "x"}},
     ),
     Episode(
         id="/logs/agent for the verifier",
@@ -267,6 +270,7 @@ CASES: list[Case] = [
         says="An invalid trajectory.json fails before the environment starts.",
         files={"trajectory.json": '{"steps": []}'},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["trajectory.json"]},
+        reference={"error": "ValueError", "rewards": None},
     ),
     Episode(
         id="a prior context and the oracle",

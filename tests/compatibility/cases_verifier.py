@@ -106,9 +106,7 @@ CASES: list[Case] = [
         id="the start of a verifier",
         section="1.13",
         says="Its start is bounded by the agent's build_timeout_sec, not by that of its own table.",
-        files={
-            "task.toml": "[environment]\nbuild_timeout_sec = 50\n[verifier.environment]\nbuild_timeout_sec = 70\n"
-        },
+        files={"task.toml": "[environment]\nbuild_timeout_sec = 50\n[verifier.environment]\nbuild_timeout_sec = 70\n"},
         expected={"verifier.start_timeout_sec": 50.0},
     ),
     Episode(
@@ -201,7 +199,8 @@ CASES: list[Case] = [
     Episode(
         id="artifacts that are missing",
         section="1.14",
-        says="A missing artifact is recorded as failed, an empty /logs/artifacts as empty; neither is an error.",
+        says="A missing artifact is recorded as failed, which is no error; an empty /logs/artifacts as ok.",
+        deviation="An empty /logs/artifacts is said to be empty, as Harbor does only where it is mounted.",
         files={"task.toml": "artifacts = ['/not/there', '/nor.this']\n"},
         expected={
             "reward": 1,
@@ -211,11 +210,19 @@ CASES: list[Case] = [
                 ("/nor.this", "artifacts/nor.this", "file", "failed"),
             ],
         },
+        reference={
+            "rewards": {"reward": 1.0},
+            "manifest": [
+                ("/logs/artifacts", "artifacts/logs/artifacts", "directory", "ok"),
+                ("/not/there", "artifacts/not/there", "file", "failed"),
+                ("/nor.this", "artifacts/nor.this", "file", "failed"),
+            ],
+        },
     ),
     Episode(
         id="artifacts that overlap",
         section="1.14",
-        says="The first claim wins: a later one is skipped, unless the first covers it at the same place.",
+        says="The first claim wins: a later one is skipped, unless it is the same once more.",
         files={
             "task.toml": "artifacts = ['/out', '/out/x', {source = '/app', destination = 'out/app'}, "
             "{source = '/app', destination = 'free'}, {source = '/app', destination = 'free'}]\n"
@@ -227,7 +234,7 @@ CASES: list[Case] = [
             "manifest": [
                 ("/logs/artifacts", "artifacts/logs/artifacts", "directory", "ok"),
                 ("/out", "artifacts/out", "directory", "ok"),
-                ("/out/x", "artifacts/out/x", "file", "ok"),
+                ("/out/x", "artifacts/out/x", "directory", "skipped"),
                 ("/app", "artifacts/out/app", "directory", "skipped"),
                 ("/app", "artifacts/free", "directory", "ok"),
                 ("/app", "artifacts/free", "directory", "ok"),
@@ -260,8 +267,10 @@ CASES: list[Case] = [
         id="files that only root can read",
         section="1.14",
         says="Artifacts are looked at and fetched as root.",
-        files={"task.toml": "artifacts = ['/secret']\n[agent]\nuser = 'nobody'\n[environment]\nworkdir = '/'\n"
-               "[environment.healthcheck]\ncommand = 'mkdir -m 700 /secret && echo s > /secret/s'\n"},
+        files={
+            "task.toml": "artifacts = ['/secret']\n[agent]\nuser = 'nobody'\n[environment]\nworkdir = '/'\n"
+            "[environment.healthcheck]\ncommand = 'mkdir -m 700 /secret && echo s > /secret/s'\n"
+        },
         expected={"files": {"artifacts/secret/s": "s"}},
     ),
     # 1.14 hooks
@@ -305,5 +314,6 @@ CASES: list[Case] = [
         says="Artifacts and hooks of services without a compose file: an error when the trial is made.",
         files={"task.toml": artifact("source = '/a', service = 'db'")},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["db"]},
+        reference={"error": "ValueError", "started": False},
     ),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor.agents.base import BaseAgent
+from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.models.task.config import NetworkMode
@@ -65,7 +66,7 @@ class PlainContainer(BaseEnvironment):
         options += ["-u", str(user)] if user is not None else []
         options += ["-w", place] if (place := cwd or self.task_env_config.workdir) else []
         try:
-            async with asyncio.timeout(timeout_sec):
+            async with asyncio.timeout(timeout_sec or None):
                 code, out, err = await _run("exec", *options, self.container, "bash", "-c", command)
         except TimeoutError:
             raise RuntimeError(f"{command} took too long") from None
@@ -90,6 +91,8 @@ class PlainContainer(BaseEnvironment):
 class ScriptedAgent(BaseAgent):
     """Runs the commands of an episode's case, those of each step when it is that step's turn."""
 
+    capabilities = AgentCapabilities(load_atif_trajectory=True, skills=True)
+
     def __init__(self, *args: Any, commands: Sequence[str], raises: bool, **options: Any) -> None:
         super().__init__(*args, **options)
         self._commands = list(commands)
@@ -110,6 +113,9 @@ class ScriptedAgent(BaseAgent):
             await environment.exec(command)
             if self._raises:
                 raise RuntimeError("on purpose")
+
+    async def load(self, instruction: str, environment: BaseEnvironment, context: Any, **options: Any) -> None:
+        await self.run(instruction, environment, context)
 
 
 async def _docker(*arguments: str, check: bool = True) -> str:

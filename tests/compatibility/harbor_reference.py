@@ -1,4 +1,4 @@
-"""Plays the table with Harbor's own code, where that can be done, and tells what is not as the table says.
+"""Puts the table to Harbor's own code, where that can be done, and tells what is not as the table says.
 
 `python -m tests.compatibility.harbor_reference [--episodes]`, with a Python that has Harbor, in this repository.
 Episodes need a Docker engine.
@@ -7,164 +7,32 @@ Episodes need a Docker engine.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harbor.models.job.config import DatasetConfig
-from harbor.models.registry import DatasetSpec
-from harbor.models.task.config import NetworkMode, NetworkPolicy, TaskConfig
-from harbor.models.task.paths import TaskPaths
-from harbor.models.task.task import Task, strip_canary
-from harbor.models.task.verifier_mode import (
-    resolve_step_verifier_mode,
-    resolve_task_verifier_mode,
-    resolve_verifier_environment_definition,
-)
-from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TrialConfig, VerifierConfig
-from harbor.models.trial.config import TaskConfig as TrialTask
-from harbor.models.trial.paths import TrialPaths
-from harbor.models.verifier.result import VerifierResult
-from harbor.trial.network_policy import resolve_trial_network_plan
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
-from harbor.utils.env import resolve_env_vars
-from harbor.verifier.verifier import Verifier
-from pydantic import BaseModel
 
-from tests.compatibility.case import (
-    HOST,
-    INVALID,
-    Case,
-    Containers,
-    Directory,
-    Episode,
-    Reading,
-    Selection,
-    write_task,
-)
+from tests.compatibility.case import HOST, Case, Containers, Directory, Episode, Reading, Selection, write_task
+from tests.compatibility.harbor_reading import UNKNOWN, containers, directory, reading
 from tests.compatibility.outcome import as_json, files_below, manifest, matches
 from tests.compatibility.sources import make_sources
 from tests.compatibility.table import CASES
-
-UNKNOWN = "unknown"
-"""What Harbor says of a case that it cannot be asked about."""
-
-
-def reading(case: Reading, folder: Path) -> Mapping[Any, Any]:
-    expected = {**case.examples, **case.reference}
-    return {example: _read(case, example, wanted, folder) for example, wanted in expected.items()}
-
-
-def _read(case: Reading, example: str | bytes, wanted: Any, folder: Path) -> Any:
-    try:
-        if isinstance(example, bytes):
-            return _rewards(case.text, example, folder)
-        readers: dict[str, Callable[[str], Any]] = {
-            "task.toml": lambda text: _fields(text, wanted if isinstance(wanted, Mapping) else {}),
-            "instruction.md": strip_canary,
-            "template": lambda text: resolve_env_vars({"X": text})["X"],
-            "registry.json": _registry,
-        }
-        return readers[case.text](example)
-    except ValueError:
-        return INVALID
-
-
-def _fields(toml: str, wanted: Mapping[str, Any]) -> Any:
-    config = TaskConfig.model_validate_toml(toml)
-    return {name: _plain(_field(config, name)) for name in wanted}
-
-
-def _field(value: Any, name: str) -> Any:
-    for part in name.split("."):
-        if part == "network":
-            value = NetworkPolicy(network_mode=value.network_mode, allowed_hosts=value.allowed_hosts or [])
-        else:
-            value = value[int(part)] if part.isdigit() else getattr(value, part)
-    return value or None if name.endswith(".destination") else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, NetworkPolicy):
-        return [value.network_mode.value, sorted(value.allowed_hosts)]
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if name := getattr(value, "service", None):
-        return name
-    return value.value if isinstance(value, Enum) else value
-
-
-def _rewards(name: str, content: bytes, folder: Path) -> Any:
-    verifier = object.__new__(Verifier)
-    verifier.trial_paths = TrialPaths(folder)
-    verifier.trial_paths.verifier_dir.mkdir(parents=True, exist_ok=True)
-    (verifier.trial_paths.verifier_dir / name).write_bytes(content)
-    try:
-        rewards = verifier._parse_reward_text() if name == "reward.txt" else verifier._parse_reward_json()
-        return VerifierResult(rewards=rewards).rewards
-    except Exception as error:
-        return type(error).__name__
-
-
-def _registry(text: str) -> list[str]:
-    rows = json.loads(text)
-    if not isinstance(rows, list):
-        raise ValueError("not a list")
-    found = [DatasetSpec.model_validate(row) for row in rows]
-    return [f"{one.name}@{one.version}: {' '.join(task.name for task in one.tasks)}" for one in found]
-
-
-def directory(case: Directory, folder: Path) -> Mapping[str, Any]:
-    root = write_task(folder / "a-task", case.files, case.links)
-    try:
-        Task(root)
-        loads = True
-    except (OSError, ValueError):
-        loads = False
-    return {"scan": Task.is_valid_dir(root), "load": loads}
-
-
-def containers(case: Containers, folder: Path) -> Mapping[str, Any]:
-    root = write_task(folder / "a-task", case.files)
-    return {name: _asked_for(root, name) for name in case.expected}
-
-
-def _asked_for(root: Path, name: str) -> Any:
-    config, paths = Task(root).config, TaskPaths(root)
-    steps = config.steps or [None]
-    modes = [resolve_step_verifier_mode(config, s) if s else resolve_task_verifier_mode(config) for s in steps]
-    if name == "verifier":
-        return [mode.value == "separate" for mode in modes]
-    if name == "networks":
-        run = (AgentConfig(), EnvironmentConfig(), VerifierConfig())
-        plans = [
-            resolve_trial_network_plan(config, *run, step, verifier_mode=mode)
-            for step, mode in zip(steps, modes, strict=True)
-        ]
-        return [[_plain(one) for one in (p.agent_env_baseline, p.agent_phase, p.verifier_phase)] for p in plans]
-    whose, _, field = name.partition(".")
-    if whose == "agent":
-        return UNKNOWN if field in ("compose_file", "users", "start_timeout_sec") else getattr(config.environment, field)
-    definition = resolve_verifier_environment_definition(config, paths, steps[0])
-    if field == "context_dir":
-        return None if definition.config.docker_image and definition.bundled_tests else (
-            definition.directory.relative_to(root).as_posix()
-        )
-    return UNKNOWN if field == "start_timeout_sec" else getattr(definition.config, field)
 
 
 async def selection(case: Selection, folder: Path) -> Any:
     (folder / "here").mkdir()
     os.chdir(folder / "here")
     options = make_sources(case, Path.cwd())
-    if not {"path", "registry"} & set(options) or case.repository or case.id == "a single task":
+    is_one_task = Path(options.get("path", "."), "task.toml").exists()
+    if not {"path", "registry"} & set(options) or case.repository or is_one_task:
         return UNKNOWN
     dataset = options.get("dataset", "").partition("@")
     chosen = {"task_names": options.get("tasks"), "exclude_task_names": options.get("exclude")}
@@ -188,7 +56,7 @@ async def episode(case: Episode, folder: Path) -> Mapping[str, Any]:
         agent = {"import_path": "tests.compatibility.harbor_parts:ScriptedAgent"}
         agent["kwargs"] = {"commands": list(case.agent), "raises": case.raises}
     config = TrialConfig(
-        task=TrialTask(path=root),
+        task=TaskConfig(path=root),
         trial_name="trial",
         trials_dir=folder / "trials",
         agent=AgentConfig(**agent),
@@ -222,19 +90,10 @@ def expected_of_harbor(case: Episode) -> Mapping[str, Any]:
     if "reward" in case.expected:
         wanted.setdefault("rewards", {"reward": case.expected["reward"]})
     if "steps" in case.expected:
-        wanted["steps"] = {name: reward for name, reward in case.expected["steps"].items()}
+        wanted["steps"] = {name: {"reward": reward} for name, reward in case.expected["steps"].items()}
     if case.expected.get("truncated_by") == "time":
         wanted["error"] = "AgentTimeoutError"
     return wanted
-
-
-def _comparable(outcome: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's rewards as the one number that the table has of it, where it has that."""
-    steps = {
-        name: next(iter(rewards.values())) if rewards and not isinstance(wanted.get("steps", {}).get(name), dict) else rewards
-        for name, rewards in outcome.get("steps", {}).items()
-    }
-    return {**outcome, "steps": steps}
 
 
 async def ask_harbor(case: Case, folder: Path) -> tuple[Any, Any]:
@@ -249,11 +108,11 @@ async def ask_harbor(case: Case, folder: Path) -> tuple[Any, Any]:
         found = containers(case, folder)
         return {key: found[key] if found[key] == UNKNOWN else case.expected[key] for key in found}, found
     if isinstance(case, Selection):
+        wanted = case.expected if case.reference is None else case.reference
         names = await selection(case, folder)
-        return (case.expected if case.reference is None else case.reference, names) if names != UNKNOWN else (None, None)
+        return (None, None) if names == UNKNOWN else (wanted, names)
     if isinstance(case, Episode) and "--episodes" in sys.argv and (wanted := expected_of_harbor(case)):
-        outcome = _comparable(await episode(case, folder), wanted)
-        return dict(wanted), matches(wanted, outcome)
+        return dict(wanted), matches(wanted, await episode(case, folder))
     return None, None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 
-from ares_exp.containers.archive import unpack_directory
+from ares_exp.containers.archive import remove, unpack_directory
 from ares_exp.containers.cancellation import finish, in_thread
 from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
 from ares_exp.containers.owned_directory import working_directory
@@ -17,7 +17,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
 from ares_exp.tasks.artifacts.hooks import run_hooks
 from ares_exp.tasks.artifacts.manifest import ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
-from ares_exp.tasks.artifacts.places import Places, is_conventional, place_of
+from ares_exp.tasks.artifacts.places import Places, covers, is_conventional, place_of
 from ares_exp.tasks.artifacts.services import service_of
 from ares_exp.tasks.redaction import redacted
 
@@ -53,6 +53,8 @@ async def collect(
     services = {hook.service for hook in hooks} | {item.service for item in artifacts}
     has_others = bool(services - {MAIN_SERVICE})
     async with redacted(target, secrets) if target is not None else nullcontext():
+        if target is not None:
+            await in_thread(lambda: _clear(target, artifacts))
         for of_main in (True, False) if has_others else (True,):
             if stops_main and not of_main:
                 await _stop_main(container)
@@ -70,6 +72,14 @@ async def _stop_main(container: Container) -> None:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
         _logger.warning("The agent's container goes on while artifacts of services are collected: %s", error)
+
+
+def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
+    """Removes what an episode before has left in the places of the artifacts: a verifier may be given what is there."""
+    for artifact in artifacts:
+        place = target.joinpath(place_of(artifact))
+        if Places().take(artifact) is None and place.parent.resolve().is_relative_to(target.resolve()):
+            remove(place)
 
 
 class ArtifactCollection:
@@ -104,8 +114,9 @@ class ArtifactCollection:
     async def _collect(self, artifact: Artifact) -> tuple[ArtifactKind, ArtifactStatus]:
         source, guess = artifact.source, _guess(artifact)
         if (first := self._places.take(artifact)) is not None:
-            owner = first.source if isinstance(first, Artifact) else first
-            _logger.warning("The artifact %s is left out: its place on the host belongs to %s.", source, owner)
+            if isinstance(first, str) or not covers(first, artifact):
+                owner = first if isinstance(first, str) else first.source
+                _logger.warning("The artifact %s is left out: its place on the host belongs to %s.", source, owner)
             return guess, "skipped"
         kind = guess
         try:

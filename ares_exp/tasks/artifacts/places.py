@@ -44,7 +44,7 @@ class Places:
         """
         place = place_of(artifact)
         for taken, by in self._taken:
-            if _overlap(taken, place) and (by is None or not covers(by, artifact)):
+            if _overlap(taken, place) and (by is None or not _is_again(by, artifact)):
                 return by or MANIFEST
         self._taken.append((place, artifact))
         return None
@@ -58,6 +58,11 @@ def covers(first: Artifact, second: Artifact) -> bool:
     if within == source:
         return place_of(first) == place_of(second) and first.exclude == second.exclude
     return not first.exclude and place_of(second) == place_of(first) / within.relative_to(source)
+
+
+def _is_again(first: Artifact, second: Artifact) -> bool:
+    """Whether `second` is all of `first` once more; a part of it would be copied twice."""
+    return PurePosixPath(first.source) == PurePosixPath(second.source) and covers(first, second)
 
 
 def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:

@@ -82,7 +82,8 @@ class ChildProcess:
         if process is None:
             return
         assert process.stdin is not None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.stdin.close()
         process.wait()

@@ -92,15 +92,21 @@ class SweBenchStage:
 
     name = ""
     agent_timeout_sec = AGENT_TIMEOUT_SEC
-    agent_user: User | None = None
     verifier_network = PUBLIC
+
+    @property
+    def agent_user(self) -> User | None:
+        """The image's user."""
+        return None
 
     @property
     def instruction(self) -> str:
         """The problem statement and, if wanted, the hints."""
         statement = self.row.problem_statement.rstrip()
         hints = self.row.hints_text.strip() if self.conditions.hints else ""
-        where = f"The repository {self.row.repo} is in {REPOSITORY}. Change it so that the following issue is resolved."
+        where = (
+            f"The repository in {REPOSITORY} has the following issue. Change its code so that the issue is resolved."
+        )
         said = f"\n\nWhat was said under the issue:\n\n{hints}" if hints else ""
         return f"{where}\n\n{statement}{said}\n"
 
@@ -150,6 +156,8 @@ class SweBenchStage:
 
         def write() -> None:
             target.mkdir(parents=True, exist_ok=True)
+            for name in (MODEL_PATCH, NO_PATCH):  # of an episode before
+                (target / name).unlink(missing_ok=True)
             if patch.problem is None:
                 (target / MODEL_PATCH).write_bytes(patch.data)
             else:

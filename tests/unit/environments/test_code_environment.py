@@ -168,7 +168,7 @@ async def test_an_answer_after_the_time_limit_is_not_applied(make_environment: A
     await env.reset()
     await asyncio.sleep(0.4)
     last = await env.step(run("echo 42 > /answer"))
-    assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 0)
+    assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 1)
 
 
 async def test_a_time_limit_of_nothing_still_gives_a_verdict(make_environment: Any, make_task: Any) -> None:

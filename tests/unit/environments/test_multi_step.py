@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import NoRequestError, VerifierError, VerifierTimeoutError
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.time_limits import TimeLimits
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import EpisodeCollector
-from tests.unit.environments.snapshots import SUBMIT, Restore, ask, last_message, run, running_boxes
+from tests.unit.environments.snapshots import SUBMIT, ask, last_message, run
 from tests.unit.environments.steps import PASSES, TWO_STEPS, MakeSteps, shown
 
 pytestmark = pytest.mark.local
@@ -126,47 +123,6 @@ async def test_every_agent_has_to_ask(make_environment: Any, make_steps: MakeSte
         await env.step(SUBMIT)
 
 
-REPLIES = [run("echo one > /work/log"), SUBMIT, run("echo two >> /work/log"), SUBMIT]
-
-
-@pytest.mark.parametrize("before", [1, 2, 3])
-async def test_snapshots_of_any_stage(
-    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, before: int
-) -> None:
-    env = TrajectoryCollectingEnvironment(make_environment(make_steps()), EpisodeCollector())
-    await env.reset()
-    for reply in REPLIES[:before]:
-        await env.step(reply)
-    snapshot = await env.export_state(store)
-    for reply in REPLIES[before:]:
-        last = await env.step(reply)
-    again = TrajectoryCollectingEnvironment(await restore(snapshot), EpisodeCollector())
-    assert len(again.past_steps) == before + 1
-    await again.export_state(store, snapshot_id="second")
-    for reply in REPLIES[before:]:
-        other = await again.step(reply)
-    assert (other.reward, again.verdict, again.stage_results) == (last.reward, env.verdict, env.stage_results)
-    assert env.trajectory is not None
-    assert again.trajectory is not None
-    assert [(s.observation, s.action, s.reward) for s in again.trajectory.steps] == [
-        (s.observation, s.action, s.reward) for s in env.trajectory.steps
-    ]
-    third = await restore(store / "second")
-    assert len(third.past_steps) == before + 1
-
-
-async def test_a_snapshot_after_a_stage_whose_time_was_up(
-    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path
-) -> None:
-    env = make_environment(make_steps("[agent]\ntimeout_sec = 0.5\n" + TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"))
-    await env.reset()
-    await env.step(run("echo one > /work/log; sleep 60"))
-    again = await restore(await env.export_state(store))
-    assert [one.truncated_by for one in again.stage_results] == ["time"]
-    assert [past.time_step for past in again.past_steps] == [past.time_step for past in env.past_steps]
-    assert (await again.step(SUBMIT)).reward == 0.75
-
-
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
@@ -183,25 +139,6 @@ async def test_a_verifier_of_its_own_sees_nothing_of_the_agents(
     last = await env.step(SUBMIT)
     assert last.reward == 1.0
     assert (tmp_path / "out" / "verifier" / "id").exists()
-
-
-@pytest.mark.parametrize("pause_sec", [0.0, 0.02, 0.3])
-async def test_closing_while_a_verifier_of_its_own_works(
-    make_environment: Any, make_task: Any, pause_sec: float
-) -> None:
-    env = make_environment(make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"))
-    await env.reset()
-    stepping = asyncio.create_task(env.step(SUBMIT))
-    async with asyncio.timeout(30):
-        while env.phase != "verify":  # noqa: ASYNC110  # a moment in the middle of a call
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(pause_sec)
-    stepping.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await stepping
-    await env.close()
-    assert not env.has_container
-    assert not running_boxes()
 
 
 async def test_the_limit_of_a_verifier_of_its_own(make_environment: Any, make_task: Any) -> None:

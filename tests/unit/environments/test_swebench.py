@@ -17,7 +17,10 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.swebench import SweBenchEnvironments
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError, VerifierError, VerifierTimeoutError
 from ares_exp.llms.response import LLMResponse
+from ares_exp.tasks.swebench.official import official_version
 from tests.swebench_rows import SUBMIT, make_repository, make_row, reply, write_rows
+
+pytestmark = pytest.mark.once
 
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 Repository = tuple[Path, str]
@@ -182,14 +185,21 @@ git checkout {base} tests/test_calc.py
 
 
 @pytest.mark.local
+@pytest.mark.parametrize(
+    "grader",
+    ["own", pytest.param("official", marks=pytest.mark.skipif(not official_version(), reason="swebench is missing"))],
+)
 @pytest.mark.parametrize(("command", "reward"), [(FIX, 1.0), ("true", 0.0)])
-async def test_the_script_of_the_row(player: Player, repository: Repository, command: str, reward: float) -> None:
+async def test_the_script_of_the_row(
+    player: Player, repository: Repository, command: str, reward: float, grader: str
+) -> None:
     row = make_row(*repository)
     columns = {
         "eval_script": EVAL_SCRIPT.format(patch=row["test_patch"], base=repository[1]),
         "log_parser": "parse_log_django",
     }
-    found = await player.play(command, columns=columns, test_command=None, log_parser=None, grader="own")
+    found = await player.play(command, columns=columns, test_command=None, log_parser=None, grader=grader)
+    assert player.report["grader"].startswith("ares_exp" if grader == "own" else "swebench 5")
     assert found == {"reward": reward, "f2p": reward, "p2p": 1.0}
 
 

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import RewardFileEmptyError, RewardFileNotFoundError, VerifierOutputParseError
-from ares_exp.tasks.rewards import MAX_REWARD_BYTES, choose_reward, parse_reward_json, parse_reward_txt, read_verdict
+from ares_exp.tasks.rewards import (
+    MAX_REWARD_BYTES,
+    choose_reward,
+    overall_verdict,
+    parse_reward_json,
+    parse_reward_txt,
+    read_verdict,
+)
+from ares_exp.tasks.task import Verdict
 
 
 @pytest.mark.parametrize(
@@ -114,3 +122,9 @@ def test_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "reward.txt").write_bytes(b"1" + b" " * MAX_REWARD_BYTES)
     with pytest.raises(VerifierOutputParseError, match="at most 1048576 bytes"):
         read_verdict(tmp_path)
+
+
+@pytest.mark.parametrize("rewards", [[1e308, 1e308], [10**308, 10**308, 1.0]])
+def test_no_mean_that_is_no_number(rewards: list[float]) -> None:
+    with pytest.raises(VerifierOutputParseError, match="finite"):
+        overall_verdict([Verdict(reward, {"reward": reward}) for reward in rewards])

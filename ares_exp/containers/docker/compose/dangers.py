@@ -28,7 +28,7 @@ _HARMLESS = {
     "profiles", "pull_policy", "read_only", "restart", "scale", "secrets", "shm_size", "stdin_open",
     "stop_grace_period", "stop_signal", "storage_opt", "sysctls", "tmpfs", "tty", "ulimits", "user", "working_dir",
 }
-_HARMLESS_OF_BUILDS = {"args", "dockerfile_inline", "labels", "no_cache", "pull", "shm_size", "tags", "target"}
+_HARMLESS_OF_BUILDS = {"args", "dockerfile_inline", "labels", "no_cache", "pull", "shm_size", "target"}
 _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "ipam", "labels", "name"}
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}

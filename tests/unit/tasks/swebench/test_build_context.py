@@ -14,6 +14,8 @@ from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row
 from ares_exp.tasks.task_sources.git_command import Git
 from tests.swebench_rows import BUGGY, git
 
+pytestmark = pytest.mark.once
+
 Repository = tuple[Path, str]
 
 

@@ -19,7 +19,7 @@ from ares_exp.tasks.swebench.repository import (
 )
 from tests.swebench_rows import BUGGY, FIXED, git
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.once]
 
 Repository = tuple[Path, str]
 WHO = "git config user.name t && git config user.email t@example.org"
@@ -47,6 +47,7 @@ async def test_what_came_later_is_out_of_reach(box: Container, repository: Repos
     fix = git(path, "rev-parse", "main").strip()
     assert fix in await run(box, "git log --all --format=%H && git reflog --format=%H && git tag")
     await run(box, f"{WHO} && git branch old HEAD~1 && git tag -m old v1 HEAD~1")
+    await run(box, "git repack -adq && cd .git/objects/pack && for p in *.pack; do touch ${p%.pack}.keep; done")
     await set_up_repository(box, base)
     assert (await box.exec(f"git -C /testbed cat-file -e {fix}", timeout_sec=60)).exit_code != 0
     assert await run(box, "git remote && git reflog && git fsck --full --unreachable --no-progress") == ""

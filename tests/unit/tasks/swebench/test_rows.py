@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ares_exp.errors import ConfigError, TaskError
+from ares_exp.errors import ConfigError, PreflightError, TaskError
 from ares_exp.tasks.swebench.child_process import ChildProcess
 from ares_exp.tasks.swebench.dataset import Dataset, find_dataset, load_rows
 from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row
 from tests.swebench_rows import F2P, P2P, write_rows
 
 Row = dict[str, Any]
+has_datasets = importlib.util.find_spec("datasets") is not None
 
 
 def load(path: Path) -> list[SweBenchRow]:
@@ -155,6 +157,24 @@ def test_names_of_the_hub(given: str, name: str) -> None:
 def test_other_names_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="verified, lite, full"):
         find_dataset(given, "test")
+
+
+@pytest.mark.skipif(not has_datasets, reason="the package datasets is not installed")
+def test_rows_through_the_library_of_the_hub(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo" / "rows").mkdir(parents=True)  # the library takes a folder of that name for the data set
+    expected = load(write_rows(tmp_path / "demo" / "rows" / "test.jsonl", row))
+    for name, value in (("HF_HOME", str(tmp_path / "cache")), ("HF_HUB_OFFLINE", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert load_rows(Dataset(None, "demo/rows", "test"), child=ChildProcess(), timeout_sec=100) == expected
+    with pytest.raises(PreflightError, match=r"demo/rows \(split nope\) could not be loaded: .*nope"):
+        load_rows(Dataset(None, "demo/rows", "nope"), child=ChildProcess(), timeout_sec=100)
+
+
+@pytest.mark.skipif(has_datasets, reason="the package datasets is installed")
+def test_without_the_library_the_remedy_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'ares-exp\[swebench\]'"):
+        load_rows(find_dataset("verified", "test"), child=ChildProcess(), timeout_sec=1)
 
 
 def test_an_odd_split_is_refused() -> None:
