@@ -19,9 +19,10 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
 
     cause: BaseException = error.__cause__ or error
     key, text = str(getattr(cause, "full_key", None) or ""), str(error)
-    if isinstance(error, OSError) and error.filename is not None:
+    failed = _resolved(error)
+    if isinstance(failed, OSError) and failed.filename is not None:
         remedy = "If that is where the run was to be written, choose another place with `hydra.run.dir=…`."
-        return f"Cannot use {error.filename}: {error.strerror}. {remedy}"
+        return f"Cannot use {failed.filename}: {failed.strerror}. {remedy}"
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
@@ -39,6 +40,15 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
     if key:
         return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` says what is expected."
     return " ".join(text.split())
+
+
+def _resolved(error: BaseException) -> BaseException:
+    """What a resolver raised, where one did."""
+    from omegaconf.errors import InterpolationResolutionError
+
+    while isinstance(error, InterpolationResolutionError) and error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _explain_syntax(override: str, text: str) -> str:

@@ -187,7 +187,9 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
             part = OmegaConf.select(config, f"{group}.{name}")
             if OmegaConf.is_dict(part) and "_target_" in part:
                 instantiate_group(config, f"{group}.{name}")  # raises, if that is what is wrong
-        raise ConfigError(_unknown_argument(group, node) or _explain(group, error.__cause__ or error)) from error
+        cause = error.__cause__ or error
+        unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
+        raise ConfigError(unknown or _explain(group, cause)) from error
     except MissingMandatoryValue as error:
         key = str(error.full_key or group)
         raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None
@@ -222,7 +224,7 @@ def _explain(group: str, cause: BaseException) -> str:
     if isinstance(cause, ConfigError):
         return str(cause)
     if not isinstance(cause, ValidationError):
-        return f"`{group}` cannot be made: {cause}"
+        return f"`{group}` cannot be made: {' '.join(str(cause).split())}"
     problems = []
     for item in cause.errors(include_url=False):
         key = ".".join([group, *map(str, item["loc"])])

@@ -11,7 +11,7 @@ from ares_exp.config import instantiate_group
 from ares_exp.environments.choosing_environment import ChoosingEnvironment
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.source import EpisodeParts, make_source
 from ares_exp.errors import PresetError
 from ares_exp.hydra_setup import compose_config
 from ares_exp.options import find_options
@@ -124,14 +124,13 @@ class ConfiguredPreset:
                 f"Run `python -m ares_exp env={self.env} {needed}`, or register a preset that says it: "
                 f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
             )
-        source: EnvironmentSource = instantiate_group(config, "env")
-        return source
+        return make_source(config)
 
     def _count(self) -> int | None:
         try:
             source = self._source(self._compose())
             return len(source.load(_ignore)) if getattr(source, "loads_offline", False) else None
-        except Exception as error:  # a plugin's source may raise anything, and the others are counted all the same
+        except (Exception, SystemExit) as error:  # a plugin's source may raise anything: the others are counted
             logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
             return None
 

@@ -17,6 +17,7 @@ from ares_exp.branching import Branching, BranchOptions
 from ares_exp.components import Components, Settings
 from ares_exp.config import instantiate_group, instantiate_several, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.experiment import Experiment
 from ares_exp.hydra_records import scrub_hydra_records
@@ -88,7 +89,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 def build(config: DictConfig) -> Components:
     """Makes every component; their constructors validate their arguments and touch nothing."""
     return Components(
-        source=instantiate_group(config, "env"),
+        source=make_source(config),
         agent_factory=instantiate_group(config, "agent"),
         container_factory=instantiate_group(config, "container"),
         policy=as_policy(instantiate_group(config, "policy")),

@@ -38,7 +38,7 @@ class PresetId:
         Raises:
             PresetError: It is none of the forms above.
         """
-        match = _ID.fullmatch(text)
+        match = _ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise PresetError(
                 f"Expected a preset `name`, one of its tasks `name:5`, a slice `name:0:10`, `name:5:` or `name::10`, "

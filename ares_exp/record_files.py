@@ -13,6 +13,7 @@ MAX_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 4 * 2**20
 """Hydra's records of a run take some kilobytes."""
 MAX_YAML_DEPTH = 100
+MAX_ERROR_CHARS = 300
 
 
 def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
@@ -63,7 +64,7 @@ def read_yaml(path: Path) -> Any:
                 raise broken(path, f"at most {MAX_YAML_DEPTH} levels, and no aliases", "others")
         return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise broken(path, "YAML", str(error).splitlines()[0]) from error
+        raise broken(path, "YAML", " ".join(str(error).split())[:MAX_ERROR_CHARS]) from error
 
 
 def broken(path: Path, expected: str, got: str) -> ConfigError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from ares_exp.config import close_matches
@@ -111,8 +111,8 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
         ValueError, LookupError: As `make`.
     """
     if preset_id is None:
-        return [_find(name).get_info() for name in list_presets()]
-    return _find(PresetId.parse(preset_id).name).get_info()
+        return [_info(name) for name in list_presets()]
+    return _info(PresetId.parse(preset_id).name)
 
 
 def list_presets() -> list[str]:
@@ -129,10 +129,18 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
         spec: Something with `get_info()` and `get_env(*, selector, container_factory, tracker=None)`.
 
     Raises:
-        ValueError: The name is taken, empty, or has a `:` or `@` in it (`PresetError`).
+        ValueError: The name is taken, empty, or has a `:` or `@` in it; or the spec is none (`PresetError`).
     """
-    if not name or name != name.strip() or any(char in name for char in RESERVED):
-        raise PresetError(f"Expected the name of a preset, without `:` and `@`, got {name!r}.")
+    if not isinstance(name, str) or not name or name != name.strip() or any(char in name for char in RESERVED):
+        raise PresetError(
+            f"Expected the name of a preset, without `:` and `@` and without spaces around it, got {name!r:.200}."
+        )
+    if isinstance(spec, type) or not all(callable(getattr(spec, one, None)) for one in ("get_info", "get_env")):
+        got = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
+        raise PresetError(
+            f"Expected something with `get_info()` and `get_env(…)` as the preset `{name}`, got {got}. A function is "
+            f'registered with `@register_env(name="{name}")`.'
+        )
     if name in _registered or _configured_preset(name) is not None:
         raise PresetError(f"There is a preset `{name}` already: register yours under another name.")
     _registered[name] = spec
@@ -177,6 +185,11 @@ class _FunctionSpec:
         return self.function(selector=selector, container_factory=container_factory, tracker=tracker)
 
 
+def _info(name: str) -> EnvironmentInfo:
+    """What a spec says, under the name that `make` takes."""
+    return replace(_find(name).get_info(), name=name)
+
+
 def _find(name: str) -> EnvironmentSpec:
     spec = _registered[name] if name in _registered else _configured_preset(name)
     if spec is not None:
@@ -187,9 +200,11 @@ def _find(name: str) -> EnvironmentSpec:
         agents = [option.name for option in find_options("agent")]
         close = close_matches(agent, agents) or f" Agents: {', '.join(agents)}."
         raise PresetLookupError(
-            f"There is no preset `{name}`: `{env}` can be paired with an agent, not `{agent}`.{close}"
+            f"There is no preset `{name:.200}`: `{env}` can be paired with an agent, not `{agent:.200}`.{close}"
         )
-    raise PresetLookupError(f"There is no preset `{name}`.{close_matches(name, known)} Presets: {', '.join(known)}.")
+    raise PresetLookupError(
+        f"There is no preset `{name:.200}`.{close_matches(name, known)} Presets: {', '.join(known)}."
+    )
 
 
 def _configured() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.episode_plan import PlannedEpisode
-from ares_exp.errors import EpisodeStateError
+from ares_exp.errors import EpisodeStateError, UserError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.playing import Playing
 from ares_exp.results import Outcome
@@ -51,6 +51,8 @@ class TrackedEnvironment:
         try:
             time_step = await self._env.reset(**options)
         except BaseException as error:
+            if isinstance(error, UserError) and getattr(self._env, "current_task", None) is None:
+                self._tally = None  # no such task, or nothing to play it with: no episode began
             self._end(failure=error)
             raise
         self._tally.wait_for("policy")

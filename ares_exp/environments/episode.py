@@ -1,4 +1,7 @@
-"""One episode of a code environment: its container, its agent, and what it used so far."""
+"""One episode of a code environment: its container, its agent, and what it used so far.
+
+All of an episode's life is in this one class, although it is long: whatever happens, it may be closed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -367,7 +370,8 @@ class Episode:
 
     def _last_step(self) -> TimeStep[LLMRequest]:
         verdicts = [past.verdict for past in self.past_stages if past.verdict is not None]
-        self.verdict = self.task.reward(verdicts) if verdicts else None
+        is_verified = len(verdicts) == len(self.past_stages)  # else the last one is not: it was truncated
+        self.verdict = self.task.reward(verdicts) if is_verified else None
         reward = self.verdict.reward if self.verdict is not None else None
         if self.truncated_by is not None:
             return truncation(reward)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.config import instantiate_group
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from ares_exp.environments.restoring import Continuation
 
 
@@ -83,3 +87,18 @@ class EnvironmentSource(Protocol):
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
         """The environment of one episode of `task_name`."""
         ...
+
+
+def make_source(config: DictConfig) -> EnvironmentSource:
+    """The source that the option of `env` makes.
+
+    Raises:
+        ConfigError: It cannot be made, or is no source.
+    """
+    source: EnvironmentSource = instantiate_group(config, "env")
+    if lacking := [name for name in ("path", "load", "check", "make") if not hasattr(source, name)]:
+        raise ConfigError(
+            f"Expected the option of `env` to make an environment source, got {type(source).__name__}, which has no "
+            f"{', '.join(f'`{name}`' for name in lacking)}. `_target_` names its class."
+        )
+    return source

@@ -50,7 +50,7 @@ def _export(run: Path, jobs_dir: Path, name: str | None) -> int:
     from ares_exp.export_job.trial_folder import is_file_name
 
     job = read_job(run)
-    name = name or _name_of(run.resolve())
+    name = _name_of(run.resolve()) if name is None else name
     if not is_file_name(name):
         raise ConfigError(f"Expected the name of a job to be letters, digits and ._-, got {name!r:.80}: `--name …`.")
     exported = write_job(job, jobs_dir, name)

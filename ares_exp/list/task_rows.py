@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ares_exp.config import instantiate_group
-from ares_exp.environments.source import Report
-from ares_exp.errors import ConfigError
+from ares_exp.environments.source import Report, make_source
 from ares_exp.hydra_setup import compose_config
 from ares_exp.list.choices import Row
 
@@ -24,9 +22,7 @@ def task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequence
     Raises:
         UserError: They do not compose, a value is missing or wrong, or the task set cannot be read.
     """
-    source = instantiate_group(compose_config(overrides, config_dirs=config_dirs), "env")
-    if not hasattr(source, "load"):
-        raise ConfigError(f"Expected the option of `env` to make an environment source, got {type(source).__name__}.")
+    source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(report)
     tasks = {task.name: task for task in getattr(source, "tasks", ()) if hasattr(task, "name")}
     return [{"index": index, "name": name, **_facts(tasks.get(name))} for index, name in enumerate(names)]

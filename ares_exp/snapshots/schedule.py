@@ -84,7 +84,7 @@ class SnapshotSchedule:
         if not getattr(source, "exports_state", False):
             raise ConfigError(
                 f"Expected environments that have `export_state` for snapshots, and {type(source).__name__} does not "
-                "say that its have it (`exports_state = True`). Set `snapshot=none`."
+                "say that its own have it (`exports_state = True`). Set `snapshot=none`."
             )
         check = getattr(container_factory, "check_snapshots", None)
         if check is None:

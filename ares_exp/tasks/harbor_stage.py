@@ -175,9 +175,10 @@ class HarborStage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Host values that the task is given by a name that looks sensitive."""
-        tables = (self.config.environment.env, self.config.solution.env, self._verifier_environment.env)
-        return secret_values((self.config.verifier.env, self._verifier.env, *tables))
+        """Host values that the task is given, in whichever step, by a name that looks sensitive."""
+        verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
+        tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
+        return secret_values((self.config.environment.env, self.config.solution.env, *tables))
 
     def _verifier_env(self) -> dict[str, str]:
         shared, own = self.config.verifier.env, self._verifier.env
@@ -201,9 +202,8 @@ class HarborStage:
             TaskError: There is no solution, or a host variable is missing.
             ContainerError: The container failed.
         """
-        env = self.solution_env()
         await upload_solution(container, self.root, self.folder)
-        return env
+        return self.solution_env()
 
     async def begin(self, container: Container) -> None:
         """Of a step: empties the log directories; then its files, its script and its health check.

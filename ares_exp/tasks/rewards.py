@@ -127,7 +127,7 @@ def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = Non
     except OverflowError:
         means = dict.fromkeys(keys, math.inf)
     if not all(map(math.isfinite, means.values())):
-        raise VerifierOutputParseError("Expected rewards whose mean over the steps is a finite number, got larger ones.")
+        raise VerifierOutputParseError("Expected rewards with a finite mean over the steps, got larger ones.")
     return Verdict(choose_reward(means, reward_key), means)
 
 

@@ -150,7 +150,7 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """What the episode is worth, by the verdicts on the stages that were verified (at least one)."""
+        """What the episode is worth, by the verdicts on the stages that were played (at least one)."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

@@ -1,4 +1,8 @@
-"""The kinds of cases of the compatibility table: what the specification says, what is done, what has to come out."""
+"""The kinds of cases of the compatibility table: what the specification says, what is done, what has to come out.
+
+The specification is what Harbor 0.25.0 does with a task. Its sections are numbered as in `table.TITLES`: 1 the task's
+directory, 2 the life of a trial, 3 data sets.
+"""
 
 from __future__ import annotations
 

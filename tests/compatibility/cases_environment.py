@@ -310,8 +310,8 @@ CASES: list[Case] = [
     Episode(
         id="windows is refused",
         section="1.17",
-        says="A runner for Linux rejects it explicitly.",
-        deviation="Suggested by section 8: refused by name, before anything starts.",
+        says="A windows task runs where the engine has Windows containers; elsewhere it aborts the job.",
+        deviation="Refused by name, before anything starts.",
         files={"task.toml": "[environment]\nos = 'windows'\n", "tests/test.bat": ""},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["a-task", "windows"]},
         reference={"error": "RuntimeError", "started": False},
@@ -319,8 +319,8 @@ CASES: list[Case] = [
     Episode(
         id="TPUs are refused",
         section="1.6",
-        says="A backend without TPUs rejects a task that needs one.",
-        deviation="Suggested by section 8: refused by name, before anything starts.",
+        says="A TPU that the backend does not have aborts the job when the trial is made.",
+        deviation="Refused by name, before anything starts.",
         files={"task.toml": "[environment]\ntpu = {type = 'v5', topology = '2x4'}\n"},
         expected={"error": "UnsupportedTaskError", "started": False, "message": ["a-task", "TPU"]},
         reference={"error": "RuntimeError", "started": False},

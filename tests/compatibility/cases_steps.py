@@ -246,6 +246,7 @@ CASES: list[Case] = [
         files=steps(a='{"reward": 1, "x": 1}', b='{"reward": 0.5}'),
         agent=[DONE],
         expected={"rewards": {"reward": 0.75, "x": 0.5}, "reward": 0.75, "steps": {"a": 1, "b": 0.5}},
+        reference={"rewards": {"reward": 0.75, "x": 0.5}, "steps": {"a": {"reward": 1, "x": 1}, "b": {"reward": 0.5}}},
     ),
     Episode(
         id="the last step's reward",

@@ -59,6 +59,7 @@ def test_a_count_that_cannot_be_had_is_unknown(site: Site, listed: Any, capsys: 
     harbor = "_target_: ares_exp.environments.harbor.HarborEnvironments\n"
     options = {"gone": f"{harbor}path: /nowhere\n", "needs": f"{harbor}path: ???\n", "odd": "_target_: os.getcwd\n"}
     options |= {"torn": "a: [\n", "missing": "_target_: wanting.missing.Class\n"}
+    options["exits"] = "_target_: sys.exit\n"
     site.install("wanting", {"wanting": "wanting.conf"}, {f"wanting/conf/env/{k}.yaml": v for k, v in options.items()})
     rows = {row["name"]: row for row in listed("envs")["envs"]}
     assert {name: rows[name]["tasks"] for name in options} == dict.fromkeys(options)

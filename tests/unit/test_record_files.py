@@ -58,6 +58,12 @@ def test_what_is_no_yaml(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+def test_where_a_file_is_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "record").write_text("a: 1\nb: [\nc: 2\n")
+    with pytest.raises(ConfigError, match=r"^.*line 2, column 4.*$"):
+        read_yaml(tmp_path / "record")
+
+
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read in (read_record, read_json_object, read_yaml):

@@ -71,9 +71,11 @@ def test_what_is_made_has_the_selected_tasks(preset_id: str, expected: list[str]
         ("harbor_samples:6", LookupError, "expected an index below 6, got 6"),
         ("harbor_samples@0/7", LookupError, "expected at least 7 items for 7 shards, got 6"),
         ("harbor_samples:x", ValueError, "got 'harbor_samples:x'"),
+        (5, ValueError, "got 5"),
+        ("x" * 9000, LookupError, r"^.{,600}$"),
     ],
 )
-def test_what_cannot_be_made(preset_id: str, kind: type[Exception], message: str) -> None:
+def test_what_cannot_be_made(preset_id: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:
         make(preset_id)
     assert isinstance(caught.value, ConfigError)
@@ -83,7 +85,8 @@ def test_a_registered_spec_is_given_what_was_said() -> None:
     spec, factory, tracker = CountingSpec(), DockerContainerFactory(), object()
     register_preset("my-counting", spec)
     assert "my-counting" in list_presets()
-    assert info("my-counting:3") == EnvironmentInfo("counting", "Counts", 10)
+    assert info("my-counting:3") == EnvironmentInfo("my-counting", "Counts", 10), "the name that make() takes"
+    assert info("my-counting") in info()
     assert make("my-counting:2:4", container_factory=factory, tracker=tracker) is spec  # type: ignore[arg-type]
     assert spec.asked == ([2, 3], factory, tracker)
     make("my-counting")
@@ -116,12 +119,21 @@ def test_a_function_is_a_preset() -> None:
     assert make_halves(selector=len, container_factory=None) == 4
 
 
-@pytest.mark.parametrize("name", ["a:b", "a@b", "", " ", "twice", "harbor_samples", "harbor-shell"])
-def test_a_name_that_cannot_be_registered(name: str) -> None:
+@pytest.mark.parametrize("name", ["a:b", "a@b", "", " ", " a", 3, "twice", "harbor_samples", "harbor-shell"])
+def test_a_name_that_cannot_be_registered(name: Any) -> None:
     register_preset("twice", CountingSpec())
     with pytest.raises(ValueError, match="preset") as caught:
         register_preset(name, CountingSpec())
     assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("spec", "got"), [(object(), "got object"), (CountingSpec, "got the class CountingSpec"), (len, "register_env")]
+)
+def test_a_spec_that_cannot_be_registered(spec: Any, got: str) -> None:
+    with pytest.raises(ValueError, match=got):
+        register_preset("mine", spec)
+    assert "mine" not in list_presets()
 
 
 def test_a_mandatory_value_is_asked_for(site: Site) -> None:
@@ -132,7 +144,7 @@ def test_a_mandatory_value_is_asked_for(site: Site) -> None:
         make("wanting")
     assert 'ConfiguredPreset("wanting", overrides=("env.limit=…", "env.path=…",))' in str(caught.value)
     register_preset("mine", ConfiguredPreset("wanting", overrides=("env.limit=2", "env.path=null")))
-    assert info("mine").num_tasks == 2
+    assert (info("mine").name, info("mine").num_tasks) == ("mine", 2)
     assert len(make("mine").task_names) == 2  # type: ignore[attr-defined]
 
 
@@ -143,6 +155,19 @@ def test_a_preset_whose_options_are_wrong_says_so(site: Site) -> None:
     assert "a-b" not in list_presets(), "it could not be told from a pair"
     with pytest.raises(ConfigError, match="`env` has no argument `limitt`"):
         make("wrong")
+
+
+def test_a_class_that_cannot_be_used_is_told_once_and_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"raising": "_target_: raising.Source\n", "foreign": "_target_: builtins.dict\n"}
+    files = {f"raising/conf/env/{name}.yaml": text for name, text in options.items()}
+    files["raising/__init__.py"] = "raise RuntimeError('no luck')\n"
+    site.install("raising", {"raising": "raising.conf"}, files)
+    with pytest.raises(ConfigError, match=r"^`env` cannot be made: .*no luck.*$"):
+        make("raising")
+    with pytest.raises(ConfigError, match="an environment source, got dict, which has no `path`, `load`"):
+        make("foreign")
+    assert info("raising").num_tasks is None
+    assert caplog.records == []
 
 
 @pytest.mark.usefixtures("nim")

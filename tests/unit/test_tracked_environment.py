@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ares_exp.episode_plan import episode_seed
-from ares_exp.errors import EpisodeStateError
+from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.registry import make
 from ares_exp.results import EpisodeResult, Outcome
@@ -89,7 +89,14 @@ async def test_a_call_that_makes_no_sense_is_no_episode() -> None:
     async with make("nim:0", tracker=tracker) as env:
         with pytest.raises(EpisodeStateError):
             await env.step(TAKE_3)
-    assert tracker.results == []
+        reset: Callable[..., Any] = env.reset
+        with pytest.raises(ConfigError, match="got 'nim_4'"):
+            await reset(options={"task": "nim_4"})
+        assert tracker.results == []
+        await reset()
+        with pytest.raises(ConfigError, match="got 'nim_4'"):
+            await reset(options={"task": "nim_4"})
+    assert [one.outcome for one in tracker.results] == [Outcome.ABANDONED]
 
 
 class Raising(LLMResponse):

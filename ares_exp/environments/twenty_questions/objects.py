@@ -110,7 +110,7 @@ def _read(path: Path) -> Any:
 
 def _one_line(text: str) -> str:
     if not text.isprintable() or not any(char.isalnum() for char in text):
-        raise ValueError("expected one line of text")
+        raise ValueError("expected one line of text with a letter or a digit in it")
     return " ".join(text.split())
 
 

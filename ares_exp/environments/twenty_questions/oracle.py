@@ -115,7 +115,7 @@ class Oracle:
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
         """One answer of a game's client. Raises whatever it raises."""
         home = self._home
-        if home is None or home is asyncio.get_running_loop():
+        if home is None or home.is_closed() or home is asyncio.get_running_loop():
             response = await client(request)
         else:
             response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_ask(client, request), home))

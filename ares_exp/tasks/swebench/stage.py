@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.container import Container, ContainerSpec, ExecResult, User
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
-from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
 from ares_exp.tasks.root_commands import as_root
 from ares_exp.tasks.solution import SOLUTION_DIR, SOLVE_SCRIPT
@@ -273,17 +273,14 @@ class SweBenchStage:
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
     """Writes text files into a directory of the container, line ends as they are."""
-    directory = await asyncio.to_thread(short_lived_directory, "verifier")
+    async with working_directory("verifier") as folder:
 
-    def write() -> None:
-        for name, text in files.items():
-            (directory.path / name).write_text(text, encoding="utf-8", newline="")
+        def write() -> None:
+            for name, text in files.items():
+                (folder / name).write_text(text, encoding="utf-8", newline="")
 
-    try:
-        await asyncio.to_thread(write)
-        await container.upload(directory.path, target)
-    finally:
-        await finish(asyncio.to_thread(directory.remove))
+        await in_thread(write)
+        await container.upload(folder, target)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -110,7 +110,7 @@ class Git:
         if len(output) > MAX_OUTPUT_BYTES:
             raise PreflightError(f"Expected `{what}` to print at most {MAX_OUTPUT_BYTES:,} bytes, got more.")
         if code != 0:
-            raise GitError(f"`{what}` failed with exit code {code}: {said or 'it said nothing.'}")
+            raise GitError(f"`{what}` failed with exit code {code}: {said.rstrip('.') or 'it said nothing'}.")
         return output
 
     def stop(self) -> None:

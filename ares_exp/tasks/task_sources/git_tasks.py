@@ -168,7 +168,7 @@ def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
             return f"expected {prefix} to be a folder, got {'a submodule' if mode == SUBMODULE else 'a file'}"
     if posixpath.normpath(f"{path}/{TASK_TOML}") not in tree:
         return (
-            f"expected a task, found no {TASK_TOML} in {path}. A folder of tasks: `env.repo=<repository> "
+            f"expected a task, found no {TASK_TOML} in `{path}`. A folder of tasks: `env.repo=<repository> "
             f"env.path={path}`"
         )
     return None

@@ -58,6 +58,7 @@ def refused(folder: Path, text: str) -> str:
         ("logging: {driver: syslog}", "logging.driver"),
         ("external_links: [x]", "external_links"),
         ("runtime: sysbox", "runtime"),
+        ("build: {context: ., tags: ['python:3.12-slim']}", "build.tags"),
         ("use_api_socket: true", "use_api_socket"),
         (
             "deploy: {resources: {reservations: {devices: [{driver: cdi, device_ids: [a]}]}}}",
@@ -76,6 +77,9 @@ def test_a_service_may_not_leave_its_container(tmp_path: Path, line: str, key: s
         ("include: [other.yaml]", "include"),
         ("networks: {a: {external: true}}", "networks.a.external"),
         ("networks: {a: {driver: macvlan}}", "networks.a.driver"),
+        ("networks: {a: {ipam: {config: [{subnet: 172.20.0.0/16}, {subnet: 8.8.8.0/24}]}}}", "networks.a.ipam"),
+        ("networks: {a: {ipam: {config: [{subnet: 0.0.0.0/0}]}}}", "networks.a.ipam"),
+        ("networks: {a: {ipam: {driver: mine}}}", "networks.a.ipam"),
         ("networks: {a: {driver_opts: {bridge.name: docker0}}}", "networks.a.driver_opts.bridge.name"),
         ("volumes: {a: {driver_opts: {type: none, o: bind, device: /}}}", "volumes.a.driver_opts"),
         ("volumes: {a: {external: true}}", "volumes.a.external"),
@@ -108,7 +112,9 @@ services:
     x-mine: 1
   db: {image: db, secrets: [word]}
 volumes: {data: {driver: local, labels: {a: b}}}
-networks: {default: {driver: bridge, internal: true, driver_opts: {com.docker.network.driver.mtu: 1400}}}
+networks:
+  default: {driver: bridge, internal: true, driver_opts: {com.docker.network.driver.mtu: 1400}}
+  inner: {ipam: {driver: default, config: [{subnet: 10.5.0.0/16, gateway: 10.5.0.1}, {subnet: "fd00:1::/64"}, {}]}}
 secrets: {word: {file: ./word}}
 """
     assert refused(tmp_path, text) == ""

@@ -189,7 +189,7 @@ async def test_no_answer_in_time_truncates_and_verifies(make_environment: Any) -
     await env.reset()
     assert 20 < env.time_left_sec <= 30
     last = await env.step(None)
-    assert (last.reward, last.discount, env.truncated_by, env.step_count) == (0.0, 1.0, "time", 0)
+    assert (last.reward, last.discount, env.truncated_by, env.step_count) == (0.0, 1.0, "time", 1)
     await env.close()
     assert env.time_step is last
 

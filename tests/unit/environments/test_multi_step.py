@@ -94,6 +94,21 @@ async def test_limits_of_the_episode_go_over_all_stages(
     assert step.reward == {1: 1.0, 2: 1.0, 3: 0.75}[steps]
 
 
+@pytest.mark.parametrize(("steps", "more"), [(3, ""), (None, "[steps.agent]\ntimeout_sec = 1\n")])
+@pytest.mark.parametrize("strategy", ["mean", "final"])
+async def test_no_reward_where_the_last_stage_is_not_verified(
+    make_environment: Any, make_steps: MakeSteps, steps: int | None, more: str, strategy: str
+) -> None:
+    task = make_steps(f"multi_step_reward_strategy = '{strategy}'\n" + TWO_STEPS + more)
+    env = make_environment(task, limits=EpisodeLimits(steps=steps, verify_on_truncation=False))
+    await env.reset()
+    await env.step(run("echo one > /work/log"))
+    assert (await env.step(SUBMIT)).mid()
+    last = await env.step(run("sleep 30" if more else "true"))
+    assert (last.step_type, last.reward, last.discount, env.verdict) == ("LAST", None, 1.0, None)
+    assert [one.reward for one in env.stage_results] == [1.0, None]
+
+
 async def test_an_episode_ends_with_a_verifier_that_fails(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": "#!/bin/sh\ntrue\n"}))
     await env.reset()

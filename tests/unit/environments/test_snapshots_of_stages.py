@@ -12,10 +12,8 @@ import pytest
 import zstandard
 
 from ares_exp.environments.episode_facts import EpisodeFacts
-from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.snapshots.store import SnapshotStore
-from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, run, say
@@ -83,8 +81,8 @@ async def test_forks_draw_other_values_also_in_later_stages(make_environment: An
 async def test_a_stage_that_ends_without_an_answer_in_time_counts_its_step(
     make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, answer: Any, answers: int
 ) -> None:
-    limits = EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3))
-    env = make_environment(make_steps(files={"steps/one/tests/test.sh": PASSES}), limits=limits)
+    toml = "[agent]\ntimeout_sec = 0.3\n" + TWO_STEPS + "[steps.agent]\ntimeout_sec = 60\n"
+    env = make_environment(make_steps(toml, files={"steps/one/tests/test.sh": PASSES}))
     await env.reset()
     async with asyncio.timeout(30):
         while env.time_left_sec:  # noqa: ASYNC110  # that the time is up is what it waits for

@@ -76,6 +76,25 @@ async def test_secrets_are_blanked_also_in_what_a_cancellation_leaves(
     assert "very-secret" not in file.read_text()
 
 
+async def test_secrets_of_one_stage_are_blanked_in_the_artifacts_of_another(
+    make_environment: Any, make_steps: MakeSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", "sk-the-very-secret")
+    toml = (
+        "[[steps]]\nname = 'one'\n[steps.verifier.env]\nSERVICE_API_KEY = '${SERVICE_API_KEY}'\n"
+        "[[steps]]\nname = 'two'\n"
+    )
+    leaks = "#!/bin/sh\necho $SERVICE_API_KEY > /work/log; echo 1 > /logs/verifier/reward.txt\n"
+    env = make_environment(make_steps(toml, files={"steps/one/tests/test.sh": leaks}), output_dir=tmp_path / "out")
+    await env.reset()
+    await env.step(SUBMIT)
+    await env.step(run("cp /work/log /logs/artifacts/key"))
+    await env.step(SUBMIT)
+    kept = (tmp_path / "out" / "steps" / "two" / "artifacts" / "logs" / "artifacts" / "key").read_text()
+    assert kept.strip()
+    assert "very-secret" not in kept
+
+
 async def test_nobody_but_its_stage_has_the_tests(make_environment: Any, make_steps: MakeSteps) -> None:
     env = make_environment(make_steps(files={"tests/shared": "", "steps/one/tests/test.sh": FIRST}))
     await env.reset()

@@ -162,6 +162,17 @@ async def test_what_cannot_be_graded_is_unresolved_and_says_why(player: Player, 
 
 
 @pytest.mark.local
+async def test_an_episode_is_not_graded_by_the_patch_of_the_one_before(player: Player) -> None:
+    environment = await player.environment()
+    rewards = []
+    for command in ("rm -rf .git", FIX, "rm -rf .git"):
+        await environment.reset()
+        await environment.step(LLMResponse.from_text(reply(command), model="test"))
+        rewards.append((await environment.step(LLMResponse.from_text(SUBMIT, model="test"))).reward)
+    assert rewards == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.local
 async def test_tests_that_do_not_end_are_an_error_and_their_log_is_kept(player: Player) -> None:
     slow = "printf 'import time\\nprint(\"waiting\", flush=True)\\ntime.sleep(1000)\\n' > calc.py"
     with pytest.raises(VerifierTimeoutError, match=r"env\.test_timeout_sec=1 s"):

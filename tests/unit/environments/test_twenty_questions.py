@@ -369,6 +369,18 @@ async def test_the_oracle_is_asked_where_it_was_opened() -> None:
     await oracle.close()
 
 
+def test_the_oracle_answers_after_the_loop_where_it_was_opened_is_gone() -> None:
+    oracle = Oracle(FACTS)
+    asyncio.run(oracle.open())
+
+    async def play() -> str:
+        async with game(oracle) as env:
+            await env.reset(options=CAT)
+            return last_said(await env.step(say("Is it alive?")))
+
+    assert asyncio.run(play()) == "Yes. (19 left)"
+
+
 async def test_an_oracle_that_is_not_ready() -> None:
     class NotReady(SharedPolicy):
         async def preflight(self) -> None:

@@ -110,7 +110,7 @@ def test_files_of_objects(tmp_path: Path) -> None:
         ("o.yaml", "- {name: cat, fact: [x]}", "fact"),
         ("o.yaml", "- {name: cat, facts: ['a\\nb', !!binary aGk=]}", "facts"),
         ("o.yaml", "- {name: 'cat\n\n  dog'}", "one line of text"),
-        ("o.yaml", "- '???'", "one line of text"),
+        ("o.yaml", "- '???'", "with a letter or a digit"),
         ("o.yaml", "- a cat\n- A  Cat!\n", "both are the task `a-cat`"),
         ("o.yaml", "{objects: [x], complete_facts: 7}", "complete_facts"),
         ("o.yaml", "[&a [*a]]", "aliases"),

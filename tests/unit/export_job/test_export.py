@@ -379,7 +379,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = ["-o", str(tmp_path / "jobs")]
     assert f"{tmp_path / 'jobs' / 'run'} exists" in refused([str(run), *out], capsys)
     assert "is no run directory" in refused([str(tmp_path / "jobs"), *out], capsys)
-    for name in ("../run", ".", "a/b", ".hidden"):
+    for name in ("../run", ".", "a/b", ".hidden", ""):
         assert "letters, digits and ._-" in refused([str(run), *out, "--name", name], capsys)
     (tmp_path / "file").write_text("")
     assert "Cannot write" in refused([str(run), "-o", str(tmp_path / "file")], capsys)

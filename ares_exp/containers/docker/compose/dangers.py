@@ -7,6 +7,7 @@ the files that it extends.
 
 from __future__ import annotations
 
+import ipaddress
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +30,11 @@ _HARMLESS = {
     "stop_grace_period", "stop_signal", "storage_opt", "sysctls", "tmpfs", "tty", "ulimits", "user", "working_dir",
 }
 _HARMLESS_OF_BUILDS = {"args", "dockerfile_inline", "labels", "no_cache", "pull", "shm_size", "target"}
-_HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "ipam", "labels", "name"}
+_HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "name"}
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
+_PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+"""What a network may have of addresses. Others would be this machine's way to somebody else."""
 _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
@@ -212,8 +215,19 @@ def _of_network(network: Mapping[str, Any]) -> Iterator[str]:
             continue
         if key == "driver_opts" and isinstance(value, dict):
             yield from (f"driver_opts.{name}" for name in value if name not in _NETWORK_OPTIONS)
+        elif key == "ipam":
+            if value.get("driver") not in (None, "default") or not all(map(_is_private, value.get("config") or ())):
+                yield str(key)
         elif (key, value) != ("driver", "bridge"):
             yield str(key)
+
+
+def _is_private(pool: Mapping[str, Any]) -> bool:
+    subnet = str(pool.get("subnet"))
+    if "subnet" not in pool or "$" in subnet:  # the engine chooses; or it is looked at when it is known
+        return True
+    found = ipaddress.ip_network(subnet, strict=False)
+    return any(found[0] in private and found[-1] in private for private in _PRIVATE)
 
 
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:

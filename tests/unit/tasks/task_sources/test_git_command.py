@@ -20,7 +20,8 @@ def test_what_a_command_prints() -> None:
 
 
 def test_what_git_says_is_in_the_error(tmp_path: Path) -> None:
-    with pytest.raises(GitError, match=r"`git rev-parse` failed with exit code 128: fatal: not a git repository"):
+    said = r"`git rev-parse` failed with exit code 128: fatal: not a git repository.*[^.]\.$"
+    with pytest.raises(GitError, match=said):
         Git(timeout_sec=60).run("rev-parse", "HEAD", git_dir=tmp_path)
 
 

@@ -191,7 +191,7 @@ def test_a_data_set_of_a_repository(load: Load, make_repository: MakeRepository)
         ({"path": "tasks/leaving"}, r"tests/data: expected a link that stays inside the task"),
         (
             {"path": "tasks"},
-            r"found no task\.toml in tasks\. A folder of tasks: `env\.repo=<repository> env\.path=tasks`",
+            r"found no task\.toml in `tasks`\. A folder of tasks: `env\.repo=<repository> env\.path=tasks`",
         ),
     ],
 )
