@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.activity import Activity
+from ares_exp.environments.environment import check_action
 from ares_exp.environments.episode import Episode, EpisodeSetup
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
 from ares_exp.environments.task_choice import choose_task
@@ -129,7 +130,9 @@ class CodeEnvironment:
         Raises:
             EpisodeStateError: Before `reset()`, after LAST, or while another call is under way.
             AgentError, ContainerError, VerifierError: As the class says; nothing is left running.
+            TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
         """
+        check_action(action)
         with self._one_call_at_a_time("step()"):
             episode = self._require_running()
             try:

@@ -6,6 +6,20 @@ from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.environments.time_step import TimeStep
+from ares_exp.llms.response import LLMResponse
+
+
+def check_action(action: object) -> None:
+    """Refuses what is no answer of a policy, before it changes anything.
+
+    Raises:
+        TypeError: It is neither an `LLMResponse` nor `None`.
+    """
+    if action is not None and not isinstance(action, LLMResponse):
+        raise TypeError(
+            f"Expected step() to be given an LLMResponse, got {type(action).__name__}. Of a text it is made by "
+            "LLMResponse.from_text(text)."
+        )
 
 
 @runtime_checkable

@@ -98,7 +98,7 @@ class Continuation:
             tasks: The environment's; the one of the recorded name is played.
 
         Raises:
-            SnapshotMismatchError: Its agent is not of the recorded kind, or its task has changed.
+            SnapshotMismatchError: Its agent is not of the recorded kind, its task has changed, or has no solution there.
         """
         snapshot = self.snapshot
         _check_agent(snapshot, setup.code_agent_factory)
@@ -106,6 +106,11 @@ class Continuation:
         name = snapshot.task_data.get("name")
         task = next((task for task in tasks if task.name == name), None)
         checked = self.task if task is None else _checked_task(snapshot, task)
+        if setup.provide_solution and not facts.provide_solution:
+            raise SnapshotMismatchError(
+                f"{snapshot.snapshot_dir}: its episode was played without the task's solution, which is not in its "
+                "container: the oracle cannot go on with it. Choose another policy."
+            )
         setup = replace(setup, provide_solution=facts.provide_solution)
         episode = Episode(setup, checked, seed=facts.integer("seed"))
         episode.step_count, episode.unanswered = snapshot.step_count, facts.unanswered

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ares_exp.environments.environment import check_action
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.environments.time_step import TimeStep
@@ -111,7 +112,9 @@ class TwentyQuestionsEnvironment:
             EpisodeStateError: Before `reset()`, after LAST, while another call is under way, or when the environment
                 was closed meanwhile.
             OracleAnswerError: The oracle gave no answer.
+            TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
         """
+        check_action(action)
         with self._one_call_at_a_time("step()"):
             game, asked = self._game, self._asked
             if game is None or asked is None or game.over:

@@ -7,6 +7,7 @@ It is told from the text alone, never from what is hidden:
 - Text with one question mark is a question; without one, if it begins as questions do (`Does it fly`). One of the form
   `Is it a …?` names something: if that is what is hidden, the question was a guess. `Is it bigger than a cat?` and
   `Is it a cat or a dog?` name something else.
+- What a reasoning model thought, `<think>…</think>` at the beginning, does not count.
 - Everything else is neither: nothing, more than 500 characters, several questions, several guesses, both.
 
 A name is right when it is one of the object's names, whatever the case, accents, punctuation, spaces, a leading article
@@ -40,6 +41,7 @@ _NAMING = re.compile(
     r"|^(?:(?:so|okay|ok|then|well|and)[\s,]+)*are you thinking of\s+(.+)$",
     re.I,
 )
+_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*</think(?:ing)?>", re.S | re.I)
 _ASKS = re.compile(r"^(?:is|are|was|were|does|do|did|can|could|has|have|had|will|would|might|may|should)\s", re.I)
 _ARTICLES = frozenset({"a", "an", "the", "some"})
 
@@ -83,7 +85,8 @@ Reply = Question | Guess | Unusable
 
 
 def parse_reply(reply: str) -> Reply:
-    """What the reply is."""
+    """What the reply is. Thoughts before it, `<think>…</think>`, are no part of it."""
+    reply = _THOUGHTS.sub("", reply)
     if len(reply) > MAX_CHARS:
         return Unusable(f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
     text = unicodedata.normalize("NFKC", reply).replace("’", "'").strip()

@@ -130,4 +130,9 @@ def _reference(task: RegisteredTask, where: str, url: str | None, commit: str | 
     except ValueError as error:
         raise ConfigError(f"{where}: task {task.name!r:.100}: {error}.") from None
     elsewhere = task.git_url is not None and task.git_url != url
+    if url is not None and elsewhere and str(task.git_url).startswith("file:") and not url.startswith("file:"):
+        raise ConfigError(
+            f"{where}: task {task.name!r:.100}: expected an address, got {task.git_url!r:.100}: a list from elsewhere "
+            "does not name repositories of this machine."
+        )
     return GitTask(task.git_url or str(url), task.git_commit_id or (None if elsewhere else commit), path)

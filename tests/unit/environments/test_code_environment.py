@@ -488,3 +488,11 @@ async def test_the_solution_runs_under_the_agent_limit_with_its_own_variables(
         step = await env.step(await policy(step.observation))
     assert step.reward == 1.0
     assert (tmp_path / "out" / "verifier" / "reward.txt").read_text().strip() == "1"
+
+
+async def test_what_is_no_answer_changes_nothing(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    with pytest.raises(TypeError, match="given an LLMResponse, got str"):
+        await env.step("ls")
+    assert (await env.step(SUBMIT)).reward == 0.0

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import (
     DivergenceError,
     SnapshotCorruptError,
@@ -281,3 +282,15 @@ def test_any_journal(stored: tuple[Path, bytes], data: st.DataObject) -> None:
     before = running_boxes()
     play_one_step(snapshot)
     assert running_boxes() == before
+
+
+async def test_the_oracle_does_not_go_on_without_the_solution(
+    make_environment: Any, make_task: Any, store: Path
+) -> None:
+    task = make_task(solution="#!/bin/sh\necho 42 > /answer\n")
+    env = make_environment(task)
+    await env.reset()
+    going_on = Continuation(await env.export_state(store), task=task)
+    oracle = make_environment(task, provide_solution=True, start_from=going_on)
+    with pytest.raises(SnapshotMismatchError, match="without the task's solution"):
+        await oracle.reset()

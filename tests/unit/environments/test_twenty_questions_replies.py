@@ -37,6 +37,7 @@ def named(reply: str) -> str | None:
         "Are you thinking of a cat?",
         "Is the object a cat？",
         "Is it cats?",
+        "<think>Is it a dog? No. Guess: dog?</think>\nGuess: cat",
         "Is it a cat",
         "A cat.",
         "HOUSECAT",
