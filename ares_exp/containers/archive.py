@@ -18,6 +18,8 @@ MAX_BYTES = 1024**3
 MAX_MEMBERS = 100_000
 _SPOOL_BYTES = 8 * 1024 * 1024
 _PREFIX = ".download-"
+_SHOWN = 5
+"""So many of the members that are left out are named in the warning."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ def unpack_directory(
 ) -> None:
     """Unpacks an untrusted tar stream into the host directory `target`, which is made when missing.
 
-    Links that could leave `target` and special files are left out with a warning. Symlinks are made last, so that no
+    Links that could leave `target` and special files are left out, with one warning. Symlinks are made last, so that no
     member is ever written through one. Everything is unpacked beside and moved when it is complete, so that a download
     that breaks off leaves `target` as it was.
 
@@ -81,6 +83,7 @@ def unpack_directory(
         TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is broken.
     """
     symlinks: list[tarfile.TarInfo] = []
+    left_out: list[str] = []
     try:
         destination = target.resolve()
         home = destination if destination.is_dir() else destination.parent
@@ -95,14 +98,18 @@ def unpack_directory(
                     elif member.isreg() or member.isdir() or _links_to_a_file(member, new):
                         _extract(archive, member, new)
                     else:
-                        _logger.warning("Left out of the download to %s: special file or link %r.", target, member.name)
+                        left_out.append(f"special file or link {member.name!r}")
             for member in symlinks:
                 if not _make_symlink(member, new):
-                    name, to = member.name, member.linkname
-                    _logger.warning("Left out of the download to %s: link %r to %r.", target, name, to)
+                    left_out.append(f"link {member.name!r} to {member.linkname!r}")
             _move(new, destination)
     except (OSError, tarfile.TarError) as error:
         raise TransferError(f"Cannot unpack a download into {target}: {error}.") from error
+    if left_out:
+        shown, more = "; ".join(left_out[:_SHOWN]), len(left_out) - _SHOWN
+        _logger.warning(
+            "Left out of the download to %s: %s%s.", target, shown, f"; and {more} more" if more > 0 else ""
+        )
 
 
 def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:

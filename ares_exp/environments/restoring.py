@@ -98,7 +98,7 @@ class Continuation:
             tasks: The environment's; the one of the recorded name is played.
 
         Raises:
-            SnapshotMismatchError: Its agent is not of the recorded kind, its task has changed, or has no solution there.
+            SnapshotMismatchError: Its agent is of another kind, its task has changed, or the solution is not there.
         """
         snapshot = self.snapshot
         _check_agent(snapshot, setup.code_agent_factory)

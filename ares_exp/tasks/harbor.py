@@ -23,7 +23,7 @@ from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.instruction import read_instruction
 from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
 from ares_exp.tasks.rewards import overall_verdict
-from ares_exp.tasks.root_commands import as_root
+from ares_exp.tasks.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.task_features import refusals, warnings_of
 from ares_exp.tasks.task_files import COMPOSE, INSTRUCTION, check_files, check_links, compose_file
@@ -178,7 +178,7 @@ class HarborTask:
             ContainerError: The container failed.
         """
         await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}")
-        here = await container.exec("pwd", user="root", timeout_sec=60)
+        here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
             raise ContainerStartError(f"Task {self.name}: {here.output.strip()}. Make it in the Dockerfile (WORKDIR).")
         await upload_image_files(container, self._environment_dir, self.config.environment)

@@ -8,6 +8,7 @@ from pathlib import Path
 from ares_exp.containers.container import Container
 from ares_exp.errors import ContainerStartError
 from ares_exp.tasks.environment_section import EnvironmentSection
+from ares_exp.tasks.root_commands import PLAIN_SHELL
 from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS
 
 
@@ -25,7 +26,7 @@ async def upload_image_files(container: Container, folder: Path, environment: En
     """
     if not environment.docker_image or not await asyncio.to_thread(_is_data, folder):
         return
-    here = await container.exec("pwd", user="root", timeout_sec=60)
+    here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
     if here.exit_code != 0:
         raise ContainerStartError(f"{folder} has to go to the working directory: {here.output.strip()}.")
     await container.upload(folder, (here.output.splitlines() or ["/"])[-1])

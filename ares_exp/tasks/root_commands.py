@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ares_exp.containers.container import Container
+from ares_exp.containers.container import Container, Shell
 from ares_exp.errors import ContainerError
+
+PLAIN_SHELL: Shell = "sh -c"
+"""Reads no profile files: an agent may have edited them."""
 
 
 async def as_root(container: Container, command: str) -> None:
@@ -12,7 +15,7 @@ async def as_root(container: Container, command: str) -> None:
     Raises:
         ContainerError: It did not, or the container failed.
     """
-    result = await container.exec(command, cwd="/", user="root", timeout_sec=60)
+    result = await container.exec(command, cwd="/", user="root", timeout_sec=60, shell=PLAIN_SHELL)
     if result.exit_code != 0:
         raise ContainerError(
             f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"

@@ -10,6 +10,7 @@ from ares_exp.containers.container import Container, User
 from ares_exp.errors import StepSetupError
 from ares_exp.tasks.environment_section import HealthCheck
 from ares_exp.tasks.health_check import await_health
+from ares_exp.tasks.root_commands import PLAIN_SHELL
 
 SETUP_SCRIPT = "setup.sh"
 SETUP_TIMEOUT_SEC = 3600.0
@@ -35,7 +36,7 @@ async def set_up_step(
     """
     files = folder / "workdir"
     if files.is_dir():
-        here = await container.exec("pwd", user=user, timeout_sec=60)
+        here = await container.exec("pwd", user=user, timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:
             raise StepSetupError(f"Step {folder.name!r} has no working directory: {here.output.strip()}.")
         workdir = (here.output.splitlines() or ["/"])[-1]

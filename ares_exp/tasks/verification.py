@@ -17,6 +17,7 @@ from ares_exp.errors import (
 )
 from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
+from ares_exp.tasks.root_commands import PLAIN_SHELL
 from ares_exp.tasks.task import Verdict
 
 TESTS_DIR = "/tests"
@@ -49,7 +50,7 @@ async def run_tests(
 
 
 async def _as_root(container: Container, command: str) -> None:
-    result = await container.exec(command, cwd="/", user="root")
+    result = await container.exec(command, cwd="/", user="root", shell=PLAIN_SHELL)
     if result.exit_code != 0:
         raise VerifierError(
             f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"

@@ -20,6 +20,7 @@ from ares_exp.tasks.artifacts.manifest import ArtifactKind, ArtifactStatus, Mani
 from ares_exp.tasks.artifacts.places import Places, covers, is_conventional, place_of
 from ares_exp.tasks.artifacts.services import service_of
 from ares_exp.tasks.redaction import redacted
+from ares_exp.tasks.root_commands import PLAIN_SHELL
 
 _PACK_TIMEOUT_SEC = 600.0
 
@@ -121,7 +122,10 @@ class ArtifactCollection:
         kind = guess
         try:
             service = service_of(self._container, artifact.service)
-            kind, is_empty = await _look(service, artifact)
+            kind, is_empty, exists = await _look(service, artifact)
+            if not exists:
+                _logger.info("The artifact %s of %s was not collected: it is not there.", source, artifact.service)
+                return kind, "failed"
             target = self._target.joinpath(place_of(artifact))
             await asyncio.to_thread(_make_way, target, self._target)
             if is_empty and is_conventional(artifact):
@@ -134,7 +138,7 @@ class ArtifactCollection:
         except (ContainerError, OSError, ValueError) as error:
             if isinstance(error, ContainerDiedError) and artifact.service == MAIN_SERVICE:
                 raise
-            _logger.info("The artifact %s of %s was not collected: %s", source, artifact.service, error)
+            _logger.warning("The artifact %s of %s was not collected: %s", source, artifact.service, error)
             return kind, "failed"
         return "directory" if target.is_dir() else "file", "ok"
 
@@ -143,20 +147,23 @@ def _guess(artifact: Artifact) -> ArtifactKind:
     return "file" if PurePosixPath(artifact.source).suffix else "directory"
 
 
-async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool]:
-    """What it is, and whether that is a directory with nothing in it. A guess, where a service runs no command.
+async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
+    """What it is, whether that is a directory with nothing in it, and whether it exists; a guess if no command runs.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
     """
     path = shlex.quote(artifact.source)
     try:
-        result = await service.exec(f"test -d {path} && ls -A {path} | head -c 100", user="root", timeout_sec=60)
+        command = f"test -e {path} || exit 3; test -d {path} || exit 4; ls -A {path} | head -c 100"
+        result = await service.exec(command, user="root", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerError:
         if artifact.service == MAIN_SERVICE:
             raise
-        return _guess(artifact), False
-    return ("directory", not result.output.strip()) if result.exit_code == 0 else ("file", False)
+        return _guess(artifact), False, True
+    if result.exit_code == 0:
+        return "directory", not result.output.strip(), True
+    return "file", False, result.exit_code != 3
 
 
 def _make_way(place: Path, folder: Path) -> None:
@@ -177,7 +184,10 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
     patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
     pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
     packed = await service.exec(
-        f'f=$(mktemp) && {{ {pack}; }} && printf "\\n%s" "$f"', user="root", timeout_sec=_PACK_TIMEOUT_SEC
+        f'f=$(mktemp) && {{ {pack}; }} && printf "\\n%s" "$f"',
+        user="root",
+        timeout_sec=_PACK_TIMEOUT_SEC,
+        shell=PLAIN_SHELL,
     )
     if packed.exit_code != 0:
         raise TransferError(f"Cannot pack {artifact.source}: {packed.output.strip()[-500:]}")
@@ -187,7 +197,8 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
             await service.download(archive, folder / "packed")
             await in_thread(lambda: _unpack(folder / "packed", target))
     finally:
-        await finish(service.exec(f"rm -f {shlex.quote(archive)}", user="root", timeout_sec=60))
+        removal = f"rm -f {shlex.quote(archive)}"
+        await finish(service.exec(removal, user="root", timeout_sec=60, shell=PLAIN_SHELL))
 
 
 def _unpack(packed: Path, target: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ares_exp.containers.container import Container
 from ares_exp.errors import ContainerError
 from ares_exp.tasks.artifacts.manifest import ManifestEntry, read_manifest
+from ares_exp.tasks.root_commands import PLAIN_SHELL
 
 
 async def deliver_artifacts(container: Container, folder: Path) -> None:
@@ -41,6 +42,6 @@ async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> No
 
 
 async def _as_root(container: Container, command: str) -> None:
-    result = await container.exec(command, user="root", timeout_sec=60)
+    result = await container.exec(command, user="root", timeout_sec=60, shell=PLAIN_SHELL)
     if result.exit_code != 0:
         raise ContainerError(f"The verifier's container takes no artifact: `{command}`: {result.output.strip()}")

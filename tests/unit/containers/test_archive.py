@@ -119,6 +119,15 @@ def test_nothing_points_out(target: Path, members: list[tuple[str, str | bytes, 
         assert path.is_dir() or not path.exists() or path.read_text() != "host"
 
 
+def test_one_warning_tells_of_all_that_is_left_out(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipes: list[tuple[str, str | bytes, bytes]] = [(f"pipe{number}", "", tarfile.FIFOTYPE) for number in range(9)]
+    unpack_directory(tar(*pipes, link("out", "/etc"), file("kept")), target)
+    assert names(target) == ["kept"]
+    [record] = caplog.records
+    assert "special file or link 'pipe0'; special" in record.getMessage()
+    assert record.getMessage().endswith("'pipe4'; and 5 more.")
+
+
 def test_nothing_is_written_through_a_link_of_the_archive(tmp_path: Path, target: Path) -> None:
     unpack_directory(tar(link("d", str(tmp_path)), file("d/planted")), target)
     assert not (tmp_path / "planted").exists()

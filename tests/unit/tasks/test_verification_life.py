@@ -123,6 +123,26 @@ async def test_rewards_that_the_agent_left_do_not_count(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test-stdout.txt", "x"]
 
 
+async def test_profile_files_of_the_agent_have_no_part_in_it(
+    make_task: MakeTask, factory: ContainerFactory, tmp_path: Path
+) -> None:
+    task = load_task(
+        make_task(
+            toml='artifacts = [{source = "/app/left", exclude = ["*.tmp"]}]\n',
+            files={"tests/test.sh": "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\n"},
+        )
+    )
+    async with playing(task, factory) as container:
+        await container.exec(
+            "mkdir -p /app/left; touch /app/left/one; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
+        )
+        await container.exec("echo 'rm() { :; }; test() { exit 4; }; tar() { exit 4; }' >> /etc/profile")
+        await task.stages[0].collect(container, tmp_path / "artifacts")
+        verdict = await task.stages[0].verify(container, tmp_path / "verifier")
+    assert verdict.reward == 0
+    assert [path.name for path in (tmp_path / "artifacts" / "app" / "left").iterdir()] == ["one"]
+
+
 @pytest.mark.parametrize(
     ("script", "error", "said"),
     [

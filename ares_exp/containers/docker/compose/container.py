@@ -26,6 +26,7 @@ from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
+    EnvironmentStartTimeoutError,
     PreflightError,
     SnapshotUnsupportedError,
     TaskError,
@@ -94,11 +95,16 @@ class ComposeContainer(Container):
         refuse_second_start(begun=self._engine is not None or self._stopped)
         what = f"The container of {self._spec.name}"
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
-        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
-            try:
+        try:
+            async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
                 await self._start()
-            except failures as error:
-                raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
+        except failures as error:
+            raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
+        except EnvironmentStartTimeoutError as error:
+            if not self._project.unready:
+                raise
+            services = ", ".join(self._project.unready)
+            raise EnvironmentStartTimeoutError(f"{error} Services that were not ready: {services}.") from error
 
     async def _start(self) -> None:
         spec, options = self._spec, self._options

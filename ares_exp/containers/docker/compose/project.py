@@ -13,7 +13,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.dangers import check_file, refuse_dangers
 from ares_exp.containers.docker.compose.images import ProjectImages
 from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete, names_of
-from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, wait_until_ready
+from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, not_ready_yet, wait_until_ready
 from ares_exp.containers.docker.compose.removal import containers_of, remove_project
 from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
 from ares_exp.containers.docker.compose.undertaker import Undertaker
@@ -32,6 +32,7 @@ class ComposeProject:
         containers: The container of each service (the first where there are more), once it has been started.
         addresses: By what names its services reach each other, once it has been started.
         built: The images that were built for it.
+        unready: The services that were not ready when it was removed before its start was over.
     """
 
     def __init__(self, name: str, spec: ContainerSpec, *, trusted: bool, keep_image: bool) -> None:
@@ -48,6 +49,7 @@ class ComposeProject:
         self.containers: dict[str, str] = {}
         self.addresses: list[str] = []
         self.built: set[str] = set()
+        self.unready: list[str] = []
         self._spec = spec
         self._file = spec.compose_file
         self._trusted = trusted
@@ -105,6 +107,8 @@ class ComposeProject:
         """
         if self._undertaker is None:
             return ""
+        if not self.containers:
+            self.unready = await not_ready_yet(engine, self.name)
         problem = await remove_project(engine, self.name, may_grow=self._may_grow)
         await cancellation.in_thread(self._undertaker.dismiss)
         self._undertaker = None

@@ -33,6 +33,15 @@ async def wait_until_ready(engine: Engine, project: str) -> None:
         await asyncio.sleep(_POLL_SEC)
 
 
+async def not_ready_yet(engine: Engine, project: str) -> list[str]:
+    """The services that do not run, or are not healthy though they have a health check."""
+    try:
+        found = await in_thread(lambda: _states(engine.api, project), lane="removals")
+    except engine_errors():  # it is asked when something else has failed
+        return []
+    return sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
+
+
 async def is_ready(engine: Engine, project: str) -> bool:
     """Whether each service runs and is healthy, if it has a health check. Those beside `main` may have ended well, too.
 

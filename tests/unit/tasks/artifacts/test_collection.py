@@ -111,6 +111,18 @@ async def test_what_overlaps_is_skipped(make_task: MakeTask, tmp_path: Path, cap
     assert "The artifact /srv/b is left out: its place on the host belongs to /srv/a." in caplog.text
 
 
+async def test_what_is_there_and_cannot_be_had_is_told(
+    make_task: MakeTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = load_task(make_task(toml="artifacts = ['/large', '/pipe', '/missing']"))
+    with caplog.at_level(logging.WARNING):
+        manifest = await collected(task, tmp_path / "out", "truncate -s 1025M /large; mkfifo /pipe")
+    assert set(statuses(manifest).values()) == {"empty", "failed"}
+    told = [record.getMessage() for record in caplog.records]
+    assert [message.split()[2] for message in told] == ["/large", "/pipe"]
+    assert "expected at most 1073741824" in told[0]
+
+
 async def test_what_comes_out_is_not_trusted(make_task: MakeTask, tmp_path: Path) -> None:
     toml = "artifacts = ['/srv', '/file']"
     made = (
