@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 import shlex
@@ -12,6 +13,8 @@ from ares_exp.agents.code_agent import AgentContainer
 MAX_SKILLS = 100
 MAX_HEAD_BYTES = 4096
 MAX_DESCRIPTION_CHARS = 1024
+
+_logger = logging.getLogger(__name__)
 
 _FIELD = re.compile(r"(name|description):[ \t]*(.*)")
 _FOLDED = re.compile(r"[>|][+-]?\d?")
@@ -33,7 +36,7 @@ class Skill:
 
 
 async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: float) -> list[Skill]:
-    """The skills in a directory of the container, sorted by their directories; none where there is none of it.
+    """The skills in a directory of the container, sorted by their directories. A warning where there are none.
 
     Raises:
         ContainerError: The container failed.
@@ -44,6 +47,8 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
         f"cd {shlex.quote(folder)} && n=0 && for f in */SKILL.md; do {each}; done", timeout_sec=timeout_sec
     )
     parts = result.output.split("\0")[1:]
+    if not parts:
+        _logger.warning("The agent is told of no skills: the container has no */SKILL.md in %s.", folder)
     return [read_skill(text, posixpath.join(folder, path)) for path, text in zip(parts[::2], parts[1::2], strict=False)]
 
 

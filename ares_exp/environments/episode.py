@@ -35,6 +35,8 @@ from ares_exp.results import StageResult
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Stage, Task, Verdict
 
+NOT_REACHED = Verdict(0.0, {"reward": 0.0})
+"""What a stage is worth that a limit of the episode kept from being played."""
 FIRST_REQUEST_GRACE_SEC = 2.0
 """How long past its time limit an agent may take for its first request."""
 
@@ -371,6 +373,8 @@ class Episode:
     def _last_step(self) -> TimeStep[LLMRequest]:
         verdicts = [past.verdict for past in self.past_stages if past.verdict is not None]
         is_verified = len(verdicts) == len(self.past_stages)  # else the last one is not: it was truncated
+        if self.truncated_by not in (None, "time"):  # or an agent could spend its limits on what is easy
+            verdicts += [NOT_REACHED] * (len(self.task.stages) - len(self.past_stages))
         self.verdict = self.task.reward(verdicts) if is_verified else None
         reward = self.verdict.reward if self.verdict is not None else None
         if self.truncated_by is not None:

@@ -109,8 +109,8 @@ def test_a_task_that_uses_what_is_not_built(cli: Any, tmp_path: Path) -> None:
     (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
     (task / "tests" / "test.sh").write_text("#!/bin/sh\n")
     (task / "instruction.md").write_text("Do it.\n")
-    (task / "task.toml").write_text('[environment.healthcheck]\ncommand = "true"\n')
+    (task / "task.toml").write_text('[environment]\ntpu = {type = "v5", topology = "2x2"}\n')
     done = cli("tracker=none", "env.path=tasks")
     assert done.returncode == 2
-    assert "healthcheck" in done.stderr
+    assert "TPUs ([environment].tpu)" in done.stderr
     assert "one" in done.stderr

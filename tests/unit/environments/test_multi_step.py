@@ -91,7 +91,7 @@ async def test_limits_of_the_episode_go_over_all_stages(
     for reply in (run("echo one > /work/log"), SUBMIT, run("true"), SUBMIT)[:steps]:
         step = await env.step(reply)
     assert (step.step_type, step.discount, env.truncated_by) == ("LAST", 1.0, "steps")
-    assert step.reward == {1: 1.0, 2: 1.0, 3: 0.75}[steps]
+    assert step.reward == {1: 0.5, 2: 0.5, 3: 0.75}[steps]
 
 
 @pytest.mark.parametrize(("steps", "more"), [(3, ""), (None, "[steps.agent]\ntimeout_sec = 1\n")])

@@ -97,9 +97,10 @@ class ComposeContainer(Container):
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
         try:
             async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
-                await self._start()
-        except failures as error:
-            raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
+                try:
+                    await self._start()
+                except failures as error:
+                    raise ContainerStartError(f"{what} could not be started: {reason(error)}.") from error
         except EnvironmentStartTimeoutError as error:
             if not self._project.unready:
                 raise

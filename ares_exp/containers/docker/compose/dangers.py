@@ -94,8 +94,8 @@ def refuse_dangers(path: Path, document: Mapping[str, Any]) -> None:
         raise TaskError(f"{path}: expected a compose file, and something in it has another form: {error}.") from error
     if found:
         raise UnsupportedTaskError(
-            f"{path}: these keys give its containers more than their own files and networks, or are not known here: "
-            f"{', '.join(found)}. Correct them, leave the task out, or, where you trust it as you trust a program that you run, set "
+            f"{path}: it has keys that are unknown here or give its containers more than their own files and networks: "
+            f"{', '.join(found)}. Leave the task out, or, where you trust it as you trust a program that you run, set "
             "container.compose_trusted=true."
         )
 
