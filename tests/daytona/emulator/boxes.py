@@ -92,8 +92,9 @@ class Box:
 
     def __init__(self, container: LocalContainer | DockerContainer, user: str | None) -> None:
         self._container = container
+        self._running = container._started if isinstance(container, DockerContainer) else container
         self._user = user
-        self.workdir = container._workdir
+        self.workdir = self._running._workdir
         self.shell = self.home = self.head = self.setsid = ""
 
     async def ask(self) -> None:
@@ -115,7 +116,7 @@ class Box:
 
     async def open_shell(self) -> ChannelStream:
         """A fresh `sh` of the sandbox's user."""
-        return await self._container._open_shell(self._user)
+        return await self._running._open_shell(self._user)
 
     async def set_network(self, *, blocked: bool) -> None:
         """Cuts it off, or lets it out."""
