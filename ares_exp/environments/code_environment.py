@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ares_exp.environments.message_edit import MessageEdit
     from ares_exp.environments.past_step import PastStep
     from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.source import EpisodeParts
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
@@ -81,6 +82,20 @@ class CodeEnvironment:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.time_step: TimeStep[LLMRequest] | None = None
         self.activity = Activity()
+
+    @classmethod
+    def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
+        """The environment of one episode of a run."""
+        return cls(
+            [task],
+            container_factory=parts.container_factory,
+            code_agent_factory=parts.code_agent_factory,
+            limits=parts.limits,
+            seed=parts.seed,
+            provide_solution=parts.provide_solution,
+            output_dir=parts.output_dir,
+            start_from=parts.start_from,
+        )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
         """Starts an episode; one under way is abandoned.

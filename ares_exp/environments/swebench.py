@@ -186,16 +186,7 @@ class SweBenchEnvironments:
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """The environment of one episode."""
-        return CodeEnvironment(
-            [self._tasks[task_name]],
-            container_factory=parts.container_factory,
-            code_agent_factory=parts.code_agent_factory,
-            limits=parts.limits,
-            seed=parts.seed,
-            provide_solution=parts.provide_solution,
-            output_dir=parts.output_dir,
-            start_from=parts.start_from,
-        )
+        return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
     async def close(self) -> None:
         """Ends what fetches rows or repositories in a thread that nobody waits for any more."""

@@ -115,15 +115,7 @@ class Tasks:
     def check(self, parts: EpisodeParts, *, report: object) -> None: ...
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        return CodeEnvironment(
-            [self._tasks[task_name]],  # type: ignore[list-item]
-            container_factory=parts.container_factory,
-            code_agent_factory=parts.code_agent_factory,
-            limits=parts.limits,
-            seed=parts.seed,
-            output_dir=parts.output_dir,
-            start_from=parts.start_from,
-        )
+        return CodeEnvironment.for_episode(self._tasks[task_name], parts)  # type: ignore[arg-type]
 
 
 def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir) -> Experiment:
