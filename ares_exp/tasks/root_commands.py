@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from ares_exp.containers.container import Container, Shell
-from ares_exp.errors import ContainerError
+from ares_exp.errors import ContainerError, EpisodeError
 
 PLAIN_SHELL: Shell = "sh -c"
 """Reads no profile files: an agent may have edited them."""
 
 
-async def as_root(container: Container, command: str) -> None:
+async def as_root(
+    container: Container, command: str, *, cwd: str | None = "/", failure: type[EpisodeError] = ContainerError
+) -> None:
     """Runs what has to succeed.
 
+    Args:
+        container: Where.
+        command: Is read by `sh`.
+        cwd: Working directory; `None`: the container's own.
+        failure: Class of the error where it does not succeed.
+
     Raises:
-        ContainerError: It did not, or the container failed.
+        EpisodeError: It did not succeed: a `failure`.
+        ContainerError: The container failed.
     """
-    result = await container.exec(command, cwd="/", user="root", timeout_sec=60, shell=PLAIN_SHELL)
+    result = await container.exec(command, cwd=cwd, user="root", timeout_sec=60, shell=PLAIN_SHELL)
     if result.exit_code != 0:
-        raise ContainerError(
-            f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"
-        )
+        raise failure(f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}")
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:

@@ -17,7 +17,7 @@ from ares_exp.errors import (
 )
 from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
-from ares_exp.tasks.root_commands import PLAIN_SHELL
+from ares_exp.tasks.root_commands import as_root
 from ares_exp.tasks.task import Verdict
 
 TESTS_DIR = "/tests"
@@ -37,24 +37,16 @@ async def run_tests(
         ContainerError: The container failed.
     """
     # An agent may have left a reward, or a directory in its place.
-    await _as_root(container, f"rm -rf {VERIFIER_DIR}/{REWARD_TXT} {VERIFIER_DIR}/{REWARD_JSON}")
+    await as_root(container, f"rm -rf {VERIFIER_DIR}/{REWARD_TXT} {VERIFIER_DIR}/{REWARD_JSON}", failure=VerifierError)
     for folder in tests:
         try:
             await container.upload(folder, TESTS_DIR)
         except TransferError as error:
             raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
-    await _as_root(container, f"chmod +x {TESTS_DIR}/test.sh")
+    await as_root(container, f"chmod +x {TESTS_DIR}/test.sh", failure=VerifierError)
     script = f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1"
     # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
     return await container.exec(script, env=env, user=user, shell="bash -c")
-
-
-async def _as_root(container: Container, command: str) -> None:
-    result = await container.exec(command, cwd="/", user="root", shell=PLAIN_SHELL)
-    if result.exit_code != 0:
-        raise VerifierError(
-            f"Expected `{command}` to succeed as root, got exit code {result.exit_code}: {result.output}"
-        )
 
 
 async def fetch_verdict(

@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 
 from ares_exp.containers.container import Container
-from ares_exp.errors import ContainerError
 from ares_exp.tasks.artifacts.manifest import ManifestEntry, read_manifest
-from ares_exp.tasks.root_commands import PLAIN_SHELL
+from ares_exp.tasks.root_commands import as_root
 
 
 async def deliver_artifacts(container: Container, folder: Path) -> None:
@@ -35,13 +34,8 @@ async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> No
     """A directory is emptied, anybody's to write, then filled; a file's directory is anybody's to write."""
     source = shlex.quote(entry.source)
     if entry.type == "directory":
-        await _as_root(container, f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete")
+        made = f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete"
+        await as_root(container, made, cwd=None)
     elif parent := posixpath.dirname(entry.source):
-        await _as_root(container, f"mkdir -p -- {shlex.quote(parent)} && chmod 777 {shlex.quote(parent)}")
+        await as_root(container, f"mkdir -p -- {shlex.quote(parent)} && chmod 777 {shlex.quote(parent)}", cwd=None)
     await container.upload(path, entry.source)
-
-
-async def _as_root(container: Container, command: str) -> None:
-    result = await container.exec(command, user="root", timeout_sec=60, shell=PLAIN_SHELL)
-    if result.exit_code != 0:
-        raise ContainerError(f"The verifier's container takes no artifact: `{command}`: {result.output.strip()}")
