@@ -27,6 +27,7 @@ from daytona import (
 
 from tests.conftest import ROOT
 from tests.daytona.emulator import Emulator, Fault
+from tests.daytona.emulator.boxes import Boxes, Demand, Source
 from tests.daytona.real_client import client_of, make, said
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -111,6 +112,20 @@ async def test_nothing_is_left_of_what_is_in_the_middle_of_something() -> None:
         assert isinstance(running.exception(), DaytonaConnectionError)
         assert isinstance(creating.exception(), DaytonaError)
     assert emulator.sandboxes == {}
+    assert _traces() == before
+
+
+async def test_a_start_that_is_cut_short_writes_nothing_behind_the_removal() -> None:
+    before = _traces()
+    for number in range(20):
+        boxes = Boxes("local")
+        await boxes.open()
+        starting = asyncio.create_task(boxes.start(Source("FROM debian\n"), Demand(), user=None, blocked=True))
+        await asyncio.sleep(number * 1e-4)
+        starting.cancel()
+        await asyncio.wait({starting})
+        await boxes.close()
+    await asyncio.sleep(0.1)
     assert _traces() == before
 
 

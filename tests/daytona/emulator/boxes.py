@@ -9,10 +9,12 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from ares_exp import DockerContainerFactory, LocalContainerFactory
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.container import DockerContainer
@@ -168,8 +170,8 @@ class Boxes:
             raise ContainerStartError(f"failed to pull {source.dockerfile.split()[1]}: not found")
         image, context = self._plain_image(source), None
         if image is None:
-            context = await asyncio.to_thread(self._context, source)
-            self._built.add(await asyncio.to_thread(image_tag, _NAME, context))
+            context = await in_thread(partial(self._context, source))
+            self._built.add(await in_thread(partial(image_tag, _NAME, context)))
         container = self._factory(
             ContainerSpec(
                 name=_NAME,
