@@ -44,7 +44,8 @@ from ares_exp.agents.rehearsal import RecordedStep, Recording, Untouchable, run_
 from ares_exp.agents.rehearsal_container import RehearsalContainer
 from ares_exp.agents.rehearsal_process import FactoryRecipe, package_of, run_again_in_new_processes
 from ares_exp.containers.container import Container
-from ares_exp.environments.agent_host import AgentHost, AgentState, is_deterministic
+from ares_exp.environments.agent_host import AgentHost, is_deterministic
+from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.errors import (
     AgentError,
     DivergenceError,

@@ -10,15 +10,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from contextlib import suppress
+from typing import cast
 
-from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, ContextualAgent, StatefulAgent
+from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory
 from ares_exp.containers.container import Container, User
 from ares_exp.environments.activity import Activity
+from ares_exp.environments.hosted_agent import AgentState, HostedLLM, with_context, with_state
 from ares_exp.environments.hosted_container import HostedContainer
 from ares_exp.errors import (
     AgentError,
+    AgentSetupTimeoutError,
     EpisodeError,
     NoRequestError,
     SnapshotBusyError,
@@ -32,25 +34,14 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.agent_context import AgentContext
 
 NO_CONTEXT = AgentContext()
+FIRST_REQUEST_GRACE_SEC = 2.0
+"""How long past its time limit an agent may take for its first request."""
 CANCEL_GRACE_SEC = 5.0
 """How long a cancelled agent may take to unwind; its running command is killed on the way."""
 
 
 class TimeIsUpError(Exception):
     """The agent's time limit has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentState:
-    """What an agent's `get_state` gave.
-
-    Attributes:
-        version: Its `state_version` then.
-        data: The state.
-    """
-
-    version: Any
-    data: Any
 
 
 class AgentHost:
@@ -98,6 +89,7 @@ class AgentHost:
         self._wake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        self._timeout_sec: float | None = None
         self._time_is_up = False
         self._requests = 0
 
@@ -110,6 +102,7 @@ class AgentHost:
         context: AgentContext = NO_CONTEXT,
     ) -> None:
         """Starts the agent on `instruction`, with what `context` gives it besides; its time runs from now."""
+        self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
         self.runtime.start(lambda: self._run(factory, instruction, context))
 
@@ -138,6 +131,7 @@ class AgentHost:
         Raises:
             JournalError: It did not come to the same point.
         """
+        self._timeout_sec = timeout_sec
         self._limit(None if timeout_sec is None else max(0.0, timeout_sec - elapsed_sec))
         journal, agent = self.runtime.journal, lambda: self._run(factory, instruction, context, state)
         if journal is None:
@@ -168,15 +162,31 @@ class AgentHost:
     ) -> None:
         """Makes and runs the agent; a `sys.exit()` in it must end its episode, not the loop of all the others."""
         try:
-            self.agent = factory(container=self._hosted, llm_client=_HostedLLM(self.runtime))
+            self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
-                _with_context(self.agent).set_context(context)
+                with_context(self.agent).set_context(context)
             if state is None:
                 await self.agent.run(instruction)
             else:
-                await _with_state(self.agent, state).resume(instruction)
+                await with_state(self.agent, state).resume(instruction)
         except SystemExit as error:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
+
+    async def first_request(self) -> None:
+        """Waits for the agent's first request, also a little past its limit: then it is told at the first answer.
+
+        Raises:
+            AgentSetupTimeoutError: There was none even then.
+            AgentError, ContainerError: As `next_request`.
+        """
+        with suppress(TimeIsUpError):
+            await self.next_request()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_REQUEST_GRACE_SEC):
+                await self.next_request(late=True)
+                return
+        raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
         """Waits for the agent's next LLM call, if `late` past its time limit; `None` when it has returned instead.
@@ -287,47 +297,6 @@ class AgentHost:
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-
-
-class _HostedLLM:
-    """The LLM client that the agent holds."""
-
-    def __init__(self, runtime: AgentRuntime) -> None:
-        self._runtime = runtime
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        response: LLMResponse = await self._runtime.call("llm", request)
-        return response
-
-
-def _with_context(agent: CodeAgent) -> ContextualAgent:
-    """The agent, as one that takes a context: its factory says so, and the task was let in for that."""
-    if not isinstance(agent, ContextualAgent):
-        raise AgentError(
-            f"The task gives its agent more than an instruction, and {type(agent).__name__} has no set_context()."
-        )
-    return agent
-
-
-def _with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
-    """The agent, with the state.
-
-    Raises:
-        SnapshotMismatchError: It does not take it.
-    """
-    kind = type(agent).__name__
-    if not isinstance(agent, StatefulAgent):
-        raise SnapshotMismatchError(f"The snapshot has a state of the agent, and {kind} has no set_state().")
-    if agent.state_version != state.version:
-        raise SnapshotMismatchError(
-            f"The snapshot has a state of version {state.version!r:.40} of the agent, and {kind} takes version "
-            f"{agent.state_version!r}. Restore with the agent as it was."
-        )
-    try:
-        agent.set_state(state.data)
-    except ValueError as error:
-        raise SnapshotMismatchError(f"{kind} does not take the state that the snapshot has: {error}") from None
-    return agent
 
 
 def is_deterministic(factory: CodeAgentFactory) -> bool:

@@ -15,8 +15,10 @@ from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.activity import Activity
 from ares_exp.environments.environment import check_action
-from ares_exp.environments.episode import Episode, EpisodeSetup
+from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
+from ares_exp.environments.episode_setup import EpisodeSetup
+from ares_exp.environments.past_stage import results_of
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
@@ -219,7 +221,8 @@ class CodeEnvironment:
                 left running.
             ContainerError: The container could not be started.
         """
-        from ares_exp.environments.restoring import Continuation, read_snapshot, recorded_setup
+        from ares_exp.environments.recorded_setup import recorded_setup
+        from ares_exp.environments.restoring import Continuation, read_snapshot
 
         found = await read_snapshot(snapshot)
         setup = recorded_setup(
@@ -277,7 +280,7 @@ class CodeEnvironment:
     @property
     def step_count(self) -> int:
         """Time steps of the episode since FIRST: `step()` was called as often."""
-        return self._episode.step_count if self._episode is not None else 0
+        return self._episode.usage.step_count if self._episode is not None else 0
 
     @property
     def current_task(self) -> Task | None:
@@ -297,12 +300,12 @@ class CodeEnvironment:
     @property
     def stage_results(self) -> tuple[StageResult, ...]:
         """What the stages of the episode came to that are over; none of a task with only one."""
-        return self._episode.stage_results if self._episode is not None else ()
+        return results_of(self._episode.task, self._episode.past_stages) if self._episode is not None else ()
 
     @property
     def phase(self) -> str | None:
         """What the episode is busy with: `start`, `agent` or `verify`; `None` while it waits for an action."""
-        return self._episode.phase if self._episode is not None else None
+        return self._episode.clock.phase if self._episode is not None else None
 
     @property
     def has_container(self) -> bool:
@@ -312,7 +315,7 @@ class CodeEnvironment:
     @property
     def phase_sec(self) -> dict[str, float]:
         """Wall seconds of the episode by phase: `start`, `agent`, `verify`."""
-        return self._episode.phase_sec if self._episode is not None else {}
+        return self._episode.clock.seconds if self._episode is not None else {}
 
     @property
     def container_image(self) -> str | None:

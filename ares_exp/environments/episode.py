@@ -5,51 +5,35 @@ All of an episode's life is in this one class, although it is long: whatever hap
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from ares_exp.agents.code_agent import CodeAgentFactory
 from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, SnapshottableContainer
+from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environments.activity import Activity
-from ares_exp.environments.agent_host import AgentHost, AgentState, TimeIsUpError, is_deterministic
-from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
+from ares_exp.environments.agent_host import AgentHost, TimeIsUpError, is_deterministic
+from ares_exp.environments.episode_limits import LimitName
+from ares_exp.environments.episode_setup import EpisodeSetup
+from ares_exp.environments.episode_usage import EpisodeUsage
+from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.message_edit import MessageEdit, edited
-from ares_exp.environments.past_stage import PastStage
+from ares_exp.environments.past_stage import PastStage, verdict_of
+from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
-from ares_exp.errors import AgentSetupTimeoutError, EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import StageResult
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Stage, Task, Verdict
-
-NOT_REACHED = Verdict(0.0, {"reward": 0.0})
-"""What a stage is worth that a limit of the episode kept from being played."""
-FIRST_REQUEST_GRACE_SEC = 2.0
-"""How long past its time limit an agent may take for its first request."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSetup:
-    """What the episodes of an environment have in common; see `CodeEnvironment`."""
-
-    container_factory: ContainerFactory
-    code_agent_factory: CodeAgentFactory
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
-    provide_solution: bool = False
-    output_dir: Path | None = None
 
 
 class Episode:
@@ -59,14 +43,11 @@ class Episode:
         setup: What its environment gave it.
         task: What is played.
         seed: Seed of what the agent draws.
-        step_count: Time steps since FIRST.
-        unanswered: Those of them without an LLM response: there was none before the time was up.
-        tokens, cost: What they used.
+        usage: What its steps came to.
         truncated_by: The limit that cut it short.
         verdict: What the verifiers said, taken together.
         past_stages: Stages that are over, of a task with several.
-        phase: The phase under way: `start`, `agent` or `verify`; `None` between two.
-        phase_sec: Wall seconds by phase.
+        clock: What it is busy with.
         activity: What the agent did in the container since the last time step.
         lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
         on_release: Is awaited when the episode has been released.
@@ -81,15 +62,11 @@ class Episode:
         self.setup = setup
         self.task = task
         self.seed = seed
-        self.step_count = 0
-        self.unanswered = 0
-        self.tokens = 0
-        self.cost = 0.0
+        self.usage = EpisodeUsage()
         self.truncated_by: LimitName | None = None
         self.verdict: Verdict | None = None
         self.past_stages: list[PastStage] = []
-        self.phase: str | None = None
-        self.phase_sec: dict[str, float] = {}
+        self.clock = PhaseClock()
         self.activity = Activity()
         self.lineage: Mapping[str, Any] = {}
         self.edits: tuple[MessageEdit, ...] = ()
@@ -112,7 +89,7 @@ class Episode:
         """
         began = time.perf_counter()
         container = await self._start_container()
-        with self._phase("start"), self.activity.timed():
+        with self.clock.during("start"), self.activity.timed():
             await self.task.set_up(container)
         host = await self._begin_stage(container)
         time_step = restart(self._shown(host))
@@ -128,7 +105,7 @@ class Episode:
         """Prepares the container for the stage, and starts its agent, up to its first request."""
         self._refuse_if_released()
         stage = self.stage
-        with self._phase("start"), self.activity.timed():
+        with self.clock.during("start"), self.activity.timed():
             await stage.begin(container)
             if self.setup.provide_solution:
                 self._solution_env = await stage.upload_solution(container)
@@ -137,14 +114,14 @@ class Episode:
         is_journaled = is_deterministic(self.setup.code_agent_factory)
         journal = Journal(time.time(), self._stage_seed) if is_journaled else None
         host = self.host = self._make_host(container, journal)
-        with self._phase("agent"):
+        with self.clock.during("agent"), self._unless_released():
             host.start(
                 self.setup.code_agent_factory,
                 stage.instruction,
                 timeout_sec=self._agent_timeout_sec,
                 context=self._context(len(self.past_stages)),
             )
-            await self._first_request(host)
+            await host.first_request()
         return host
 
     @property
@@ -172,7 +149,7 @@ class Episode:
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
         container = await self._start_container(changes)
-        with self._phase("start"):
+        with self.clock.during("start"):
             await container.set_network(self.stage.agent_network)
         if not isinstance(container, SnapshottableContainer):
             raise SnapshotUnsupportedError(
@@ -189,7 +166,8 @@ class Episode:
             state=state,
         )
         if host.observed is None:
-            await self._first_request(host)
+            with self._unless_released():
+                await host.first_request()
         self._stepped_at = time.perf_counter()
 
     async def _relive_past_stages(self, container: Container) -> None:
@@ -210,7 +188,7 @@ class Episode:
         host, container = self.host, self.container
         assert host is not None
         assert container is not None
-        with self._phase("agent"):
+        with self.clock.during("agent"):
             goes_on = await self._apply(host, action)
         if not goes_on:
             last = await self._end_stage(host, container)
@@ -252,7 +230,7 @@ class Episode:
         spec = replace(self.container_spec, changes=changes)
         self._network_between = spec.network
         container = self.container = self.setup.container_factory(spec)
-        with self._phase("start"), self.activity.timed():
+        with self.clock.during("start"), self.activity.timed():
             try:
                 await container.start()
                 self.container_image = container.image
@@ -277,54 +255,34 @@ class Episode:
             activity=self.activity,
         )
 
-    async def _first_request(self, host: AgentHost) -> None:
-        """Waits for the agent's first request, also a little past its limit: the next step then truncates."""
-        with suppress(TimeIsUpError):
-            await self._next_request(host)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_REQUEST_GRACE_SEC):
-                await self._next_request(host, late=True)
-                return
-        limit = self._agent_timeout_sec
-        raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {limit:g} s.")
-
-    async def _next_request(self, host: AgentHost, *, late: bool = False) -> LLMRequest | None:
-        """As of the host; whatever becomes of an agent that is being cancelled, a closed environment is what counts."""
+    @contextmanager
+    def _unless_released(self) -> Iterator[None]:
+        """Whatever becomes of an agent that is being cancelled inside, a closed environment is what counts."""
         try:
-            request = await host.next_request(late=late)
+            yield
         except Exception:
             self._refuse_if_released()
             raise
         self._refuse_if_released()
-        return request
 
     async def _apply(self, host: AgentHost, action: LLMResponse | None) -> bool:
         """Answers the pending request and waits for the next one; false when the agent phase is over."""
-        self.step_count += 1
-        if action is None:
-            self.unanswered += 1
-        else:  # it was given, also if it comes too late
-            self.tokens += action.usage.total_tokens
-            self.cost += action.cost
+        self.usage.add(action)
         try:
             host.answer(action)
-            request = await self._next_request(host)
+            with self._unless_released():
+                request = await host.next_request()
         except TimeIsUpError:
             self.truncated_by = "time"
             return False
         if request is not None:
-            self.truncated_by = self._limit_reached()
+            self.truncated_by = self.usage.limit_reached(self.setup.limits)
         return request is not None and not self.truncated_by
-
-    def _limit_reached(self) -> LimitName | None:
-        answers = self.step_count - self.unanswered
-        return self.setup.limits.reached(steps=answers, tokens=self.tokens, cost=self.cost)
 
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""
         assert host.observed is not None
-        return edited(host.observed.arguments, self.edits, self.step_count)
+        return edited(host.observed.arguments, self.edits, self.usage.step_count)
 
     def pending_request(self) -> LLMRequest:
         """The pending request, as the policy is to see it."""
@@ -364,18 +322,14 @@ class Episode:
         verdict = await self._score(container, verify=verify, is_last=is_last or ends_episode)
         self._note_stage(host, verdict)
         if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
-            self.truncated_by = self._limit_reached()
+            self.truncated_by = self.usage.limit_reached(self.setup.limits)
             if self.truncated_by is None:
                 return None
         await self.release()
         return self._last_step()
 
     def _last_step(self) -> TimeStep[LLMRequest]:
-        verdicts = [past.verdict for past in self.past_stages if past.verdict is not None]
-        is_verified = len(verdicts) == len(self.past_stages)  # else the last one is not: it was truncated
-        if self.truncated_by not in (None, "time"):  # or an agent could spend its limits on what is easy
-            verdicts += [NOT_REACHED] * (len(self.task.stages) - len(self.past_stages))
-        self.verdict = self.task.reward(verdicts) if is_verified else None
+        self.verdict = verdict_of(self.task, self.past_stages, self.truncated_by)
         reward = self.verdict.reward if self.verdict is not None else None
         if self.truncated_by is not None:
             return truncation(reward)
@@ -384,7 +338,7 @@ class Episode:
 
     async def _score(self, container: Container, *, verify: bool, is_last: bool) -> Verdict | None:
         time_limits = self.setup.limits.time
-        with self._phase("verify"), self.activity.timed():
+        with self.clock.during("verify"), self.activity.timed():
             self._scoring = Scoring(
                 self.stage,
                 container_factory=self.setup.container_factory,
@@ -401,31 +355,12 @@ class Episode:
                 name=self.stage.name,
                 verdict=verdict,
                 truncated_by=self.truncated_by,
-                step_count=self.step_count,
+                step_count=self.usage.step_count,
                 journal=host.runtime.journal,
                 encoder=self.encoder,
             )
         )
         self.encoder = JournalEncoder()
-
-    @property
-    def stage_results(self) -> tuple[StageResult, ...]:
-        """What the stages came to that are over; none of a task with only one."""
-        if len(self.task.stages) == 1:
-            return ()
-        ends = [0, *(past.step_count for past in self.past_stages)]
-        return tuple(past.result(began_at=began) for past, began in zip(self.past_stages, ends, strict=False))
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Adds the wall seconds spent inside to `phase_sec[name]`."""
-        began = time.perf_counter()
-        self.phase = name
-        try:
-            yield
-        finally:
-            self.phase = None
-            self.phase_sec[name] = self.phase_sec.get(name, 0.0) + time.perf_counter() - began
 
 
 async def _tear_down(host: AgentHost | None, container: Container | None, scoring: Scoring | None) -> None:

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
-from ares_exp.environments.episode import Episode, EpisodeSetup
+from ares_exp.environments.episode import Episode
+from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
 from ares_exp.environments.time_step import TimeStep
@@ -56,7 +57,7 @@ async def fork_episode(
             lineage = {
                 "root": episode.lineage.get("root", parent),
                 "parent": parent,
-                "step": episode.step_count,
+                "step": episode.usage.step_count,
                 "branch": branch,
             }
             seed = _seed_of(snapshot.snapshot_id, branch) if diversify else None

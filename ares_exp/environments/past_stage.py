@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,7 +15,10 @@ from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.journal.encoding import JournalEncoder, decode_journal
 from ares_exp.journal.journal import Journal
 from ares_exp.results import StageResult
-from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.task import Task, Verdict
+
+NOT_REACHED = Verdict(0.0, {"reward": 0.0})
+"""What a stage is worth that a limit of the episode kept from being played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,30 @@ class PastStage:
             truncated_by=self.truncated_by,
             num_steps=self.step_count - began_at,
         )
+
+
+def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResult, ...]:
+    """What the stages that are over came to; none of a task with only one."""
+    if len(task.stages) == 1:
+        return ()
+    ends = [0, *(past.step_count for past in past_stages)]
+    return tuple(past.result(began_at=began) for past, began in zip(past_stages, ends, strict=False))
+
+
+def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
+    """What an episode is worth that ended with the last of `past_stages`; `None`: its verifier was not run.
+
+    Args:
+        task: What was played.
+        past_stages: Its stages up to the end of the episode.
+        truncated_by: The limit that ended the episode, or its last stage, if one did.
+    """
+    verdicts = [past.verdict for past in past_stages if past.verdict is not None]
+    if len(verdicts) < len(past_stages):
+        return None
+    if truncated_by not in (None, "time"):  # else an agent could spend its limits on what is easy
+        verdicts += [NOT_REACHED] * (len(task.stages) - len(past_stages))
+    return task.reward(verdicts)
 
 
 @dataclass(frozen=True, slots=True)

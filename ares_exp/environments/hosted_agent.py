@@ -1,0 +1,72 @@
+"""What an agent is given by its host: its LLM client, its context, and the state that it goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ares_exp.agents.code_agent import CodeAgent, ContextualAgent, StatefulAgent
+from ares_exp.errors import AgentError, SnapshotMismatchError
+from ares_exp.journal.runtime import AgentRuntime
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent's `get_state` gave.
+
+    Attributes:
+        version: Its `state_version` then.
+        data: The state.
+    """
+
+    version: Any
+    data: Any
+
+
+class HostedLLM:
+    """The LLM client that the agent holds."""
+
+    def __init__(self, runtime: AgentRuntime) -> None:
+        """Asks nothing."""
+        self._runtime = runtime
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """The answer that the policy gives."""
+        response: LLMResponse = await self._runtime.call("llm", request)
+        return response
+
+
+def with_context(agent: CodeAgent) -> ContextualAgent:
+    """The agent, as one that takes a context: its factory says so, and the task was let in for that.
+
+    Raises:
+        AgentError: It takes none.
+    """
+    if not isinstance(agent, ContextualAgent):
+        raise AgentError(
+            f"The task gives its agent more than an instruction, and {type(agent).__name__} has no set_context()."
+        )
+    return agent
+
+
+def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
+    """The agent, with the state.
+
+    Raises:
+        SnapshotMismatchError: It does not take it.
+    """
+    kind = type(agent).__name__
+    if not isinstance(agent, StatefulAgent):
+        raise SnapshotMismatchError(f"The snapshot has a state of the agent, and {kind} has no set_state().")
+    if agent.state_version != state.version:
+        raise SnapshotMismatchError(
+            f"The snapshot has a state of version {state.version!r:.40} of the agent, and {kind} takes version "
+            f"{agent.state_version!r}. Restore with the agent as it was."
+        )
+    try:
+        agent.set_state(state.data)
+    except ValueError as error:
+        raise SnapshotMismatchError(f"{kind} does not take the state that the snapshot has: {error}") from None
+    return agent
