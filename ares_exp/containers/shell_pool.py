@@ -12,7 +12,7 @@ import contextlib
 import posixpath
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.command_killer import CommandKiller
@@ -39,6 +39,8 @@ class ShellPool:
         open_stream: OpenStream,
         *,
         workdir: str | None = None,
+        starts_there: bool = False,
+        try_again: Callable[[str], bool] = lambda why: False,
         shell: Shell = "bash -lc",
         root: User | None = None,
     ) -> None:
@@ -47,12 +49,16 @@ class ShellPool:
         Args:
             open_stream: Opens one shell.
             workdir: Default directory of commands; `None` is where the shells start. Relative `cwd`s start there.
+            starts_there: Whether shells that are opened in `workdir` are there for their user to work in, also if the
+                user cannot enter it: a container engine puts them there.
+            try_again: Is told why a stream was no shell, and says whether another one may be.
             shell: What reads commands that do not say.
             root: The user who may end everybody's processes; `None` when that is the default one.
         """
         self._workdir = workdir
+        self._starts_there = starts_there
         self._shell: Shell = shell
-        self._shells = ShellStock(open_stream, shell)
+        self._shells = ShellStock(open_stream, shell, try_again)
         self._killer = CommandKiller(self._shells, root)
 
     async def open(self) -> None:
@@ -77,8 +83,9 @@ class ShellPool:
     ) -> ExecResult:
         """As `Container.exec`. A command that kills the shell around it has exit code 137."""
         check_arguments(command, cwd, env or {})
+        stays = cwd is None and self._starts_there
         if self._workdir is not None:
-            cwd = posixpath.join(self._workdir, cwd or "")
+            cwd = posixpath.join(self._workdir, cwd) if cwd else self._workdir
         exec_id, started_at = secrets.token_hex(8), time.monotonic()
         output, errors = BoundedOutput(max_output_bytes), BoundedOutput(max_output_bytes)
         sink = await self._open_sink(user, errors) if separate_stderr else None
@@ -93,6 +100,7 @@ class ShellPool:
                 box=box,
                 exec_id=exec_id,
                 cwd=cwd,
+                stays=stays,
                 env=env or {},
                 shell=reader,
                 in_place=reader == self._shell != "bash -lc",

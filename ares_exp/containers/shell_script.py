@@ -108,6 +108,7 @@ def command_script(
     box: BoxShell,
     exec_id: str,
     cwd: str | None,
+    stays: bool = False,
     env: Mapping[str, str],
     shell: Shell,
     in_place: bool,
@@ -121,13 +122,15 @@ def command_script(
         box: What the channel's shell said of itself.
         exec_id: By which the command's processes are known.
         cwd: Where it starts; `None` is where the channel's shell stands.
+        stays: Whether it starts where the shell stands, other than `/`, if `cwd` cannot be entered: in a directory that
+            was removed meanwhile, it can be made anew.
         env: Exported to it.
         shell: What reads it.
         in_place: Whether that is the shell that the script is read by.
         stderr: A process of the box whose stdout takes the command's stderr; `None` leaves both together.
     """
     lines = [] if stderr is None else [_redirect_stderr(stderr)]
-    lines += [*_change_directory(cwd), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
+    lines += [*_change_directory(cwd, stays), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
     lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _become(command, key, box, shell, in_place=in_place)]
     return _script(key, "; ".join(lines))  # one line: the command's own then counts from 1
 
@@ -168,12 +171,15 @@ def _redirect_stderr(sink: int) -> str:
     return f"command exec 2>/proc/{sink}/fd/1 || {{ echo 'cannot separate stderr: /proc is closed'; exit 126; }}"
 
 
-def _change_directory(cwd: str | None) -> list[str]:
+def _change_directory(cwd: str | None, stays: bool) -> list[str]:
     if cwd is None:
         return []
     path = cwd if posixpath.isabs(cwd) else f"./{cwd}"
     complaint = shlex.quote(f"cannot change to the working directory {cwd!r}: missing, no directory, or not accessible")
-    return [f"cd -- {shlex.quote(path)} 2>/dev/null || {{ echo {complaint}; exit 126; }}"]
+    refuse = f"{{ echo {complaint}; exit 126; }}"
+    if stays:
+        refuse = f"case $(pwd -P 2>/dev/null) in /) {refuse} ;; esac"
+    return [f"cd -- {shlex.quote(path)} 2>/dev/null || {refuse}"]
 
 
 def _become(command: str, key: str, box: BoxShell, shell: Shell, *, in_place: bool) -> str:

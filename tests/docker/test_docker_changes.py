@@ -324,4 +324,4 @@ async def test_what_a_killed_process_leaves_is_removed_by_the_next(
     # The container goes by itself, the image with the next run: which may be somebody else's, beside this test.
     assert await asyncio.to_thread(wait_until, lambda: len(left_on(api, process.pid)) <= 1)
     await DockerContainerFactory().preflight()
-    assert left_on(api, process.pid) == []
+    assert await asyncio.to_thread(wait_until, lambda: left_on(api, process.pid) == [])

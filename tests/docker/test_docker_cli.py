@@ -41,7 +41,7 @@ def alive(pid: int) -> bool:
         return False
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"  # nobody has reaped it yet
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end as its file is read
         return not Path("/proc/self").exists()
 
 

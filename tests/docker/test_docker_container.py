@@ -27,6 +27,7 @@ from tests.docker.dockerfiles import IMAGE, built
 pytestmark = pytest.mark.docker
 
 SPEC = ContainerSpec("docker test", docker_image=IMAGE)
+SOON_SEC = 60.0
 
 STARTER = """
 import asyncio, sys
@@ -59,11 +60,11 @@ async def test_a_killed_runner_takes_its_container_along(engine: docker.DockerCl
         sys.executable, "-c", STARTER, IMAGE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
     )
     assert runner.stdout is not None
-    name = (await asyncio.wait_for(runner.stdout.readline(), 30)).decode().strip()
+    name = (await asyncio.wait_for(runner.stdout.readline(), SOON_SEC)).decode().strip()
     assert engine.api.inspect_container(name)["State"]["Running"]
     runner.send_signal(signal.SIGKILL)
     await runner.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_SEC):
         while name in [one.name for one in engine.containers.list(all=True, ignore_removed=True)]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -110,7 +111,7 @@ async def test_what_sudo_made_root_s_is_killed_too(context: Path) -> None:
     spec = built(context, "RUN cp /usr/bin/perl /bin/as-root && chmod 4755 /bin/as-root\nUSER nobody\n")
     sleeper = "as-root -e '$< = 0; $> = 0; print qq(uid $<\\n); $| = 1; print qq(up\\n); sleep 4323'"
     async with DockerContainerFactory()(spec) as box:
-        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=1.0)
+        late = await box.exec(f"{sleeper} & {sleeper}", timeout_sec=3.0)
         assert late.timed_out
         assert late.output.count("uid 0\n") == 2
         left = await box.exec("cat /proc/[0-9]*/stat | grep -c '(as-root) [^ZX]'", user="root", shell="sh -c")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import os
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.daytona.box_scripts import BoxScripts
 from ares_exp.containers.daytona.file_listing import DIRECTORY, PRELUDE, UNREADABLE, Started
 from ares_exp.containers.daytona.listed_changes import Changes, Listed
@@ -56,7 +56,7 @@ async def put_back(
                 "to the task's image."
             )
     with tempfile.TemporaryFile(prefix="ares_exp-changes-") as file:
-        digest, sizes = await asyncio.to_thread(_write, changes, file, started)
+        digest, sizes = await in_thread(lambda: _write(changes, file, started))
         await box.send(file, _UPLOAD)
     await box.run(_unpack_script(started, digest, sizes))
 

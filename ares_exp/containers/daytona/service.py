@@ -91,7 +91,7 @@ class DaytonaService:
         """
         from daytona import DaytonaError
 
-        loop = asyncio.get_running_loop()
+        loop, client = asyncio.get_running_loop(), self.client  # whose making imports a lot: no time of the service's
         begun = loop.time()
         deadline = begun + timeout_sec
         last: ContainerError | None = None
@@ -101,7 +101,7 @@ class DaytonaService:
             timer = asyncio.timeout_at(deadline)
             try:
                 async with timer:
-                    return await request(self.client)
+                    return await request(client)
             except DaytonaError as error:
                 failure = failures.read(what, error)
                 last = failure.error

@@ -5,7 +5,6 @@ One request carries as many files as there are. Only the sandbox resolves its pa
 
 from __future__ import annotations
 
-import asyncio
 import os
 import posixpath
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ares_exp.containers import archive
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.container import ExecResult
 from ares_exp.containers.daytona.box_scripts import Run
 from ares_exp.containers.daytona.failures import plain
@@ -65,7 +65,7 @@ class FileTransfer:
         """
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
         box_path, into = self._new_path(), shlex.quote(directory or "/")
-        with await asyncio.to_thread(archive.pack, source, name) as packed:
+        with await in_thread(lambda: archive.pack(source, name)) as packed:
             await self.send(packed, box_path)
         unpack = f"mkdir -p -- {into} && tar -xpf {box_path} -C {into}; e=$?; rm -f {box_path}; exit $e"
         result = await self._run(unpack, timeout_sec=TRANSFER_TIMEOUT_SEC)
@@ -106,7 +106,7 @@ class FileTransfer:
                     raise TransferError(f"Cannot copy {source} out of the sandbox. {error}") from error
                 file.seek(0)
                 unpack = archive.unpack_file if packed[1] == "file" else archive.unpack_directory
-                await asyncio.to_thread(unpack, file, target)
+                await in_thread(lambda: unpack(file, target))
         finally:
             self._done.append(box_path)
 

@@ -49,6 +49,8 @@ class DockerOptions:
     swap_mb: int
     no_new_privileges: bool
     capture: CaptureWay
+    compose_max_containers: int
+    compose_max_memory_mb: int
     compose_trusted: bool
 
 

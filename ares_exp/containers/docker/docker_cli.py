@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ares_exp.containers.dead_mans_shell import while_we_live
 from ares_exp.containers.docker.shared_work import Demand
 from ares_exp.containers.owned_directory import short_lived_directory
 
@@ -17,18 +19,6 @@ _PASSED_ON = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",  # it asks registries for tokens
 )
 # fmt: on
-
-# The end of our end of stdin ends the whole group. It comes also by kill -9 of this process, which leaves nothing then.
-_WHILE_WE_LIVE = """
-folder=$1
-shift
-exec 3<&0 </dev/null
-"$@" 3<&- &
-command=$!
-{ read -r _; rm -f "$folder/Dockerfile"; rmdir "$folder"; kill -9 0; } <&3 >/dev/null 2>&1 &
-exec 3<&-
-wait $command
-"""
 
 
 def docker_clis(name: str = "docker") -> Iterator[Path]:
@@ -81,9 +71,10 @@ def docker_build(
         folder = directory.path
         (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         context = folder if context_dir is None else context_dir.resolve()
+        its = shlex.quote(str(folder))  # which nobody else would remove after a kill -9
         command = [str(cli), "build", "--progress=plain", f"--file={folder}/Dockerfile", *arguments, str(context)]
         process = subprocess.Popen(
-            ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", str(folder), *command],
+            while_we_live(command, at_end=f"rm -f {its}/Dockerfile; rmdir {its}"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

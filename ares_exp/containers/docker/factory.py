@@ -51,6 +51,8 @@ class DockerContainerFactory:
         no_new_privileges: bool = False,
         warm: Annotated[int, pydantic.Field(ge=0, le=MAX_WARM)] = 0,
         capture: CaptureWay = "auto",
+        compose_max_containers: Annotated[int, pydantic.Field(ge=1)] = 16,
+        compose_max_memory_mb: Annotated[int, pydantic.Field(ge=64)] = 8192,
         compose_trusted: bool = False,
     ) -> None:
         """Keeps the options; touches nothing.
@@ -73,8 +75,11 @@ class DockerContainerFactory:
                 root on its machine and a storage driver that is an overlay. `archive`: from archives that the engine or
                 `tar` in the container makes; slower, and hard links, names that are no UTF-8 and the like may be lost.
                 `auto`: `upper` where that is possible.
+            compose_max_containers: How many containers, and how many networks, a task's compose file may ask for.
+            compose_max_memory_mb: How much memory, swap included, each service beside `main` may ask for; those that
+                name no limit have this one.
             compose_trusted: Whether a task's compose file may ask for anything that Docker Compose can do on the
-                engine's machine: its directories, devices, networks, privileged containers.
+                engine's machine: its directories, devices, networks, privileged containers, as much as it likes.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
@@ -90,6 +95,8 @@ class DockerContainerFactory:
             swap_mb=swap_mb,
             no_new_privileges=no_new_privileges,
             capture=capture,
+            compose_max_containers=compose_max_containers,
+            compose_max_memory_mb=compose_max_memory_mb,
             compose_trusted=compose_trusted,
         )
         self._capabilities = Capabilities()  # the least, until the engine was asked
@@ -164,8 +171,8 @@ class DockerContainerFactory:
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
         if spec.compose_file is not None:
-            check_compose(spec, self._options)
-            return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
+            not_done = check_compose(spec, self._options)
+            return [*not_done, *check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
         context = spec.context_dir
         if spec.docker_image is None and not (context is not None and (context / "Dockerfile").is_file()):
             where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"

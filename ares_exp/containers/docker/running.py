@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 ROOT = ("root", "0")
 
+_NO_WORKDIR = "chdir to cwd"
+"""In the message of an engine that cannot start a process in the image's working directory."""
+
 
 class RunningContainer:
     """Runs commands over persistent shells and copies files, until it is closed or the container ends."""
@@ -56,6 +59,7 @@ class RunningContainer:
         self._channels: ShellPool | None = None
         self._default_user = ""
         self._workdir = "/"
+        self._start_dir: str | None = None
         self._closed = False
 
     async def open(self) -> None:
@@ -71,7 +75,14 @@ class RunningContainer:
         self._default_user = config["User"] or "root"
         self._workdir = self._spec_workdir or config["WorkingDir"] or "/"
         root = None if self._default_user in ROOT else "root"
-        self._channels = ShellPool(self._open_shell, workdir=self._spec_workdir, shell=self._shell, root=root)
+        self._channels = ShellPool(
+            self._open_shell,
+            workdir=self._workdir,
+            starts_there=self._spec_workdir is None,
+            try_again=self._starts_elsewhere,
+            shell=self._shell,
+            root=root,
+        )
         try:
             await self._channels.open()
         except ContainerError as error:
@@ -101,15 +112,25 @@ class RunningContainer:
         self.raise_if_closed()
         try:
             created = await in_thread(
-                lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user), abandon=True
+                lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user, workdir=self._start_dir),
+                abandon=True,
             )
             connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
         except engine_errors() as error:
+            if self._starts_elsewhere(reason(error)):
+                return await self._open_shell(user)
             raise ContainerError(
                 f"No shell could be opened in the {self._what}"
                 f"{f' as user {as_user!r}' if as_user else ''}: {reason(error)}."
             ) from error
         return EngineStream(*connection)
+
+    def _starts_elsewhere(self, why: str) -> bool:
+        """From now on shells start in `/`, if it is the working directory that they cannot start in: it is missing."""
+        if _NO_WORKDIR not in why:
+            return False
+        self._start_dir = "/"
+        return True
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """As `Container.upload`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 import re
 import shlex
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ares_exp.containers import archive
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.errors import TransferError
@@ -34,7 +34,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
         OSError: The stream broke.
     """
     directory, name = (target, "") if source.is_dir() else posixpath.split(target)
-    with await asyncio.to_thread(archive.pack, source, name) as packed:
+    with await in_thread(lambda: archive.pack(source, name)) as packed:
         size = packed.seek(0, 2)
         packed.seek(0)
         # One line that ends in `exit`: whatever happens, no byte of the archive is read as shell source.
@@ -78,7 +78,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
         unpack = {b"file\n": archive.unpack_file, b"directory\n": archive.unpack_directory}.get(kind)
         if unpack is None:
             raise TransferError(f"Cannot copy {source} out of the box: there is no such file or directory.")
-        await asyncio.to_thread(unpack, packed, target)
+        await in_thread(lambda: unpack(packed, target))
 
 
 async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:

@@ -50,7 +50,7 @@ class HostShell:
         for pid in doomed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(timeout=5)
+        self.process.wait(timeout=30)
 
 
 def fields(stat: Path) -> tuple[int, int, int] | None:

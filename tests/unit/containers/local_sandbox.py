@@ -32,7 +32,7 @@ STEADY_MOUNTS = ("unshare", "--mount", *(() if is_privileged() else ("--map-root
 """Before a bubblewrap that binds all mounts of the host: it fails when one of them goes meanwhile, as engines' do."""
 
 
-def as_ordinary_user(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def as_ordinary_user(*arguments: str, timeout: float = 250) -> subprocess.CompletedProcess[str]:
     """Runs this Python as `nobody`, root being ours; what we may not show him by our permissions is bound for him."""
     shown = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
     closed = {parent for path in shown for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH}

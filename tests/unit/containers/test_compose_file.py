@@ -10,6 +10,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.compose.bounds import Bounds
 from ares_exp.containers.docker.compose.dangers import check_file
 from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete
 from ares_exp.containers.docker.compose.tool import find_compose
@@ -17,12 +18,14 @@ from ares_exp.containers.docker.compose.variables import variables
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
+BOUNDS = Bounds(containers=4, memory_mb=512, pids=100)
+
 
 def refused(folder: Path, text: str) -> str:
     """The keys that are refused; empty when none is."""
     (folder / "docker-compose.yaml").write_text(text)
     try:
-        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), trusted=False)
+        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), BOUNDS)
     except UnsupportedTaskError as error:
         return str(error).partition("networks: ")[2].partition(". Leave")[0]
     return ""
@@ -120,8 +123,91 @@ secrets: {word: {file: ./word}}
     assert refused(tmp_path, text) == ""
 
 
+def excess(folder: Path, text: str) -> str:
+    """What is too much; empty when nothing is."""
+    (folder / "docker-compose.yaml").write_text(text)
+    try:
+        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), BOUNDS)
+    except UnsupportedTaskError as error:
+        return str(error).partition("allowed here: ")[2].partition(". Allow more")[0]
+    return ""
+
+
+CONTAINERS = "(at most 4: container.compose_max_containers)"
+PIDS = "from 1 to 100: container.pids_limit)"
+MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
+
+
 @pytest.mark.parametrize(
-    "text", ["", "services: 1", "services: {a: 1}", "a: [", "services: {a: {volumes: 1}}", "services: {a: {build: 1}}"]
+    ("line", "told"),
+    [
+        ("scale: 4", f"5 containers in all, services.web alone 4 {CONTAINERS}"),
+        ("deploy: {replicas: '10000'}", f"10001 containers in all, services.web alone 10000 {CONTAINERS}"),
+        ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in all, services.web alone 9 {CONTAINERS}"),
+        ("scale: -1", f"inf containers in all, services.web alone inf {CONTAINERS}"),
+        ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
+        ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
+        ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
+        (
+            "deploy: {resources: {limits: {pids: 1000}}}",
+            f"services.web.deploy.resources.limits.pids (1000, {PIDS}",
+        ),
+        ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
+        ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
+        ("mem_limit: 1073741824", f"services.web.mem_limit (1073741824, {MEMORY}"),
+        ("mem_limit: all", f"services.web.mem_limit ('all', {MEMORY}"),
+        ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
+        ("memswap_limit: -1", f"services.web.memswap_limit (-1, {MEMORY}"),
+        ("mem_reservation: 2g", f"services.web.mem_reservation ('2g', {MEMORY}"),
+        (
+            "deploy: {resources: {limits: {memory: 1G}}}",
+            f"services.web.deploy.resources.limits.memory ('1G', {MEMORY}",
+        ),
+        (
+            "deploy: {resources: {reservations: {memory: 1G}}}",
+            f"services.web.deploy.resources.reservations.memory ('1G', {MEMORY}",
+        ),
+    ],
+)
+def test_no_more_than_is_allowed(tmp_path: Path, line: str, told: str) -> None:
+    service = line if line.startswith("{") else f"\n    {line}"
+    assert excess(tmp_path, f"services:\n  main:\n  web: {service}\n") == told
+
+
+def test_no_more_services_and_networks_than_containers(tmp_path: Path) -> None:
+    services = "services: {a: , b: , c: {scale: 0}, d: {profiles: [x]}, e: }"
+    assert excess(tmp_path, services) == ""
+    assert excess(tmp_path, services.replace("{scale: 0}", "")) == f"5 containers in all {CONTAINERS}"
+    networks = ", ".join(f"{name}: " for name in "vwxyz")
+    assert excess(tmp_path, f"{services}\nnetworks: {{{networks}}}") == f"5 networks {CONTAINERS}"
+
+
+def test_what_is_within_the_bounds_or_not_known_yet(tmp_path: Path) -> None:
+    text = """
+services:
+  main: {mem_limit: 64g, memswap_limit: -1, pids_limit: 100}
+  web:
+    scale: 2
+    mem_limit: 512MiB
+    memswap_limit: "536870912"
+    mem_reservation: ${MEMORY:-64g}
+    pids_limit: 1
+    deploy: {replicas: "${MANY}", resources: {limits: {memory: 0.5g, cpus: "99"}, reservations: }}
+"""
+    assert excess(tmp_path, text) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "services: 1",
+        "services: {a: 1}",
+        "a: [",
+        "services: {a: {volumes: 1}}",
+        "services: {a: {build: 1}}",
+        "services: {a: {deploy: {resources: {limits: 1}}}}",
+    ],
 )
 def test_malformed_files(tmp_path: Path, text: str) -> None:
     with pytest.raises(TaskError, match=r"docker-compose\.yaml: expected a compose file"):
@@ -134,7 +220,7 @@ def test_variables_that_programs_obey_are_not_filled_in(tmp_path: Path) -> None:
         tmp_path, "services: {a: {image: '${PYTHONPATH}$GOAL${no_proxy:-}${PATHS}', command: LD_PRELOAD}}", env=env
     )
     with pytest.raises(UnsupportedTaskError, match=r"of this machine obey, got PYTHONPATH, no_proxy\."):
-        check_file(asked, trusted=True)
+        check_file(asked, None)
     passed = variables(asked, "unix:///x")
     assert {name: passed.get(name) for name in env} == {
         "PYTHONPATH": None, "GOAL": "x", "LD_PRELOAD": None, "no_proxy": None, "PATHS": "x",
@@ -184,6 +270,14 @@ def test_refusals_before_the_start(tmp_path: Path, tools: Path) -> None:
     with pytest.raises(UnsupportedTaskError, match=r"services\.a\.privileged.*container\.compose_trusted=true"):
         DockerContainerFactory().check(danger)
     assert DockerContainerFactory(compose_trusted=True).check(danger) == []
+    large = spec(tmp_path, "services: {a: {scale: 17, mem_limit: 9g, ports: ['80:80']}}")
+    told = r"asks for more.*18 containers.*compose_max_containers.*; services\.a\.mem_limit .*compose_max_memory_mb"
+    with pytest.raises(UnsupportedTaskError, match=told):
+        DockerContainerFactory().check(large)
+    [warning] = DockerContainerFactory(compose_max_containers=18, compose_max_memory_mb=9 * 1024).check(large)
+    assert warning.startswith("ports are not published")
+    assert "(docker-compose.yaml: services a)" in warning
+    assert DockerContainerFactory(compose_trusted=True).check(large) == [warning]
     mixed = spec(tmp_path, network=PUBLIC, phase_networks=frozenset({NO_NETWORK}))
     with pytest.raises(UnsupportedTaskError, match="a public network in one phase and for less in another"):
         DockerContainerFactory().check(mixed)
@@ -195,8 +289,8 @@ def test_refusals_before_the_start(tmp_path: Path, tools: Path) -> None:
 
 def ours(**changed: Any) -> Ours:
     plain = {
-        "labels": {"mine": "1"}, "env": {}, "extra_hosts": {}, "pids_limit": 99, "swap_mb": 0,
-        "no_new_privileges": False, "closed": False, "capabilities": Capabilities(cpus=2),
+        "labels": {"mine": "1"}, "env": {}, "extra_hosts": {}, "pids_limit": 99, "memory_mb": None,
+        "swap_mb": 0, "no_new_privileges": False, "closed": False, "capabilities": Capabilities(cpus=2),
     }  # fmt: skip
     return Ours(**plain | changed)
 
@@ -228,6 +322,15 @@ def test_limits_of_the_file_win() -> None:
     main = completed({"main": {"deploy": {"resources": {"limits": limits}}}}, asked)["services"]["main"]
     assert (main["cpus"], main["mem_limit"], main["pids_limit"], main["deploy"]) == (0.5, "1G", 7, {"resources": {}})
     assert "memswap_limit" not in main
+
+
+def test_services_without_a_limit_have_ours() -> None:
+    services = {"free": {}, "own": {"deploy": {"resources": {"limits": {"memory": "1G"}}}}}
+    asked = ContainerSpec("t", memory_mb=64)
+    whole = completed(services, asked, memory_mb=2, swap_mb=1)["services"]
+    limits = {name: (one["mem_limit"], one.get("memswap_limit")) for name, one in whole.items()}
+    assert limits == {"main": ("67108864b", "68157440b"), "free": ("2097152b", "3145728b"), "own": ("1G", None)}
+    assert "mem_limit" not in completed(services, memory_mb=2)["services"]["main"]
 
 
 def test_options_of_the_factory() -> None:

@@ -14,6 +14,7 @@ from ares_exp.containers import egress_proxy
 from ares_exp.containers.egress_proxy import MAX_CONNECTIONS, EgressProxy
 from ares_exp.containers.egress_request import MAX_HEAD_BYTES, RefusedError
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, IPAddress, NetworkPolicy
+from tests.closed_port import closed_port
 from tests.host_server import host_address
 
 BOUND_SEC = 20.0
@@ -232,9 +233,8 @@ async def test_what_is_not_allowed_gets_a_sentence(dial: Dial, origin: tuple[Ori
 
 
 async def test_nobody_there(dial: Dial, origin: tuple[Origin, str, int]) -> None:
-    with socket.create_server((origin[1], 0)) as taken:
-        port = taken.getsockname()[1]
-    said = await answer(dial, f"CONNECT {origin[1]}:{port} HTTP/1.1\r\n\r\n".encode(), end=True)
+    with closed_port(origin[1]) as port:
+        said = await answer(dial, f"CONNECT {origin[1]}:{port} HTTP/1.1\r\n\r\n".encode(), end=True)
     assert said.startswith("HTTP/1.1 502 ")
     assert f"{origin[1]} port {port} cannot be reached" in said
 

@@ -54,7 +54,7 @@ async def test_closing_wakes_who_waits(tmp_path: Path) -> None:
     stream.close()
     for task in (reading, writing):
         with pytest.raises(OSError, match="closed"):
-            await asyncio.wait_for(task, 1)
+            await asyncio.wait_for(task, 30)
     process.kill()
     process.wait(10)
 
@@ -65,7 +65,7 @@ async def test_cancelling_a_read_loses_nothing(tmp_path: Path) -> None:
     reading = asyncio.create_task(stream.read())
     await asyncio.sleep(0.01)
     reading.cancel()
-    assert await asyncio.wait_for(stream.read(), 5) == b"data"
+    assert await asyncio.wait_for(stream.read(), 30) == b"data"
     stream.close()
     process.wait(10)
 
@@ -81,4 +81,4 @@ async def test_nothing_is_left_of_a_pair(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), fifo_pair(tmp_path, "x"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["x.out"]
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

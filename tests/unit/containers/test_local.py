@@ -30,10 +30,10 @@ pytestmark = needs_local
 
 
 def traces() -> tuple[list[str], list[str]]:
-    """Box directories of this process, and mounts of boxes, on the host."""
+    """Box directories of this process, and mounts of its boxes, on the host."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     directories = [path for folder in folders() for path in folder.glob(f"*ares_exp-box-{os.getpid()}-*")]
-    return list(map(str, directories)), [m for m in mounts if "ares_exp" in m]
+    return list(map(str, directories)), [m for m in mounts if f"ares_exp-box-{os.getpid()}-" in m]
 
 
 def descendants() -> list[str]:
@@ -258,6 +258,21 @@ async def test_cancelled_and_stopped_boxes_leave_no_descriptors() -> None:
     assert descendants() == children
 
 
+async def test_a_cancelled_download_writes_nothing_more(tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    async with box() as container:
+        await container.exec("mkdir /many; cd /many; seq 3000 | xargs touch")
+        copying = asyncio.create_task(container.download("/many", into))
+        async with asyncio.timeout(20):
+            while not list(into.iterdir()):  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(0)
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert len(list(into.iterdir())) in (0, 3000)  # what is being unpacked is in a directory of its own there
+
+
 async def test_stop_closes_streams_that_were_forgotten() -> None:
     async with box() as container:
         assert container._box is not None
@@ -272,7 +287,7 @@ async def test_stop_during_a_command() -> None:
     await container.start()
     command = asyncio.create_task(container.exec("sleep 60"))
     await asyncio.sleep(0.1)
-    await asyncio.wait_for(container.stop(), 2)
+    await asyncio.wait_for(container.stop(), 20)
     with pytest.raises(ContainerDiedError):
         await command
     assert descendants() == children

@@ -162,6 +162,6 @@ async def test_the_box_dies_with_its_bubblewrap() -> None:
         await container.exec("(setsid sleep 300 &)")
         assert container._box is not None
         container._box._process.kill()
-        await asyncio.wait_for(container._box._exited.wait(), 2)
+        await asyncio.wait_for(container._box._exited.wait(), 20)
         with pytest.raises(ContainerDiedError):
             await container.exec("true")

@@ -126,9 +126,15 @@ async def test_too_little_memory_to_start() -> None:
 async def test_processor_time_is_rationed() -> None:
     async with small(cpus=0.25) as container:
         assert setting(container, "cpu.cfs_quota_us", "cpu.max").split()[0] == "25000"
-        await run(container, "timeout 0.5 sh -c 'while :; do :; done'")
-        stat = dict(line.split() for line in setting(container, "cpu.stat").splitlines())
-    assert int(stat["nr_throttled"]) > 0
+        deadline = time.monotonic() + DEADLINE_SEC
+        while throttled(container) == 0 and time.monotonic() < deadline:  # where others take more, there is no need to
+            await run(container, "for i in 1 2 3 4; do timeout 0.5 sh -c 'while :; do :; done' & done; wait")
+        assert throttled(container) > 0
+
+
+def throttled(container: LocalContainer) -> int:
+    """In how many periods it had to wait for the next one."""
+    return int(dict(line.split() for line in setting(container, "cpu.stat").splitlines())["nr_throttled"])
 
 
 @limited_by("pids")

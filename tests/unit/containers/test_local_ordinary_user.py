@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.containers.local_sandbox import as_ordinary_user, as_root, needs_local
 
-pytestmark = [needs_local, as_root, pytest.mark.once]
+pytestmark = [needs_local, as_root, pytest.mark.once, pytest.mark.timeout(300)]
 
 
 def test_he_can_make_boxes() -> None:

@@ -10,6 +10,7 @@ from typing import Unpack
 
 from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, ServiceContainer
 from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.docker.compose.bounds import Bounds
 from ares_exp.containers.docker.compose.dangers import check_file
 from ares_exp.containers.docker.compose.project import ComposeProject
 from ares_exp.containers.docker.compose.project_file import MAIN, Ours
@@ -40,8 +41,11 @@ _logger = logging.getLogger(__name__)
 NO_SNAPSHOTS = "its files are not all that it is: the services of its compose file have a state of their own"
 
 
-def check_compose(spec: ContainerSpec, options: DockerOptions) -> None:
+def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Finds out before the start whether a task with a compose file can be played. Blocking.
+
+    Returns:
+        What of the file is not done, a sentence each.
 
     Raises:
         UnsupportedTaskError: There is no compose program here; or the file asks for too much; or for networks that
@@ -53,13 +57,20 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> None:
         find_compose()
     except PreflightError as error:
         raise UnsupportedTaskError(f"Task {spec.name} has several services ({spec.compose_file}). {error}") from error
-    check_file(spec, trusted=options.compose_trusted)
+    not_done = check_file(spec, _bounds(options))
     if len({_is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a public network in one phase and for less in another. container=docker cannot "
             f"switch the networks of several services ({spec.compose_file}). Play it under one network with "
             "container.network=no-network or container.network=public, or leave it out."
         )
+    return not_done
+
+
+def _bounds(options: DockerOptions) -> Bounds | None:
+    if options.compose_trusted:
+        return None
+    return Bounds(options.compose_max_containers, options.compose_max_memory_mb, options.pids_limit)
 
 
 def _is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
@@ -76,7 +87,7 @@ class ComposeContainer(Container):
         self._spec = spec
         self._options = options
         self._project = ComposeProject(
-            unique_name(spec.name).lower(), spec, trusted=options.compose_trusted, keep_image=options.keep_image
+            unique_name(spec.name).lower(), spec, bounds=_bounds(options), keep_image=options.keep_image
         )
         self._engine: Engine | None = None
         self._first_process: FirstProcess | None = None
@@ -117,6 +128,7 @@ class ComposeContainer(Container):
             env=options.env,
             extra_hosts=options.network.extra_hosts,
             pids_limit=options.pids_limit,
+            memory_mb=None if options.compose_trusted else options.compose_max_memory_mb,
             swap_mb=options.swap_mb,
             no_new_privileges=options.no_new_privileges,
             closed=_is_closed(spec.network, options),

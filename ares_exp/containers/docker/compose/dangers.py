@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.compose.bounds import Bounds, refuse_excess
 from ares_exp.containers.docker.compose.variables import refuse_obeyed
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
@@ -39,12 +40,15 @@ _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
 
-def check_file(spec: ContainerSpec, *, trusted: bool) -> None:
+def check_file(spec: ContainerSpec, bounds: Bounds | None) -> list[str]:
     """Looks at a task's compose file as it is written. Blocking.
 
     Args:
         spec: With a compose file.
-        trusted: Whether the file may ask for anything.
+        bounds: How much it may ask for; `None`: the file may ask for anything.
+
+    Returns:
+        What of it is not done, a sentence each.
 
     Raises:
         UnsupportedTaskError: It asks for too much, or uses a variable that is not filled in.
@@ -54,8 +58,30 @@ def check_file(spec: ContainerSpec, *, trusted: bool) -> None:
     assert path is not None
     text, document = _read(path)
     refuse_obeyed(spec, text)
-    if not trusted:
+    refuse_what_is_not_allowed(path, document, bounds)
+    with_ports = sorted(str(name) for name, service in _tables(document["services"]) if service.get("ports"))
+    if with_ports:
+        return [
+            f"ports are not published, as attempts at the same time would need the same ones ({path.name}: services "
+            f"{', '.join(with_ports)}); the services reach each other as ever"
+        ]
+    return []
+
+
+def refuse_what_is_not_allowed(path: Path, document: Mapping[str, Any], bounds: Bounds | None) -> None:
+    """Refuses a compose file that asks for a way out of its containers, or for too much. Blocking.
+
+    Args:
+        path: The task's file.
+        document: What is in it.
+        bounds: How much it may ask for; `None`: anything is allowed.
+
+    Raises:
+        UnsupportedTaskError, TaskError: As `refuse_dangers` and `refuse_excess`.
+    """
+    if bounds is not None:
         refuse_dangers(path, document)
+        refuse_excess(path, document, bounds)
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:

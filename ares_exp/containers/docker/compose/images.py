@@ -88,8 +88,10 @@ class ProjectImages:
             document = {
                 "services": {name: {"image": image, "build": {**build, "labels": {**(theirs or {}), **labels}}}}
             }
+            # The first version otherwise leaves the container of the instruction that failed, which has no label.
+            tidy = [] if self._tool.says_json else ["--force-rm"]
             answer = await self._tool.run(
-                ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", name],
+                ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", *tidy, name],
                 env={**passed_on(), **outer_environment(), "DOCKER_HOST": self._engine.host},
                 directory=folder,
                 stdin=json.dumps(document, default=str).encode(),

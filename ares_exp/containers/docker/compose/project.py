@@ -10,7 +10,8 @@ from typing import Any
 
 from ares_exp.containers import cancellation
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.compose.dangers import check_file, refuse_dangers
+from ares_exp.containers.docker.compose.bounds import Bounds
+from ares_exp.containers.docker.compose.dangers import check_file, refuse_what_is_not_allowed
 from ares_exp.containers.docker.compose.images import ProjectImages
 from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete, names_of
 from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, not_ready_yet, wait_until_ready
@@ -35,13 +36,13 @@ class ComposeProject:
         unready: The services that were not ready when it was removed before its start was over.
     """
 
-    def __init__(self, name: str, spec: ContainerSpec, *, trusted: bool, keep_image: bool) -> None:
+    def __init__(self, name: str, spec: ContainerSpec, *, bounds: Bounds | None, keep_image: bool) -> None:
         """Touches nothing yet.
 
         Args:
             name: A name that nobody else has, in lower case.
             spec: What the task asks for; with a `compose_file`.
-            trusted: Whether its file may ask for anything.
+            bounds: How much its file may ask for; `None`: anything.
             keep_image: Whether built images are to outlive this process.
         """
         assert spec.compose_file is not None
@@ -52,7 +53,7 @@ class ComposeProject:
         self.unready: list[str] = []
         self._spec = spec
         self._file = spec.compose_file
-        self._trusted = trusted
+        self._bounds = bounds
         self._keep_image = keep_image
         self._undertaker: Undertaker | None = None
         self._may_grow = False
@@ -66,11 +67,10 @@ class ComposeProject:
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
-        await asyncio.to_thread(check_file, self._spec, trusted=self._trusted)
+        await asyncio.to_thread(check_file, self._spec, self._bounds)
         env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
-        if not self._trusted:
-            await asyncio.to_thread(refuse_dangers, self._file, document)
+        await asyncio.to_thread(refuse_what_is_not_allowed, self._file, document, self._bounds)
         images = ProjectImages(engine, tool, self._spec.name, keep=self._keep_image)
         try:
             image_of = await images.make(document["services"], folder)

@@ -38,7 +38,8 @@ class Ours:
         env: Variables of `main` that the task may set otherwise.
         extra_hosts: More lines of `/etc/hosts`.
         pids_limit: Bound on the processes of each service that has none of its own.
-        swap_mb: Swap of `main` on top of its memory limit.
+        memory_mb: Bound on the memory of each service beside `main` that has none of its own; `None`: none.
+        swap_mb: Swap of `main` on top of its memory limit, and on top of `memory_mb`.
         no_new_privileges: Whether programs may gain no rights when they start.
         closed: Whether its networks have no way out.
         capabilities: What the engine can do.
@@ -48,6 +49,7 @@ class Ours:
     env: Mapping[str, str]
     extra_hosts: Mapping[str, str]
     pids_limit: int
+    memory_mb: int | None
     swap_mb: int
     no_new_privileges: bool
     closed: bool
@@ -85,6 +87,8 @@ def complete(document: Mapping[str, Any], spec: ContainerSpec, ours: Ours, image
     for name, service in services.items():
         service["image"] = literal(images[name])
         _complete_service(service, ours)
+        if name != MAIN and ours.memory_mb is not None:
+            _bound_memory(service, ours.memory_mb, ours.swap_mb)
     _complete_main(services[MAIN], spec, ours)
     whole["networks"] = {_DEFAULT: None, **(whole.get("networks") or {})}
     if not any(_DEFAULT in _networks(service) for service in services.values()):
@@ -147,6 +151,13 @@ def _move_limits(service: dict[str, Any]) -> None:
             service.setdefault(name, float(limits[key]) if key == "cpus" else limits[key])
 
 
+def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None:
+    """Of a service that has no bound."""
+    if "mem_limit" not in service:
+        service["mem_limit"] = f"{memory_mb * _MiB}b"
+        service["memswap_limit"] = f"{(memory_mb + swap_mb) * _MiB}b"
+
+
 def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> None:
     wins = {name: literal(value) for name, value in spec.env.items()}
     yields = {name: literal(value) for name, value in ours.env.items()}
@@ -154,9 +165,8 @@ def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> Non
     main |= {"stdin_open": True, "tty": False, "restart": "no"}
     if spec.cpus is not None:
         main.setdefault("cpus", min(spec.cpus, ours.capabilities.cpus))
-    if spec.memory_mb is not None and "mem_limit" not in main:
-        main["mem_limit"] = f"{spec.memory_mb * _MiB}b"
-        main["memswap_limit"] = f"{(spec.memory_mb + ours.swap_mb) * _MiB}b"
+    if spec.memory_mb is not None:
+        _bound_memory(main, spec.memory_mb, ours.swap_mb)
     if spec.storage_mb is not None and ours.capabilities.disk_quota:
         main.setdefault("storage_opt", {"size": f"{spec.storage_mb}m"})
     if spec.gpus:

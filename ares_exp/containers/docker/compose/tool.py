@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.containers.cancellation import finish
+from ares_exp.containers.dead_mans_shell import while_we_live
 from ares_exp.containers.docker.docker_cli import docker_clis
 from ares_exp.errors import ContainerStartError, PreflightError
 
@@ -25,18 +26,6 @@ _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 4096
 _END_SEC = 10.0
-
-# The end of our end of a pipe ends the whole group. It comes also by kill -9 of this process.
-_WHILE_WE_LIVE = """
-life=$1
-shift
-exec 3<&0 </dev/null
-"$@" <&3 3<&- &
-command=$!
-{ read -r _; kill -9 0; } <"$life" >/dev/null 2>&1 3<&- &
-exec 3<&-
-wait $command
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +75,10 @@ class ComposeTool:
             ContainerStartError: It could not be started, or says more than a compose file can be long.
         """
         life, held = os.pipe()
-        command = ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", f"/dev/fd/{life}", *self.command, *arguments]
         process: asyncio.subprocess.Process | None = None
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *while_we_live([*self.command, *arguments], pipe=life),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

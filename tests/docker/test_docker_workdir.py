@@ -1,0 +1,51 @@
+"""The image's working directory, which a command may remove."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+
+pytestmark = [pytest.mark.docker, pytest.mark.once]
+
+
+@pytest_asyncio.fixture
+async def box(tmp_path: Path) -> AsyncIterator[Container]:
+    (tmp_path / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
+    async with DockerContainerFactory()(ContainerSpec("workdir", context_dir=tmp_path)) as box:
+        yield box
+
+
+async def test_made_anew_it_is_the_new_one(box: Container) -> None:
+    assert (await box.exec("pwd")).output == "/app\n"
+    await box.exec("cd / && rm -rf /app && mkdir /app && touch /app/new")
+    for _ in range(4):
+        assert (await box.exec("ls")).output.endswith("new\n")
+    assert (await box.exec("pwd; id -un", user="nobody")).output == "/app\nnobody\n"
+
+
+async def test_removed_it_can_be_made_again(box: Container) -> None:
+    await box.exec("rm -rf /app")
+    await box.exec("mkdir /app; touch /app/new")
+    assert (await box.exec("ls")).output.endswith("new\n")
+
+
+async def test_a_new_shell_says_that_it_is_missing(box: Container) -> None:
+    await box.exec("cd / && rm -rf /app && touch /app")
+    for _ in range(2):
+        said = await box.exec("echo never", user="nobody")
+        assert said.exit_code == 126
+        assert "cannot change to the working directory '/app'" in said.output
+    assert (await box.exec("pwd", cwd="/tmp", user="nobody")).output == "/tmp\n"
+    await box.exec("rm /app && mkdir /app", cwd="/")
+    assert (await box.exec("pwd", user="nobody")).output == "/app\n"
+
+
+async def test_who_cannot_enter_it_works_there_all_the_same(box: Container) -> None:
+    await box.exec("chmod 700 /app")
+    assert (await box.exec("pwd", user="nobody")).output == "/app\n"
