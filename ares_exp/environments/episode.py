@@ -24,6 +24,7 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.message_edit import MessageEdit, edited
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
+from ares_exp.environments.rescue import rescue
 from ares_exp.environments.scoring import Scoring
 from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
@@ -104,7 +105,7 @@ class Episode:
     async def _begin_stage(self, container: Container) -> AgentHost:
         """Prepares the container for the stage, and starts its agent, up to its first request."""
         self._refuse_if_released()
-        stage = self.stage
+        stage, self._scoring = self.stage, None
         with self.clock.during("start"), self.activity.timed():
             await stage.begin(container)
             if self.setup.provide_solution:
@@ -206,12 +207,19 @@ class Episode:
             self.host.grant_time(seconds)
 
     async def release(self) -> None:
-        """Cancels the agent and removes the container, whatever happens to the caller meanwhile. Idempotent."""
+        """Cancels the agent and removes the container, whatever happens to the caller meanwhile. Idempotent.
+
+        What there is to be kept of an episode that ends before it is scored is kept, as far as that can be done.
+        """
         self._is_released = True
         host, self.host = self.host, None
         container, self.container = self.container, None
         if host is not None or container is not None:
-            await finish(_tear_down(host, container, self._scoring))
+            try:
+                if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
+                    await rescue(self.stage, host, container, self.setup.output_dir)
+            finally:
+                await finish(_tear_down(host, container, self._scoring))
         on_release, self.on_release = self.on_release, None
         if on_release is not None:
             await finish(on_release())
@@ -342,6 +350,7 @@ class Episode:
             self._scoring = Scoring(
                 self.stage,
                 container_factory=self.setup.container_factory,
+                agents_spec=self.container_spec,
                 verifier_spec=time_limits.verifier_spec(self.task, self.stage),
                 timeout_sec=time_limits.verifier(self.stage),
                 output_dir=self.setup.output_dir,

@@ -14,6 +14,7 @@ from ares_exp.environments.refusals import refuse_together
 from ares_exp.environments.source import EpisodeParts, Report
 from ares_exp.tasks.harbor import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
+from ares_exp.tasks.recorded_digest import with_files
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_sources.task_options import task_source
@@ -81,6 +82,7 @@ class HarborEnvironments:
         self._reward_key = reward_key
         self._extra_instruction_paths = extra_instruction_paths or []
         self._extra_instructions = extra_instructions or []
+        self._extra_texts: dict[str, str] = {}
         self._tasks: dict[str, HarborTask] = {}
 
     @property
@@ -107,7 +109,10 @@ class HarborEnvironments:
         """Applies the selection, and fetches and reads the tasks; a folder's invalid ones are reported by name."""
         choose = partial(select, tasks_selector=self._selector, exclude=self._exclude, limit=self._limit)
         chosen = self._source.load(choose, report, reward_key=self._reward_key)
-        extra = [*map(read_extra_instruction, self._extra_instruction_paths), *self._extra_instructions]
+        texts = [read_extra_instruction(path) for path in self._extra_instruction_paths]
+        files = (str(path.resolve()) for path in self._extra_instruction_paths)
+        self._extra_texts = dict(zip(files, texts, strict=True))
+        extra = [*texts, *self._extra_instructions]
         self._tasks = {task.name: task.with_extra_instructions(extra) if extra else task for task in chosen}
         return list(self._tasks)
 
@@ -135,8 +140,8 @@ class HarborEnvironments:
         refuse_together(self._tasks.values(), check)
 
     def digest(self, task_name: str) -> str:
-        """What tells whether the files of a task have changed. Blocking."""
-        return self._tasks[task_name].digest
+        """What tells whether the files of a task have changed, or those that go with its instruction. Blocking."""
+        return with_files(self._tasks[task_name].digest, self._extra_texts)
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """The environment of one episode."""

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ares_exp.containers.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import working_directory
-from ares_exp.errors import ContainerError, EpisodeStateError, VerifierTimeoutError
+from ares_exp.errors import EpisodeStateError, VerifierTimeoutError
+from ares_exp.tasks.root_commands import PLAIN_SHELL
 from ares_exp.tasks.task import Stage, Verdict
 
 VERIFIER_FOLDER = "verifier"
 ARTIFACTS_FOLDER = "artifacts"
 STEPS_FOLDER = "steps"
-COLLECT_TIMEOUT_SEC = 1800.0
-"""Bound on the collection of artifacts, hooks included."""
+
+_logger = logging.getLogger(__name__)
+
+
+def stage_dir(stage: Stage, output_dir: Path) -> Path:
+    """The directory of the stage in that of its episode."""
+    return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
+
+
+def artifacts_of(stage: Stage, output_dir: Path) -> Path:
+    """Where the artifacts of the stage are kept."""
+    return stage_dir(stage, output_dir) / ARTIFACTS_FOLDER
 
 
 class Scoring:
@@ -29,6 +42,7 @@ class Scoring:
         stage: Stage,
         *,
         container_factory: ContainerFactory,
+        agents_spec: ContainerSpec,
         verifier_spec: ContainerSpec | None,
         timeout_sec: float | None,
         output_dir: Path | None,
@@ -38,6 +52,7 @@ class Scoring:
         Args:
             stage: What is over.
             container_factory: Makes the verifier's own container.
+            agents_spec: What the agent's container was when it was made.
             verifier_spec: What that has to be; `None`: there is none.
             timeout_sec: Bound on the verifier; `None` is unlimited.
             output_dir: The directory of the episode on the host, or `None`.
@@ -46,11 +61,11 @@ class Scoring:
         self._is_released = False
         self._stage = stage
         self._container_factory = container_factory
+        self._agents_spec = agents_spec
         self._verifier_spec = verifier_spec
         self._timeout_sec = timeout_sec
-        of_stage = output_dir / STEPS_FOLDER / stage.name if output_dir is not None and stage.name else output_dir
-        self._verifier_dir = of_stage / VERIFIER_FOLDER if of_stage is not None else None
-        self._artifacts_dir = of_stage / ARTIFACTS_FOLDER if of_stage is not None else None
+        self._verifier_dir = stage_dir(stage, output_dir) / VERIFIER_FOLDER if output_dir is not None else None
+        self._artifacts_dir = artifacts_of(stage, output_dir) if output_dir is not None else None
 
     async def run(
         self, agents: Container, network_between: NetworkPolicy, *, verify: bool, is_last: bool
@@ -69,23 +84,20 @@ class Scoring:
             EpisodeStateError: It was released before the verifier's own container was made.
         """
         if self._verifier_spec is None or not verify:
+            if verify:
+                await self._clear(agents)
             await self._collect(agents, self._artifacts_dir)
             return await self._verify(agents, network_between) if verify else None
         async with self._artifacts() as artifacts:
             await self._collect(agents, artifacts)
             if is_last:
                 await finish(agents.stop())
-            self._refuse_if_released()
-            container = self._container = self._container_factory(self._verifier_spec)
-            try:
-                await container.start()
+            async with self._started(self._verifier_spec) as container:
                 await self._stage.prepare_verifier(container, artifacts)
                 return await self._verify(container, self._verifier_spec.network)
-            finally:
-                await finish(container.stop())  # also when `release` did, while it was being started
 
     async def release(self) -> None:
-        """Removes the verifier's own container; from now on there will be none. Idempotent."""
+        """Removes the container that was made here; from now on there will be none. Idempotent."""
         self._is_released = True
         if self._container is not None:
             await finish(self._container.stop())
@@ -94,15 +106,36 @@ class Scoring:
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was being scored.")
 
+    @asynccontextmanager
+    async def _started(self, spec: ContainerSpec) -> AsyncIterator[Container]:
+        """A container besides the agent's."""
+        self._refuse_if_released()
+        container = self._container = self._container_factory(spec)
+        try:
+            await container.start()
+            yield container
+        finally:
+            await finish(container.stop())  # also when `release` did, while it was being started
+
+    async def _clear(self, agents: Container) -> None:
+        """Removes what the agent has left where the verifier works; what the image has there is put back."""
+        for folder in await self._stage.clear(agents):
+            fresh_spec = replace(self._agents_spec, changes=None, gpus=None)
+            async with working_directory("verifier") as copy, self._started(fresh_spec) as fresh:
+                looked = await fresh.exec(f"test -d {folder}", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
+                if looked.exit_code == 0:
+                    await fresh.download(folder, copy)
+                    await agents.upload(copy, folder)
+
     async def _collect(self, agents: Container, target: Path | None) -> None:
-        limit = asyncio.timeout(COLLECT_TIMEOUT_SEC)
+        limit = asyncio.timeout(self._stage.collect_timeout_sec)
         try:
             async with limit:
                 await self._stage.collect(agents, target)
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ContainerError(f"The artifacts were not collected within {COLLECT_TIMEOUT_SEC:g} s.") from None
+            _logger.warning("The artifacts were not all collected within %g s.", self._stage.collect_timeout_sec)
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:

@@ -12,7 +12,6 @@ from ares_exp.config import instantiate_group
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.errors import ConfigError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -58,6 +57,11 @@ class EnvironmentSource(Protocol):
     can leave out tasks after `load` has `def keep(task_names)`; others are checked for all their tasks, also where
     some of them are played. One that has more to tell of its tasks has them as `tasks`, each a `Task`;
     one that fetched some from git repositories has their `TaskOrigin`s by name as `origins`, for the run's provenance.
+
+    One whose environments ask models of their own may have, each for a thread: `def take_over(earlier, own)`, which has
+    a try told what its earlier try, whose answers it goes on with, was told by these models (both are directories of an
+    episode's files); and `def recorded_usage(files)`, the `EnvironmentUsage` that is recorded of an episode whose
+    process died. What one that lives has spent so far is its `environment_usage`.
     """
 
     @property
@@ -96,9 +100,4 @@ def make_source(config: DictConfig) -> EnvironmentSource:
         ConfigError: It cannot be made, or is no source.
     """
     source: EnvironmentSource = instantiate_group(config, "env")
-    if lacking := [name for name in ("path", "load", "check", "make") if not hasattr(source, name)]:
-        raise ConfigError(
-            f"Expected the option of `env` to make an environment source, got {type(source).__name__}, which has no "
-            f"{', '.join(f'`{name}`' for name in lacking)}. `_target_` names its class."
-        )
     return source

@@ -11,6 +11,7 @@ from typing import Any
 
 from ares_exp.errors import TaskError
 from ares_exp.export_job.recorded_job import RecordedJob
+from ares_exp.tasks.recorded_digest import content_of
 from ares_exp.tasks.task_origin import TaskOrigin
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -54,6 +55,7 @@ def tasks_of(job: RecordedJob) -> dict[str, TaskFacts]:
 
 
 def _facts(job: RecordedJob, name: str, digest: str | None) -> TaskFacts:
+    digest = content_of(digest)
     facts = TaskFacts(name, name, digest=digest if digest is not None and _DIGEST.fullmatch(digest) else None)
     env = job.group("env")
     if not str(env.get("_target_")).endswith(".HarborEnvironments"):

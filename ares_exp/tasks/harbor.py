@@ -18,7 +18,7 @@ from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.env_templates import resolve_env
 from ares_exp.tasks.harbor_stage import HarborStage
 from ares_exp.tasks.harborignore import UploadFilter
-from ares_exp.tasks.health_check import await_health
+from ares_exp.tasks.health_check import await_health, longest_sec
 from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.instruction import read_instruction
 from ares_exp.tasks.prior_context import TRAJECTORY, read_prior_context
@@ -169,6 +169,11 @@ class HarborTask:
         for stage in self.stages:
             stage.check_runnable(needs_solution=needs_solution)
             protect(stage.secrets)
+
+    @property
+    def set_up_timeout_sec(self) -> float:
+        """What the health check of the container may take at most, in seconds."""
+        return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
         """Makes the log directories, copies the files that go with a prebuilt image, waits for the health check.

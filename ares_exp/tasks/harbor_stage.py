@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +12,9 @@ from ares_exp.containers.container import Container, ContainerSpec, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
 from ares_exp.tasks.artifact import Artifact, CollectHook
-from ares_exp.tasks.artifacts.collection import collect
+from ares_exp.tasks.artifacts.collection import COLLECT_TIMEOUT_SEC, collect
 from ares_exp.tasks.artifacts.delivery import deliver_artifacts
+from ares_exp.tasks.artifacts.hooks import hook_limit_sec
 from ares_exp.tasks.artifacts.places import with_conventional
 from ares_exp.tasks.env_templates import resolve_env, secret_values
 from ares_exp.tasks.environment_section import EnvironmentSection
@@ -22,7 +23,7 @@ from ares_exp.tasks.image_files import upload_image_files
 from ares_exp.tasks.rewards import reaches
 from ares_exp.tasks.root_commands import empty, make_log_dirs
 from ares_exp.tasks.solution import find_solution, upload_solution
-from ares_exp.tasks.step_setup import set_up_step
+from ares_exp.tasks.step_setup import longest_set_up_sec, set_up_step
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.task_files import compose_file
 from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
@@ -205,6 +206,11 @@ class HarborStage:
         await upload_solution(container, self.root, self.folder)
         return self.solution_env()
 
+    @property
+    def begin_timeout_sec(self) -> float:
+        """What the set-up script of the step and its health check may take at most, in seconds."""
+        return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
+
     async def begin(self, container: Container) -> None:
         """Of a step: empties the log directories; then its files, its script and its health check.
 
@@ -230,6 +236,11 @@ class HarborStage:
         """What is run when the agent is done: the task's hooks, then the step's."""
         return [*self.config.verifier.collect, *(self.step.verifier.collect if self.step is not None else ())]
 
+    @property
+    def collect_timeout_sec(self) -> float:
+        """Bound on the hooks, each with its limit, and the copying of artifacts, in seconds."""
+        return sum(map(hook_limit_sec, self.collect_hooks), start=COLLECT_TIMEOUT_SEC)
+
     async def collect(self, container: Container, target: Path | None) -> None:
         """Runs the collect hooks, and copies the artifacts into `target` with a `manifest.json`.
 
@@ -244,6 +255,19 @@ class HarborStage:
             secrets=self.secrets,
             stops_main=self.is_last and self.verifier_mode == "separate",
         )
+
+    async def clear(self, container: Container) -> Sequence[str]:
+        """Empties `/logs/verifier` and `/tests`, before the collect hooks: what they leave there stays.
+
+        Returns:
+            `/tests`, if there was something: in a task without steps, what its image has there stays.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        await make_log_dirs(container, VERIFIER_DIR)
+        had_tests = await empty(container, TESTS_DIR)
+        return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
         """Gives a container of the verifier's own its log directory, and the artifacts that `collect` left.
@@ -271,9 +295,6 @@ class HarborStage:
             env = self._verifier_env()
         except TaskError as error:
             raise VerifierError(str(error)) from None
-        if self.step is not None and self.verifier_mode == "shared":
-            await make_log_dirs(container, VERIFIER_DIR)
-            await empty(container, TESTS_DIR)
         async with AsyncExitStack() as stack:
             try:
                 tests = [await stack.enter_async_context(uploadable(self.root, folder)) for folder in self._tests]

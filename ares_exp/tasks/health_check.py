@@ -17,6 +17,17 @@ _SHOWN_OUTPUT_CHARS = 500
 _logger = logging.getLogger(__name__)
 
 
+def longest_sec(check: HealthCheck | None) -> float:
+    """What the check may take at most, in seconds."""
+    if check is None:
+        return 0.0
+    once = whole_seconds(check.timeout_sec)
+    if once is None:
+        return MAX_HEALTH_CHECK_SEC
+    counted = max(check.retries, 1) * (once + check.interval_sec)
+    return min(check.start_period_sec + once + check.start_interval_sec + counted, MAX_HEALTH_CHECK_SEC)
+
+
 async def await_health(check: HealthCheck, container: Container, *, user: User | None = None) -> None:
     """Runs the check until it succeeds. Failures before the end of its start period do not count.
 

@@ -9,13 +9,19 @@ from pathlib import Path
 from ares_exp.containers.container import Container, User
 from ares_exp.errors import StepSetupError
 from ares_exp.tasks.environment_section import HealthCheck
-from ares_exp.tasks.health_check import await_health
+from ares_exp.tasks.health_check import await_health, longest_sec
 from ares_exp.tasks.root_commands import PLAIN_SHELL
 
 SETUP_SCRIPT = "setup.sh"
 SETUP_TIMEOUT_SEC = 3600.0
 """Bound on the script of a step: the format has none."""
 _SHOWN_OUTPUT_CHARS = 2000
+
+
+def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
+    """What `set_up_step` may take at most, in seconds."""
+    has_script = (folder / "workdir" / SETUP_SCRIPT).exists()
+    return SETUP_TIMEOUT_SEC * has_script + longest_sec(health_check)
 
 
 async def set_up_step(

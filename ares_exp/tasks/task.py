@@ -34,9 +34,11 @@ class Stage(Protocol):
         agent_timeout_sec: Bound on the whole agent phase in seconds; `None` is unlimited.
         agent_user: Who runs the agent's commands; `None` is the image's user.
         agent_network: What may be reached while the agent runs, and only then.
+        begin_timeout_sec: What `begin` may take at most, in seconds.
         verifier_timeout_sec: Bound on verification in seconds.
         verifier_network: What may be reached during verification, and only then.
         verifier_spec: A container of the verifier's own; `None`: it works in the agent's.
+        collect_timeout_sec: Bound on `collect` in seconds. What is not collected by then is left out.
     """
 
     @property
@@ -50,11 +52,16 @@ class Stage(Protocol):
     @property
     def agent_network(self) -> NetworkPolicy: ...  # noqa: D102
     @property
+    def begin_timeout_sec(self) -> float: ...  # noqa: D102
+    @property
     def verifier_timeout_sec(self) -> float: ...  # noqa: D102
     @property
     def verifier_network(self) -> NetworkPolicy: ...  # noqa: D102
     @property
     def verifier_spec(self) -> ContainerSpec | None: ...  # noqa: D102
+
+    @property
+    def collect_timeout_sec(self) -> float: ...  # noqa: D102
 
     async def begin(self, container: Container) -> None:
         """Prepares the container for this stage, before its agent.
@@ -96,6 +103,17 @@ class Stage(Protocol):
         """
         ...
 
+    async def clear(self, container: Container) -> Sequence[str]:
+        """Removes what the agent has left in the agent's container where the verifier works in it.
+
+        Returns:
+            Directories that are empty now, and that the container's image may have brought: if so, they are put back.
+
+        Raises:
+            ContainerError: The container failed.
+        """
+        ...
+
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
         """Gives a container of the verifier's own (`verifier_spec`) what `collect` left in `artifacts`.
 
@@ -130,6 +148,7 @@ class Task(Protocol):
         container_spec: What the agent's container must be.
         stages: At least one, played one after the other in the same container, each by an agent of its own.
         context: What the agent is given besides its instruction.
+        set_up_timeout_sec: What `set_up` may take at most, in seconds.
     """
 
     @property
@@ -140,6 +159,8 @@ class Task(Protocol):
     def stages(self) -> Sequence[Stage]: ...  # noqa: D102
     @property
     def context(self) -> AgentContext: ...  # noqa: D102
+    @property
+    def set_up_timeout_sec(self) -> float: ...  # noqa: D102
 
     async def set_up(self, container: Container) -> None:
         """Prepares a started container (log directories and the like), once.

@@ -64,9 +64,11 @@ class TimeLimits:
     def container_spec(self, task: Task) -> ContainerSpec:
         """What the task's container has to be: how long it may take to start, and how long it is needed at most."""
         start = self.start(task)
-        agents = [self.agent(stage) for stage in task.stages]
-        verifiers = [self._verification(task, stage) for stage in task.stages]
-        return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum((start, *agents, *verifiers)))
+        phases: list[float | None] = [start, task.set_up_timeout_sec]
+        for stage in task.stages:
+            before, after = stage.begin_timeout_sec, stage.collect_timeout_sec
+            phases += [before, self.agent(stage), after, self._verification(task, stage)]
+        return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
         """The same of a container of the verifier's own; `None`: it works in the agent's."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.container import Container, ExecResult, User
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import (
@@ -19,11 +22,15 @@ from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
 from ares_exp.tasks.root_commands import as_root
 from ares_exp.tasks.task import Verdict
+from ares_exp.tasks.workdir import usable_workdir
 
 TESTS_DIR = "/tests"
 VERIFIER_DIR = "/logs/verifier"
 TEST_OUTPUT = "test-stdout.txt"
+_OURS = (REWARD_TXT, REWARD_JSON, TEST_OUTPUT)
 _SHOWN_OUTPUT_BYTES = 2000
+
+_logger = logging.getLogger(__name__)
 
 
 async def run_tests(
@@ -36,17 +43,22 @@ async def run_tests(
         VerifierError: Old reward files could not be removed, or the script not be made executable.
         ContainerError: The container failed.
     """
-    # An agent may have left a reward, or a directory in its place.
-    await as_root(container, f"rm -rf {VERIFIER_DIR}/{REWARD_TXT} {VERIFIER_DIR}/{REWARD_JSON}", failure=VerifierError)
+    # A command may have left a reward, or a directory in its place.
+    await as_root(container, f"rm -rf {' '.join(map(_in_container, _OURS))}", failure=VerifierError)
     for folder in tests:
         try:
             await container.upload(folder, TESTS_DIR)
         except TransferError as error:
             raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
-    await as_root(container, f"chmod +x {TESTS_DIR}/test.sh", failure=VerifierError)
-    script = f"{TESTS_DIR}/test.sh > {VERIFIER_DIR}/{TEST_OUTPUT} 2>&1"
+    await as_root(container, f"chmod a+rx {TESTS_DIR} && chmod +x {TESTS_DIR}/test.sh", failure=VerifierError)
+    cwd = await usable_workdir(container, user=user)
+    script = f"{TESTS_DIR}/test.sh > {_in_container(TEST_OUTPUT)} 2>&1"
     # No login shell: the agent may have edited the profile files, and they reset what the image sets (PATH).
-    return await container.exec(script, env=env, user=user, shell="bash -c")
+    return await container.exec(script, env=env, user=user, cwd=cwd, shell="bash -c")
+
+
+def _in_container(name: str) -> str:
+    return f"{VERIFIER_DIR}/{name}"
 
 
 async def fetch_verdict(
@@ -59,19 +71,31 @@ async def fetch_verdict(
         RewardFileNotFoundError: The tests wrote no reward; the message shows the end of what they printed.
         VerifierError: They wrote something that is no reward.
     """
-    await asyncio.to_thread(_forget_rewards, folder)
+    await in_thread(lambda: _forget_rewards(folder))
     async with redacted(folder, secrets):
         try:
             await container.download(VERIFIER_DIR, folder)
         except TransferError as error:
-            raise DownloadVerifierDirError(
-                f"{VERIFIER_DIR} could not be copied out of the container: {error}"
-            ) from error
+            await _download_reward(container, folder, error)
     try:
         return await asyncio.to_thread(read_verdict, folder, reward_key=reward_key)
     except RewardFileNotFoundError as error:
         printed = await asyncio.to_thread(_end_of_output, folder)
         raise RewardFileNotFoundError(f"{error} test.sh ended with exit code {run.exit_code}; {printed}") from None
+
+
+async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
+    """Downloads the reward alone: what a test prints may come from the agent, and be more than can be copied.
+
+    Raises:
+        DownloadVerifierDirError: There is none.
+    """
+    for name in (REWARD_JSON, REWARD_TXT):
+        with suppress(TransferError):
+            await container.download(_in_container(name), folder / name)
+            _logger.warning("Of %s only %s was copied out of the container: %s", VERIFIER_DIR, name, cause)
+            return
+    raise DownloadVerifierDirError(f"{VERIFIER_DIR} could not be copied out of the container: {cause}") from cause
 
 
 def _forget_rewards(folder: Path) -> None:

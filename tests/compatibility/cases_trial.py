@@ -12,6 +12,8 @@ SEES_SLEEP = (
     "#!/bin/bash\nif grep -q sleep /proc/$(cat /alive)/cmdline; then echo 1; else echo 0; fi"
     " > /logs/verifier/reward.txt\n"
 )
+LISTS_TESTS = "#!/bin/bash\nls /tests | paste -sd' '\necho 0 > /logs/verifier/reward.txt\n"
+DONE_HERE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 LIMITED = "[agent]\ntimeout_sec = 1\n"
 
 CASES: list[Case] = [
@@ -84,11 +86,67 @@ CASES: list[Case] = [
         id="artifacts of an agent that raises",
         section="2.3",
         says="Its logs and artifacts are still recovered.",
-        deviation="Nothing is collected from an episode that ended in an error.",
         agent=["echo x > /logs/artifacts/x"],
         raises=True,
-        expected={"error": "AgentError", "files": {"artifacts/logs/artifacts/x": None}},
+        expected={"error": "AgentError", "files": {"artifacts/logs/artifacts/x": "x"}},
         reference={"files": {"artifacts/logs/artifacts/x": "x"}},
+    ),
+    # 2.4 what the agent left where the verifier works
+    Episode(
+        id="what the agent left in /tests",
+        section="2.4",
+        says="/tests of a task without steps is not emptied before the tests are uploaded.",
+        deviation="It is, as in steps: pytest would read a conftest.py that the agent left beside the tests.",
+        files={"tests/test.sh": LISTS_TESTS},
+        agent=["mkdir /tests; touch /tests/conftest.py"],
+        expected={"reward": 0, "files": {"verifier/test-stdout.txt": "test.sh"}},
+        reference={"rewards": {"reward": 0.0}, "files": {"verifier/test-stdout.txt": "conftest.py test.sh"}},
+    ),
+    Episode(
+        id="what the image has in /tests",
+        section="2.4",
+        says="In a task without steps, what the image has in /tests is there beside the tests.",
+        files={
+            "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN mkdir /app /tests && echo yes > /tests/data\n"
+            "WORKDIR /app\n",
+            "tests/test.sh": LISTS_TESTS,
+        },
+        expected={"reward": 0, "files": {"verifier/test-stdout.txt": "data test.sh"}},
+        reference={"rewards": {"reward": 0.0}, "files": {"verifier/test-stdout.txt": "data test.sh"}},
+    ),
+    Episode(
+        id="what the agent left in /logs/verifier",
+        section="2.4",
+        says="Only old rewards are removed from /logs/verifier of a task without steps.",
+        deviation="It is emptied before the collect hooks: what is in the way of the tests' output, or too much to be "
+        "copied, would make an error of a reward of 0.",
+        files={
+            "task.toml": "[[verifier.collect]]\ncommand = 'echo hook > /logs/verifier/hook'\n",
+            "tests/test.sh": LISTS_TESTS,
+        },
+        agent=["echo x > /logs/verifier/x; mkdir /logs/verifier/test-stdout.txt"],
+        expected={"reward": 0, "files": {"verifier/x": None, "verifier/hook": "hook"}},
+        reference={"error": "RewardFileNotFoundError", "rewards": None, "files": {"verifier/x": "x"}},
+    ),
+    Episode(
+        id="a file in the place of a directory",
+        section="2.4",
+        says="Without a directory for its output, or one for the tests, nothing can be verified.",
+        deviation="What the agent has put in their place is replaced: it could make an error of a reward of 0.",
+        files={"tests/test.sh": LISTS_TESTS},
+        agent=["rm -rf /logs; touch /logs /tests"],
+        expected={"reward": 0, "error": None},
+        reference={"error": "AddTestsDirError", "rewards": None},
+    ),
+    Episode(
+        id="a working directory that is gone",
+        section="1.11",
+        says="Without the working directory no command runs, and there is no reward.",
+        deviation="It is made anew, empty, before the tests are run: an agent could make an error of a reward of 0.",
+        files={"tests/test.sh": LISTS_TESTS},
+        agent=[f"cd /; rm -rf /app; {DONE_HERE}"],
+        expected={"reward": 0, "error": None},
+        reference=None,
     ),
     Episode(
         id="what the agent left running",

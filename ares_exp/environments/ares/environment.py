@@ -28,8 +28,9 @@ class AresEnvironment:
     """Plays one task of a preset.
 
     What the wrapped environment raises is raised as it is: which of its parts has failed it does not say. A limit of
-    the run truncates the episode without a reward, since it cannot be told to verify then; where it truncates by
-    itself the reward is the one it gives.
+    the run truncates the episode without a reward, since it cannot be told to verify then: such an attempt is not
+    scored, as with `verify_on_truncation=false`. Where it truncates by itself the reward is the one it gives. Rewards
+    of MID steps are passed on; the episode's is that of its last step.
     """
 
     has_container = False  # one that this package knows of

@@ -15,10 +15,12 @@ from ares_exp.environments.task_choice import choose_task
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.environments.twenty_questions.game import Game
 from ares_exp.environments.twenty_questions.objects import HiddenObject
-from ares_exp.environments.twenty_questions.oracle import RECORD, GameOracle, Oracle
+from ares_exp.environments.twenty_questions.oracle import GameOracle, Oracle
+from ares_exp.environments.twenty_questions.oracle_record import OracleRecord
 from ares_exp.errors import ConfigError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.results import EnvironmentUsage
 from ares_exp.tasks.task import Verdict
 
 
@@ -55,7 +57,8 @@ class TwentyQuestionsEnvironment:
             seed: Same seed, same objects in the same order.
             provide_solution: Puts the reply that wins into `metadata["solution"]` of the requests: for the policy that
                 plays solutions.
-            output_dir: Where it is recorded what the oracle was asked, said and used (`oracle.jsonl`), or `None`.
+            output_dir: Where it is recorded what the oracle was asked, said and used (`oracle.jsonl`), or `None`. The
+                answers there that were taken over from an earlier try are not asked for again.
 
         Raises:
             ConfigError: There are no objects or no questions, or the oracle cannot answer questions.
@@ -70,7 +73,7 @@ class TwentyQuestionsEnvironment:
         self._limits = limits or EpisodeLimits()
         self._random = random.Random(seed)
         self._provide_solution = provide_solution
-        self._record = output_dir / RECORD if output_dir is not None else None
+        self._record = OracleRecord(output_dir) if output_dir is not None else None
         self._game: Game | None = None
         self._asked: GameOracle | None = None
         self._busy = ""
@@ -174,6 +177,11 @@ class TwentyQuestionsEnvironment:
     def phase_sec(self) -> dict[str, float]:
         """Wall seconds of the episode by phase: `oracle`."""
         return self._game.phase_sec if self._game is not None else {}
+
+    @property
+    def environment_usage(self) -> EnvironmentUsage:
+        """What the oracle used in the episode."""
+        return self._asked.used if self._asked is not None else EnvironmentUsage()
 
     @property
     def time_left_sec(self) -> float | None:

@@ -146,7 +146,7 @@ _DOCUMENT = pydantic.TypeAdapter(_Document)
 def _explained(path: Path, error: pydantic.ValidationError) -> str:
     problems = error.errors(include_url=False)
     shown = [
-        f"`{'.'.join(map(str, item['loc']))}`: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r:.60})"
+        f"`{'.'.join(map(str, item['loc']))}`: {_what_is_wrong(item['msg'])} (got {item['input']!r:.60})"
         for item in problems[:SHOWN_PROBLEMS]
     ]
     more = [f"and {len(problems) - SHOWN_PROBLEMS} more"] if len(problems) > SHOWN_PROBLEMS else []
@@ -154,6 +154,10 @@ def _explained(path: Path, error: pydantic.ValidationError) -> str:
         f"{path} has no objects for twenty questions: {'; '.join([*shown, *more])}. Expected a list of names, or of "
         "mappings with `name`, `aliases` and `facts`. In YAML, words such as yes, no and null are text only in quotes."
     )
+
+
+def _what_is_wrong(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("a dictionary or an instance of _Entry", "a name or a mapping")
 
 
 def _refuse_same_names(path: Path, objects: Sequence[HiddenObject]) -> None:

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from ares_exp.environments.twenty_questions.objects import HiddenObject
 from ares_exp.environments.twenty_questions.oracle_prompt import Answer, asked_again, oracle_request, parse_answer
-from ares_exp.errors import ConfigError, OracleAnswerError, PreflightError
+from ares_exp.environments.twenty_questions.oracle_record import MAX_SAID_CHARS, Asked, OracleRecord, readable
+from ares_exp.errors import ConfigError, OracleAnswerError, PreflightError, RefusalError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
 from ares_exp.recorded_results import is_countable
-from ares_exp.run_dir import append_text, dump_json
-from ares_exp.secrets import mask_known_secrets
+from ares_exp.results import EnvironmentUsage
 
 TRIES = 2
 """How often one question is put to it: again after an answer that cannot be read."""
-
-RECORD = "oracle.jsonl"
-"""In the files of an episode: one line for each question that the oracle was asked."""
 
 SHOWN_CHARS = 200
 
@@ -61,7 +56,7 @@ class Oracle:
         self.timeout_sec = timeout_sec
         self._home: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
-        self._calls, self._prompt_tokens, self._generated_tokens, self._cost = 0, 0, 0, 0.0
+        self._calls, self._used = 0, EnvironmentUsage()
 
     async def open(self) -> None:
         """Checks that it can answer, and has it asked on this event loop from now on.
@@ -81,12 +76,12 @@ class Oracle:
         if self._calls:
             logger.info(
                 "The oracle was asked %d times: %d prompt tokens, %d generated tokens, %.6g US dollars.",
-                *(self._calls, self._prompt_tokens, self._generated_tokens, self._cost),
+                *(self._calls, self._used.prompt_tokens, self._used.generated_tokens, self._used.cost),
             )
             self._calls = 0
 
     def for_game(
-        self, hidden: HiddenObject, *, seed: int, on_wait: Callable[[float], None], record: Path | None
+        self, hidden: HiddenObject, *, seed: int, on_wait: Callable[[float], None], record: OracleRecord | None
     ) -> GameOracle:
         """What answers the questions of one game, which is played on the running event loop.
 
@@ -94,7 +89,7 @@ class Oracle:
             hidden: What is hidden.
             seed: Of the game, for a client that samples with it.
             on_wait: Is told, on this loop, of the seconds that the client waits for something else than its answer.
-            record: The file that gets a line for each question; `None`: none is written.
+            record: Gets a line for each question, and has the answers that need not be asked for; `None`: neither.
 
         Raises:
             OracleAnswerError: The client has nothing for that object.
@@ -121,30 +116,39 @@ class Oracle:
             response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_ask(client, request), home))
         if not isinstance(response, LLMResponse) or not is_countable(response):
             raise OracleAnswerError(f"Expected the oracle to answer with an LLMResponse, got {response!r:.200}.")
-        with self._lock:
-            self._calls += 1
-            self._prompt_tokens += response.usage.prompt_tokens
-            self._generated_tokens += response.usage.generated_tokens
-            self._cost += response.cost
         return response
+
+    def count(self, calls: int, used: EnvironmentUsage) -> None:
+        """Adds up what the games have used."""
+        with self._lock:
+            self._calls += calls
+            self._used += used
 
 
 class GameOracle:
-    """Answers the questions of one game."""
+    """Answers the questions of one game.
 
-    def __init__(self, oracle: Oracle, client: LLMClient, hidden: HiddenObject, record: Path | None) -> None:
+    Attributes:
+        used: What was spent on them, without what an earlier try of the game had spent.
+    """
+
+    def __init__(self, oracle: Oracle, client: LLMClient, hidden: HiddenObject, record: OracleRecord | None) -> None:
         """See `Oracle.for_game`."""
         self._oracle = oracle
         self._client = client
         self._hidden = hidden
         self._record = record
+        self._taken_over: dict[str, list[Answer]] | None = None
+        self.used = EnvironmentUsage()
 
     async def answer(self, question: str) -> Answer:
-        """The answer to one question.
+        """The answer to one question: what an earlier try of the game was told, or the client's.
 
         Raises:
             OracleAnswerError: The client failed, gave no answer in time, or twice none that can be read.
         """
+        if (known := await self._known(question)) is not None:
+            return known
         responses: list[LLMResponse] = []
         answer, began = None, time.perf_counter()
         try:
@@ -177,41 +181,48 @@ class GameOracle:
     async def _tried(self, question: str, responses: list[LLMResponse]) -> Answer | None:
         request = oracle_request(self._hidden, question)
         for _ in range(TRIES):
-            response = await self._oracle.call(self._client, request)
+            try:
+                response = await self._oracle.call(self._client, request)
+            except RefusalError as refusal:
+                if refusal.answer is not None:
+                    responses.append(refusal.answer)  # it is paid for
+                raise
             responses.append(response)
             if (answer := parse_answer(response.text)) is not None:
                 return answer
             request = asked_again(request, response.text)
         return None
 
+    async def _known(self, question: str) -> Answer | None:
+        """What an earlier try of the game was told, each answer once."""
+        if self._record is None:
+            return None
+        if self._taken_over is None:
+            self._taken_over = await asyncio.to_thread(self._record.taken_over, self._hidden.name)
+        answers = self._taken_over.get(readable(question))
+        return answers.pop(0) if answers else None
+
     async def _write(self, question: str, responses: list[LLMResponse], answer: Answer | None, sec: float) -> None:
-        """Adds the line of one question. A full disk is reported, and the game goes on."""
-        record = self._record
-        if record is None:
-            return
-        line = {
-            "question": question,
-            "said": [response.text for response in responses],
-            "answer": answer.name.lower() if answer is not None else None,
-            "model": responses[-1].model if responses else None,
-            "prompt_tokens": sum(response.usage.prompt_tokens for response in responses),
-            "generated_tokens": sum(response.usage.generated_tokens for response in responses),
-            "cost": sum(response.cost for response in responses),
-            "sec": sec,
-        }
-        try:
-            await asyncio.to_thread(_append, record, mask_known_secrets(f"{dump_json(line)}\n"))
-        except OSError as error:
-            logger.warning("Writing %s failed: %s", record, error)
+        """Counts what was used, and adds the line of one question to the record."""
+        asked = Asked(
+            task=self._hidden.name,
+            question=readable(question),
+            said=tuple(readable(response.text[:MAX_SAID_CHARS]) for response in responses),
+            answer=answer.name.lower() if answer is not None else None,
+            model=readable(responses[-1].model or "") or None if responses else None,
+            prompt_tokens=sum(response.usage.prompt_tokens for response in responses),
+            generated_tokens=sum(response.usage.generated_tokens for response in responses),
+            cost=sum(response.cost for response in responses),
+            sec=sec,
+        )
+        self.used += asked.usage
+        self._oracle.count(len(responses), asked.usage)
+        if self._record is not None:
+            await asyncio.to_thread(self._record.append, asked)
 
 
 async def _ask(client: LLMClient, request: LLMRequest) -> LLMResponse:
     return await client(request)
-
-
-def _append(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    append_text(path, text, flags=os.O_CREAT)
 
 
 def _failed(error: BaseException) -> OracleAnswerError:

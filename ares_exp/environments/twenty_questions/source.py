@@ -13,6 +13,8 @@ from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEn
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
 from ares_exp.environments.twenty_questions.oracle import Oracle
+from ares_exp.environments.twenty_questions.oracle_record import OracleRecord
+from ares_exp.results import EnvironmentUsage
 from ares_exp.tasks.selection import select
 
 Entry = int | str
@@ -116,6 +118,14 @@ class TwentyQuestionsEnvironments:
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
         )
+
+    def take_over(self, earlier: Path, own: Path) -> None:
+        """Has a game that goes on with an earlier try of it told what the oracle said in that one."""
+        OracleRecord(own).take_over(OracleRecord(earlier))
+
+    def recorded_usage(self, files: Path) -> EnvironmentUsage:
+        """What the oracle used in a game, as its files say."""
+        return OracleRecord(files).usage()
 
     async def close(self) -> None:
         """Closes the oracle. Idempotent."""

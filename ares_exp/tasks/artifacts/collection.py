@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shlex
 from collections.abc import Iterable, Sequence
@@ -16,12 +15,14 @@ from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
 from ares_exp.tasks.artifacts.hooks import run_hooks
-from ares_exp.tasks.artifacts.manifest import ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
+from ares_exp.tasks.artifacts.manifest import MANIFEST, ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
 from ares_exp.tasks.artifacts.places import Places, covers, is_conventional, place_of
 from ares_exp.tasks.artifacts.services import service_of
 from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.root_commands import PLAIN_SHELL
 
+COLLECT_TIMEOUT_SEC = 600.0
+"""Bound on the copying of all artifacts of a stage; its hooks have limits of their own."""
 _PACK_TIMEOUT_SEC = 600.0
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ async def collect(
             if collection is not None:
                 await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
     if collection is not None and target is not None:
-        await asyncio.to_thread(write_manifest, target, collection.entries)
+        await in_thread(lambda: write_manifest(target, collection.entries))
 
 
 async def _stop_main(container: Container) -> None:
@@ -77,6 +78,7 @@ async def _stop_main(container: Container) -> None:
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
     """Removes what an episode before has left in the places of the artifacts: a verifier may be given what is there."""
+    (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))
         if Places().take(artifact) is None and place.parent.resolve().is_relative_to(target.resolve()):
@@ -127,9 +129,9 @@ class ArtifactCollection:
                 _logger.info("The artifact %s of %s was not collected: it is not there.", source, artifact.service)
                 return kind, "failed"
             target = self._target.joinpath(place_of(artifact))
-            await asyncio.to_thread(_make_way, target, self._target)
+            await in_thread(lambda: _make_way(target, self._target))
             if is_empty and is_conventional(artifact):
-                await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+                await in_thread(lambda: target.mkdir(parents=True, exist_ok=True))
                 return kind, "empty"
             if kind == "directory" and artifact.exclude:
                 await _download_without(service, artifact, target)

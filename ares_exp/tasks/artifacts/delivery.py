@@ -25,17 +25,22 @@ async def deliver_artifacts(container: Container, folder: Path) -> None:
     Raises:
         ContainerError: The container failed.
     """
-    for entry in await asyncio.to_thread(read_manifest, folder):
+    for entry in await asyncio.to_thread(read_manifest, folder):  # none: the collection took too long
         if entry.status in ("ok", "empty"):
             await _deliver(container, entry, entry.host_path(folder))
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
-    """A directory is emptied, anybody's to write, then filled; a file's directory is anybody's to write."""
+    """A directory is emptied, anybody's to write, then filled; a file's directory is anybody's to write.
+
+    What the verifier's image has at that path is in the way where the agent has made something of another kind of it.
+    """
     source = shlex.quote(entry.source)
     if entry.type == "directory":
         made = f"mkdir -p -- {source} && chmod 777 {source} && find {source} -mindepth 1 -delete"
-        await as_root(container, made, cwd=None)
-    elif parent := posixpath.dirname(entry.source):
-        await as_root(container, f"mkdir -p -- {shlex.quote(parent)} && chmod 777 {shlex.quote(parent)}", cwd=None)
+        await as_root(container, f"[ -d {source} ] || rm -f -- {source}; {made}", cwd=None)
+    else:
+        parent = shlex.quote(posixpath.dirname(entry.source) or ".")
+        made = f"mkdir -p -- {parent} && chmod 777 {parent}"
+        await as_root(container, f"{made} && if [ -d {source} ]; then rm -rf -- {source}; fi", cwd=None)
     await container.upload(path, entry.source)

@@ -18,6 +18,11 @@ _SHOWN_OUTPUT_CHARS = 500
 _logger = logging.getLogger(__name__)
 
 
+def hook_limit_sec(hook: CollectHook) -> float:
+    """Seconds that the hook may take."""
+    return min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)
+
+
 async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
     """Runs the hooks one after the other. One that fails is only told of in the log.
 
@@ -25,7 +30,7 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
         ContainerDiedError: The agent's container is gone.
     """
     for hook in hooks:
-        options: ExecOptions = {"timeout_sec": min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)}
+        options: ExecOptions = {"timeout_sec": hook_limit_sec(hook)}
         if hook.user is not None:
             options["user"] = hook.user
         try:

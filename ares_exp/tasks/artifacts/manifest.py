@@ -63,9 +63,11 @@ def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
 
 
 def read_manifest(folder: Path) -> list[ManifestEntry]:
-    """What `write_manifest` wrote. Blocking.
+    """What `write_manifest` wrote; nothing where it did not. Blocking.
 
     Raises:
-        OSError, ValueError: It is not there, or broken.
+        OSError, ValueError: It cannot be read, or is broken.
     """
+    if not (folder / MANIFEST).exists():
+        return []
     return pydantic.TypeAdapter(list[ManifestEntry]).validate_json((folder / MANIFEST).read_bytes())

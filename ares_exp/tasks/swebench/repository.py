@@ -31,6 +31,27 @@ _ENV: Mapping[str, str] = {
 _START = "refs/ares_exp/start"
 """A tree in the repository: its files as the agent found them, those included that git does not know."""
 
+# A git directory of ours for the repository's files and objects. What it has itself of configuration, hooks, attributes
+# and indexes, or its user, starts no program and changes no content; and may be broken. What it ignores is ignored.
+_OURS = """
+clean=$(mktemp -d)  # where a HOME is that has nothing in it either
+trap 'rm -rf "$clean"' EXIT
+export HOME="$clean" XDG_CONFIG_HOME="$clean" GIT_CONFIG_NOSYSTEM=1
+folder=$(git rev-parse --git-common-dir 2>/dev/null) || folder=.git
+folder=$(cd "$folder" 2>/dev/null && pwd) || { echo "there is no git repository any more" >&2; exit 5; }
+if [ ${#BASE} -eq 40 ]; then export GIT_DEFAULT_HASH=sha1; else export GIT_DEFAULT_HASH=sha256; fi
+git init -q --bare --template= "$clean/git"
+mkdir "$clean/git/info"
+if [ -f "$folder/info/exclude" ]; then cp "$folder/info/exclude" "$clean/git/info"; fi
+ours() { GIT_DIR="$clean/git" GIT_WORK_TREE="$PWD" git "$@"; }
+add_all() {
+  ours add -A 2> "$clean/said" && return
+  cat "$clean/said" >&2
+  grep -q "does not have a commit checked out" "$clean/said" || return 1
+  ours add -A --ignore-errors 2>/dev/null || :  # a repository without a commit inside of this one: left out
+}
+"""
+
 # Refs and objects that are younger than the base commit may hold the fix. Looking for commits that nothing leads to
 # takes a second in a repository of 400,000 objects; it is packed anew only where there are some.
 _SET_UP = f"""set -eu
@@ -53,36 +74,36 @@ if has_more; then
   git prune --expire=now
   if has_more; then echo "it keeps commits that nothing leads to"; exit 4; fi
 fi
-export GIT_INDEX_FILE=$(mktemp)
-cp "$folder/index" "$GIT_INDEX_FILE"
-git add -A
-git update-ref {_START} "$(git write-tree)"
-rm -f "$GIT_INDEX_FILE"
+{_OURS}
+export GIT_OBJECT_DIRECTORY="$folder/objects"
+ours read-tree "$(git rev-parse HEAD)"
+add_all
+git update-ref {_START} "$(ours write-tree)"
 """
 
-# With an index of its own: that of the repository may be locked by a command that was killed, or say what it likes.
 _PATCH = f"""set -eu
-start={_START}
-git cat-file -e "$start^{{tree}}" 2>/dev/null || start=$BASE
-patch=$(mktemp)
-export GIT_INDEX_FILE=$(mktemp -u)
-git read-tree "$start"
-git add -A
-git diff-index --cached -p --binary --full-index --no-renames --no-ext-diff --no-textconv "$start" > "$patch"
+{_OURS}
+export GIT_ALTERNATE_OBJECT_DIRECTORIES="$folder/objects"
+start=$(git rev-parse --quiet --verify {_START} 2>/dev/null) || start=$(cat "$folder/{_START}" 2>/dev/null) || :
+case "$start" in "" | *[!0-9a-f]*) start=$BASE ;; esac
+ours cat-file -e "$start^{{tree}}" 2>/dev/null || start=$BASE
+patch="$clean/patch"
+ours read-tree "$start"
+add_all
+ours diff-index --cached -p --binary --full-index --no-renames --no-ext-diff --no-textconv "$start" > "$patch"
 [ "$(wc -c < "$patch")" -le {MAX_PATCH_BYTES} ] || {{ echo "it is larger than {MAX_PATCH_BYTES:,} bytes" >&2; exit 4; }}
 base64 < "$patch"
-rm -f "$patch" "$GIT_INDEX_FILE"
 """
 
 _APPLY = """git apply --verbose --whitespace=nowarn "$PATCH" ||
 git apply --verbose --whitespace=nowarn --3way "$PATCH"
 """
 
-_RESTORE = """set -eu
-for path in "$@"; do
-  rm -rf -- "$path"
-  if git cat-file -e "$BASE:$path" 2>/dev/null; then git checkout -q "$BASE" -- "$path"; fi
-done
+_RESTORE = """set -eu -o pipefail
+[ $# -gt 0 ] || exit 0
+printf '%s\\0' "$@" | xargs -0 rm -rf --
+printf '%s\\0' "$@" | xargs -0 git ls-tree -r -z --name-only --full-tree "$BASE" -- |
+  xargs -0 -r git --literal-pathspecs checkout -q "$BASE" --
 """
 
 _FITS_BASE = """set -eu

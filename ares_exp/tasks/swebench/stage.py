@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,8 @@ class SweBenchStage:
 
     name = ""
     agent_timeout_sec = AGENT_TIMEOUT_SEC
+    begin_timeout_sec = 0.0
+    collect_timeout_sec = 600.0
     verifier_network = PUBLIC
 
     @property
@@ -135,7 +137,7 @@ class SweBenchStage:
             ContainerError: The container failed.
         """
         self.check_solution()
-        await _upload(container, {"gold.patch": self.row.patch, SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
+        await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
         await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}")
         return {}
 
@@ -163,7 +165,11 @@ class SweBenchStage:
             else:
                 (target / NO_PATCH).write_text(patch.problem + "\n", encoding="utf-8")
 
-        await asyncio.to_thread(write)
+        await in_thread(write)
+
+    async def clear(self, container: Container) -> Sequence[str]:
+        """Does nothing: no verifier works in the agent's container."""
+        return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
         """Gives the fresh container what `collect` left.
@@ -187,7 +193,7 @@ class SweBenchStage:
             ContainerError: The container failed.
         """
         row = self.row
-        files = {TEST_PATCH: row.test_patch, "eval.sh": self.conditions.plan.script}
+        files = {TEST_PATCH: _ended(row.test_patch), "eval.sh": self.conditions.plan.script}
         try:
             await _upload(container, files, TESTS_DIR)
         except TransferError as error:
@@ -264,7 +270,7 @@ class SweBenchStage:
             _write_json(output_dir / REPORT, report)
             _write_json(output_dir / REWARDS, found.rewards)
 
-        await asyncio.to_thread(write)
+        await in_thread(write)
 
     def goes_on(self, verdict: Verdict) -> bool:
         """No stage comes after it."""
@@ -281,6 +287,11 @@ async def _upload(container: Container, files: Mapping[str, str], target: str) -
 
         await in_thread(write)
         await container.upload(folder, target)
+
+
+def _ended(patch: str) -> str:
+    """The patch with the line break at its end that git wants; a copy may have lost it."""
+    return patch if not patch or patch.endswith("\n") else f"{patch}\n"
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

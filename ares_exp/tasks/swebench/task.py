@@ -75,6 +75,11 @@ class SweBenchTask:
         return self.row.instance_id
 
     @property
+    def set_up_timeout_sec(self) -> float:
+        """It takes a few commands."""
+        return 0.0
+
+    @property
     def context(self) -> AgentContext:
         """Agents are given nothing besides the instruction."""
         return AgentContext()

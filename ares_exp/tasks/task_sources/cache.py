@@ -1,4 +1,7 @@
-"""The cache of fetched tasks: `<folder>/<key>/<base name of the task>`, a key for each repository, commit and path."""
+"""The cache of fetched tasks: `<folder>/<key>/<base name of the task>`, a key for each repository, commit and path.
+
+The notes of `repository_notes` are files beside these directories.
+"""
 
 from __future__ import annotations
 

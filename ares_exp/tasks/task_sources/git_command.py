@@ -13,21 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from ares_exp.containers.dead_mans_shell import while_we_live
 from ares_exp.errors import GitError, PreflightError
 from ares_exp.tasks.task_sources.git_names import GIT_PROTOCOLS
 
 MAX_OUTPUT_BYTES = 256 * 2**20
 _MAX_ERROR_BYTES = 4096
 
-# The end of our end of stdin ends the whole group. It comes also by kill -9 of this process.
-_WHILE_WE_LIVE = """
-exec 3<&0 </dev/null
-"$@" 3<&- &
-command=$!
-{ read -r _; kill -9 0; } <&3 >/dev/null 2>&1 &
-exec 3<&-
-wait $command
-"""
 # What a user has set up for all repositories holds here, too: credentials, proxies, keys. What points git at another
 # repository (as in a hook), or makes it talk, does not.
 _PASSED_ON = ("GIT_ASKPASS", "GIT_CONFIG", "GIT_PROXY", "GIT_SSH", "GIT_SSL")
@@ -61,8 +53,18 @@ class Git:
         self._stopped = False
         self._lock = threading.Lock()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
     def run(
-        self, *arguments: str, git_dir: Path | None = None, work_tree: Path | None = None, settings: Sequence[str] = ()
+        self,
+        *arguments: str,
+        git_dir: Path | None = None,
+        work_tree: Path | None = None,
+        settings: Sequence[str] = (),
+        at_most_sec: float | None = None,
     ) -> bytes:
         """What a command prints. Blocking.
 
@@ -71,6 +73,7 @@ class Git:
             git_dir: The repository.
             work_tree: Where it checks files out.
             settings: More of them, `name=value`.
+            at_most_sec: What it may take, if that is less than what any may.
 
         Raises:
             PreflightError: There is no git; it failed (`GitError`), took too long, printed too much, or was stopped.
@@ -81,13 +84,14 @@ class Git:
                 "Expected the program `git` on PATH, found none: tasks in git repositories need it. Install git, or "
                 "play a local folder with `env.path=<folder>`."
             )
+        timeout_sec = min(self._timeout_sec, at_most_sec or self._timeout_sec)
         places = [f"--git-dir={git_dir}"] if git_dir is not None else []
         places += [f"--work-tree={work_tree}"] if work_tree is not None else []
         options = [word for setting in (*_SETTINGS, *settings) for word in ("-c", setting)]
         with tempfile.TemporaryFile() as errors:
             process = self._start([program, *places, *options, *arguments], errors)
             late = threading.Event()
-            timer = threading.Timer(self._timeout_sec, self._kill, [process, late])
+            timer = threading.Timer(timeout_sec, self._kill, [process, late])
             timer.start()
             try:
                 assert process.stdout is not None
@@ -104,7 +108,7 @@ class Git:
             raise PreflightError(f"`{what}` was stopped.")
         if late.is_set():
             raise PreflightError(
-                f"`{what}` was killed after {self._timeout_sec:g} seconds. Is the repository reachable? More time: "
+                f"`{what}` was killed after {timeout_sec:g} seconds. Is the repository reachable? More time: "
                 f"`env.git_timeout_sec=…`. {said}".rstrip()
             )
         if len(output) > MAX_OUTPUT_BYTES:
@@ -126,7 +130,7 @@ class Git:
             if self._stopped:
                 raise PreflightError("Fetching tasks was stopped.")
             self._running = subprocess.Popen(
-                ["/bin/sh", "-c", _WHILE_WE_LIVE, "sh", *command],
+                while_we_live(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ares_exp.config import close_matches
@@ -18,6 +19,8 @@ from ares_exp.tasks.task_sources.git_checkout import FOLDER, SUBMODULE, SYMLINK,
 from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_sources.git_names import is_commit
 from ares_exp.tasks.task_sources.materialise import materialise
+from ares_exp.tasks.task_sources.repository import Repository
+from ares_exp.tasks.task_sources.repository_notes import RepositoryNotes
 from ares_exp.tasks.task_sources.task_reference import GitTask
 from ares_exp.tasks.task_toml import TASK_TOML
 
@@ -27,25 +30,28 @@ log = logging.getLogger(__name__)
 class Checkouts:
     """The repositories that one reading of a task set needs, each copied once, and only if it is asked for."""
 
-    def __init__(self, git: Git, cache: TaskCache, stack: ExitStack) -> None:
+    def __init__(self, git: Git, cache: TaskCache, report: Callable[[str], None], stack: ExitStack) -> None:
         """Copies nothing yet; see `checkouts`."""
         self.cache = cache
         self._git = git
+        self._report = report
         self._stack = stack
-        self._copies: dict[str, GitCheckout] = {}
+        self._repositories: dict[str, Repository] = {}
         self._workspace: Path | None = None
         self._staged = 0
 
-    def of(self, url: str) -> GitCheckout:
-        """The copy of a repository. Blocking.
+    def of(self, url: str) -> Repository:
+        """A repository, of which nothing is copied yet."""
+        if url not in self._repositories:
+            folder = f"copy-{len(self._repositories)}"
+            notes = RepositoryNotes(self.cache.folder, url)
+            make_copy = partial(self._copy, url, folder)
+            self._repositories[url] = Repository(url, self._git, notes, make_copy, self._report)
+        return self._repositories[url]
 
-        Raises:
-            PreflightError: It cannot be copied.
-        """
-        if url not in self._copies:
-            log.info("Fetching %s", url)
-            self._copies[url] = GitCheckout(self._git, self.workspace / f"copy-{len(self._copies)}", url)
-        return self._copies[url]
+    def _copy(self, url: str, folder: str) -> GitCheckout:
+        log.info("Fetching %s", url)
+        return GitCheckout(self._git, self.workspace / folder, url)
 
     @property
     def workspace(self) -> Path:
@@ -63,10 +69,10 @@ class Checkouts:
 
 
 @contextmanager
-def checkouts(git: Git, cache: TaskCache) -> Iterator[Checkouts]:
+def checkouts(git: Git, cache: TaskCache, report: Callable[[str], None]) -> Iterator[Checkouts]:
     """`Checkouts` that leave nothing behind but what the cache took in."""
     with ExitStack() as stack:
-        yield Checkouts(git, cache, stack)
+        yield Checkouts(git, cache, report, stack)
 
 
 @dataclass
@@ -122,7 +128,7 @@ def _missing(group: Sequence[GitTask], commit: str, cache: TaskCache, found: Fet
 
 def _fetch(
     tasks: Sequence[GitTask],
-    repository: GitCheckout,
+    repository: Repository,
     commit: str,
     repositories: Checkouts,
     found: Fetched,

@@ -8,10 +8,10 @@ import stat
 from pathlib import Path
 
 from ares_exp.errors import TaskError
+from ares_exp.tasks.task_sources.lfs_pointers import is_pointer
 
 MAX_ENTRIES = 100_000
 MAX_BYTES = 20 * 10**9
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 
 
 def materialise(task: Path, target: Path) -> None:
@@ -55,9 +55,8 @@ class _Copy:
                 raise self._refusal(entry, "expected a file, a folder or a link, got something else")
 
     def _file(self, source: Path, target: Path) -> None:
-        with source.open("rb") as file:
-            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise self._refusal(source, "expected a file, got a pointer to one in Git LFS. Install `git-lfs`")
+        if is_pointer(source):
+            raise self._refusal(source, "expected a file, got a pointer to one in Git LFS. Install `git-lfs`")
         shutil.copy(source, target)
 
     def _meant(self, entry: Path) -> Path:

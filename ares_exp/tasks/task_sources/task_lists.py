@@ -72,17 +72,17 @@ class RepositoryDataset:
 
     def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
         """See `TaskList`."""
-        copy = repositories.of(self.repository.url)
-        commit = copy.commit(self.repository.ref)
-        where = f"{self.file} of {copy.url} at {commit}"
-        mode = copy.tree(commit).get(self.file)
+        repository = repositories.of(self.repository.url)
+        commit = repository.commit(self.repository.ref)
+        where = f"{self.file} of {repository.url} at {commit}"
+        mode = repository.tree(commit).get(self.file)
         if mode is None or not mode.startswith("100"):
             raise ConfigError(
                 f"Expected a file {where}, found none. Leave `env.dataset` out to play the tasks in its folder "
                 f"{DEFAULT_FOLDER}/, or say with `env.registry=<path in the repository>` where the file is."
             )
-        datasets = parse_registry(copy.read(commit, self.file), where=where)
-        return _references(choose(datasets, self.dataset, where=where), where, url=copy.url, commit=commit)
+        datasets = parse_registry(repository.read(commit, self.file), where=where)
+        return _references(choose(datasets, self.dataset, where=where), where, url=repository.url, commit=commit)
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,22 @@ class RepositoryFolder:
 
     def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
         """See `TaskList`."""
-        copy = repositories.of(self.repository.url)
-        commit = copy.commit(self.repository.ref)
-        tree = copy.tree(commit)
+        repository = repositories.of(self.repository.url)
+        commit = repository.commit(self.repository.ref)
+        tree = repository.tree(commit)
         tasks = [posixpath.dirname(path) for path in tree if posixpath.basename(path) == TASK_TOML]
         found = sorted(path for path in tasks if path and (posixpath.dirname(path) or ".") == self.folder)
         if REGISTRY in tree:
-            log.info("%s has a %s; `env.dataset=<name>` plays one of its data sets", copy.url, REGISTRY)
+            log.info("%s has a %s; `env.dataset=<name>` plays one of its data sets", repository.url, REGISTRY)
         if not found:
             folders = list(dict.fromkeys(posixpath.dirname(path) or "." for path in tasks if path))
             there = self.folder == "." or tree.get(self.folder) == FOLDER
             raise TaskError(
-                f"{copy.url} at {commit}: expected folders with a {TASK_TOML} in {self.folder}/, "
+                f"{repository.url} at {commit}: expected folders with a {TASK_TOML} in {self.folder}/, "
                 f"{'found none' if there else 'which there is not'}.{close_matches(self.folder, folders)} Say with "
                 "`env.path=<folder in the repository>` where they are (`.` for its root)."
             )
-        return [GitTask(copy.url, commit, path) for path in found]
+        return [GitTask(repository.url, commit, path) for path in found]
 
 
 def _references(

@@ -16,6 +16,7 @@ from ares_exp.tasks.task_set import load_task_set
 from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
 from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_sources.git_tasks import checkouts, fetch
+from ares_exp.tasks.task_sources.lfs_pointers import refuse_pointers
 from ares_exp.tasks.task_sources.task_lists import TaskList
 from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
 
@@ -75,7 +76,16 @@ class TaskFolder:
         found = load_task_set(self.path, reward_key=reward_key)
         for skipped in found.skipped:
             report(f"skipped {skipped.name}, which is no valid task: {skipped.reason}")
-        return select(found.tasks)
+        chosen = select(found.tasks)
+        problems = dict[str, str]()
+        for task in chosen:
+            try:
+                refuse_pointers(task.path)
+            except TaskError as error:
+                problems[task.name] = str(error)
+        if problems:
+            raise _refusal(problems, len(chosen))
+        return chosen
 
     def stop(self) -> None:
         """See `TaskSource`: this takes no time."""
@@ -97,7 +107,7 @@ class ListedTasks:
         """See `TaskSource`."""
         cache = TaskCache((self._cache_dir or default_cache_dir()).expanduser())
         try:
-            with checkouts(self._git, cache) as repositories:
+            with checkouts(self._git, cache, report) as repositories:
                 chosen = select(self._tasks.references(repositories))
                 _refuse_equal_names(chosen)
                 fetched = fetch([task for task in chosen if isinstance(task, GitTask)], repositories, report)
@@ -129,6 +139,7 @@ def _place(task: TaskReference, places: dict[GitTask, tuple[Path, TaskOrigin]]) 
                 f"{task.path}: expected a task, found no such directory. Paths of a registry are relative to the "
                 "current directory."
             )
+        refuse_pointers(task.path)
         return task.path, None
     return places[task]
 

@@ -171,6 +171,16 @@ def test_a_preset_is_played(stub: Path, wrapper: str) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(("replies", "reward"), [("[more, right]", 1.0), ("[more, wrong]", 0.0)])
+def test_the_replies_decide_the_reward(stub: Path, replies: str, reward: float) -> None:
+    done = run(stub, "env.preset=echo:3", "policy=scripted", f"policy.replies={replies}")
+    assert done.returncode == 0, done.stderr
+    row = rows(stub)["echo:3"]
+    assert (row["outcome"], row["reward"], row["num_steps"]) == ("completed", reward, 2)
+    assert row["environment_usage"] is None, "it does not say"
+
+
+@pytest.mark.once
 def test_a_limit_of_the_run_and_a_selection(stub: Path) -> None:
     done = run(
         stub, "policy=stub", "env.preset=echo:0:4", "env.tasks=[0,echo:2]", "step_limit=2", "env.container=daytona"
@@ -359,8 +369,9 @@ async def test_no_answer_in_time() -> None:
 
 async def test_what_takes_too_long_or_fails_is_closed() -> None:
     wrapped = Wrapped(never)
-    env = adapted(wrapped, timeout_sec=0.02)
+    env = adapted(wrapped)
     await env.reset()
+    env._timeout_sec = 0.02  # its start may take longer
     with pytest.raises(TimeoutError, match=r"did not take a step within env.timeout_sec=0.02"):
         await env.step(REPLY)
     assert wrapped.closed == 1

@@ -60,7 +60,12 @@ async def test_no_container_is_made_for_what_was_released(make_task: Any) -> Non
     try:
         stage = task.stages[0]
         scoring = Scoring(
-            stage, container_factory=make, verifier_spec=stage.verifier_spec, timeout_sec=None, output_dir=None
+            stage,
+            container_factory=make,
+            agents_spec=task.container_spec,
+            verifier_spec=stage.verifier_spec,
+            timeout_sec=None,
+            output_dir=None,
         )
         await scoring.release()
         with pytest.raises(EpisodeStateError):

@@ -116,10 +116,10 @@ async def test_long_output_is_shown_head_and_tail(make_environment: Any) -> None
 async def test_a_command_that_takes_too_long_is_reported_with_its_output(make_environment: Any) -> None:
     from ares_exp.agents.shell_agent import ShellAgentFactory
 
-    env = make_environment(agent=ShellAgentFactory(command_timeout_sec=0.5))
+    env = make_environment(agent=ShellAgentFactory(command_timeout_sec=1.5))
     await env.reset()
     shown = (await env.step(run("echo begun; sleep 60"))).observation.messages[-1]["content"]
-    assert "stopped after 0.5 seconds" in shown
+    assert "stopped after 1.5 seconds" in shown
     assert "begun" in shown
 
 
@@ -155,18 +155,18 @@ async def test_budgets(make_environment: Any, limits: EpisodeLimits, name: str) 
 
 
 async def test_the_agent_time_limit_kills_its_command_and_verifies(make_environment: Any) -> None:
-    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
+    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=2.0)))
     await env.reset()
     began = time.monotonic()
     last = await env.step(run("echo 42 > /answer; sleep 60; echo 0 > /answer"))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")
 
 
 async def test_an_answer_after_the_time_limit_is_not_applied(make_environment: Any) -> None:
-    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
+    env = make_environment(limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.1)
     last = await env.step(run("echo 42 > /answer"))
     assert (last.reward, env.truncated_by, env.step_count) == (0.0, "time", 1)
 
@@ -200,9 +200,9 @@ async def test_an_agent_that_returned_before_its_limit_is_not_truncated(make_env
         await asyncio.sleep(0.1)
         asking.cancel()
 
-    env = make_environment(agent=agent_factory(hasty), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
+    env = make_environment(agent=agent_factory(hasty), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.2)
     last = await env.step(SUBMIT)
     assert (last.discount, env.truncated_by) == (0.0, None)
 
@@ -248,7 +248,7 @@ async def test_an_agent_that_ignores_its_cancellation_is_shut_out(make_environme
                 refused.set()
                 return
 
-    env = make_environment(agent=agent_factory(stubborn), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.5)))
+    env = make_environment(agent=agent_factory(stubborn), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset()
     assert (await env.step(SUBMIT)).discount == 1.0
     assert refused.is_set()

@@ -6,6 +6,7 @@ import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import ConfigError
+from ares_exp.tasks.recorded_digest import changed_files, content_of
 from ares_exp.tasks.task_set import SAMPLES
 
 
@@ -34,3 +35,18 @@ def test_a_file_that_is_no_text(tmp_path: Path, content: bytes | None) -> None:
         ConfigError, match=r"`env\.extra_instruction_paths` to be readable UTF-8 files, got .*extra\.md"
     ):
         source.load(pytest.fail)
+
+
+def test_a_changed_file_changes_what_is_recorded_of_the_tasks(tmp_path: Path) -> None:
+    def recorded(**options: object) -> str:
+        source = HarborEnvironments(tasks="write-greeting", **options)  # type: ignore[arg-type]
+        source.load(pytest.fail)
+        return source.digest("write-greeting")
+
+    hint = tmp_path / "hint.md"
+    hint.write_text("one")
+    before = recorded(extra_instruction_paths=[hint])
+    assert before == recorded(extra_instruction_paths=[hint])
+    hint.write_text("two")
+    assert changed_files(before, recorded(extra_instruction_paths=[hint])) == [str(hint)]
+    assert content_of(before) == recorded()

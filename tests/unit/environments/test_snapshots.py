@@ -267,7 +267,7 @@ async def test_only_while_it_waits_for_an_action(make_environment: Any, store: P
     await asyncio.sleep(0)
     await refused("is under way")
     await resetting
-    stepping = asyncio.create_task(env.step(run("sleep 0.3")))
+    stepping = asyncio.create_task(env.step(run("sleep 1")))
     await asyncio.sleep(0.05)
     await refused("step.. is under way")
     await stepping

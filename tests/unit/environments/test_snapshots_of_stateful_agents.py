@@ -154,7 +154,7 @@ async def test_a_state_that_lacks_something_is_found(make_environment: Any, rest
 
 
 async def test_the_limits_of_its_episode_hold(make_environment: Any) -> None:
-    env = make_environment(agent=StatefulAgentFactory(), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.5)))
+    env = make_environment(agent=StatefulAgentFactory(), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=2.0)))
     await env.reset()
     last = await env.step(say("echo 42 > /answer; sleep 60"))
     assert (last.reward, last.discount, env.truncated_by) == (1.0, 1.0, "time")

@@ -25,7 +25,7 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
 from ares_exp.policies.scripted import ScriptedPolicy
-from ares_exp.results import Outcome
+from ares_exp.results import EnvironmentUsage, Outcome
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
@@ -243,7 +243,7 @@ async def test_the_time_limit_ends_the_oracles_thinking_but_not_what_it_must_wai
             return await super().__call__(request)
 
     oracle = Limited()
-    env = game(oracle, limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.05)))
+    env = game(oracle, limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=1.0)))
     await env.reset(options=CAT)
     last = await env.step(say("Is it alive?"))
     assert (last.reward, env.truncated_by) == (0.0, "time")
@@ -276,6 +276,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) 
     [line] = map(json.loads, (tmp_path / "files" / "oracle.jsonl").read_text().splitlines())
     assert line.pop("sec") >= 0
     assert line == {
+        "task": "cat",
         "question": "Is it alive?",
         "said": ["It is a cat!", "yes"],
         "answer": "yes",
@@ -283,7 +284,9 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) 
         "prompt_tokens": 20,
         "generated_tokens": 10,
         "cost": 0.5,
+        "taken_over": False,
     }
+    assert env.environment_usage == EnvironmentUsage(20, 10, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,16 @@ def test_a_time_limit_may_be_infinite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "expected"),
     [
-        ("[agent]\ntimeout_sec = 100", 2 * (600 + 100 + 600)),
+        ("[agent]\ntimeout_sec = 100", 2 * (600 + 100 + 600) + 600),
+        (
+            "[agent]\ntimeout_sec = 100\n[environment.healthcheck]\ncommand = 'true'\nretries = 2\n"
+            "[[verifier.collect]]\ncommand = 'true'\ntimeout_sec = 70",
+            2 * (600 + 100 + 600) + (30 + 5 + 2 * (30 + 5)) + (600 + 70),
+        ),
+        (
+            "[agent]\ntimeout_sec = 100\n[environment.healthcheck]\ncommand = 'true'\ntimeout_sec = inf",
+            2 * (600 + 100 + 600) + 3600 + 600,
+        ),
         ("[agent]\ntimeout_sec = inf", None),
         ("", None),
         ("[agent]\ntimeout_sec = 100\n[verifier]\ntimeout_sec = inf", None),
@@ -77,3 +86,10 @@ def test_a_time_limit_may_be_infinite(tmp_path: Path) -> None:
 def test_what_a_container_is_told_of_its_life(make_task: Any, toml: str, expected: float | None) -> None:
     task = load_task(make_task(toml=toml))
     assert TimeLimits(timeout_multiplier=2).container_spec(task).lifetime_sec == expected
+
+
+def test_the_steps_of_a_task_are_set_up_and_collected_one_after_the_other(make_task: Any) -> None:
+    steps = "".join(f"[[steps]]\nname = '{name}'\n[steps.agent]\ntimeout_sec = 10\n" for name in ("one", "two"))
+    files = {f"steps/{name}/instruction.md": "Do it." for name in ("one", "two")}
+    task = load_task(make_task(toml=steps, files={**files, "steps/two/workdir/setup.sh": "true"}))
+    assert TimeLimits().container_spec(task).lifetime_sec == 600 + 2 * (10 + 600 + 600) + 3600

@@ -112,7 +112,34 @@ async def test_an_agent_that_removes_the_repository_gives_no_patch(box: Containe
     await run(box, "rm -rf .git")
     patch = await agent_patch(box, repository[1])
     assert patch.data == b""
-    assert "not a git repository" in str(patch.problem)
+    assert "there is no git repository any more" in str(patch.problem)
+
+
+EVIL = "touch /started; cat"
+SETTINGS = (
+    "true",
+    f"git config core.fsmonitor '{EVIL}' && git config core.pager '{EVIL}' && git config core.hooksPath /hooks",
+    f"mkdir /hooks && printf '#!/bin/sh\n{EVIL}\n' > /hooks/post-index-change && chmod +x /hooks/*",
+    f"for one in external evil.textconv evil.command; do git config diff.$one '{EVIL}'; done",
+    f"git config filter.evil.clean '{EVIL}; echo more' && git config filter.evil.required true",
+    "printf '* filter=evil diff=evil\\n' > .git/info/attributes && git config core.attributesFile .git/info/attributes",
+    "git config core.worktree /srv",
+    "git config core.bare true",
+    "rm -f .git/HEAD .git/index",
+    "echo '[[[' > .git/config",
+    "echo '[[[' > /root/.gitconfig",
+)
+
+
+async def test_what_an_agent_sets_starts_nothing_and_hides_nothing(box: Container, repository: Repository) -> None:
+    await set_up_repository(box, repository[1])
+    await run(box, "sed -i 's/a - b/a + b/' calc.py && git init -q inside && echo 1 > inside/file && echo new > new")
+    plain = await agent_patch(box, repository[1])
+    assert plain.data.count(b"diff --git") == 2
+    for setting in SETTINGS:  # one on top of the other
+        await run(box, setting)
+        assert await agent_patch(box, repository[1]) == plain, setting
+    await run(box, "! test -e /started")
 
 
 async def test_an_agent_that_loses_our_ref_is_measured_by_the_base_commit(
@@ -126,7 +153,9 @@ async def test_an_agent_that_loses_our_ref_is_measured_by_the_base_commit(
 async def test_files_are_as_at_the_base_commit_again(box: Container, repository: Repository) -> None:
     await run(box, "rm calc.py && mkdir calc.py && touch calc.py/x new.py -- '-odd' && rm -r tests && ln -s /etc tests")
     paths = ("calc.py", "new.py", "-odd", "not there", "tests/test_calc.py")
-    done = await restore_files(box, paths, repository[1])
+    assert (await restore_files(box, (), repository[1])).exit_code == 0
+    many = tuple(f"{'d' * 60}/{number}" for number in range(5000))  # more than one command line can have
+    done = await restore_files(box, (*paths, *many), repository[1])
     assert done.exit_code == 0, done
     assert await run(box, "ls -A && cat calc.py") == ".git\nREADME.md\ncalc.py\ntests\n" + BUGGY
     assert (await box.exec("test -e /etc/passwd -a ! -e /etc/test_calc.py -a ! -L /testbed/tests")).exit_code == 0
