@@ -3,21 +3,25 @@
 One file an episode in the run directory, whatever the collectors do: `kill -9` loses no answer that was paid for. It
 goes when the attempt has its result; one that is left is what a resumed run goes on with. Each line is a JSON object:
 the first says which episode it is (`LoggedEpisode`), every other one is an encoded step (`step_encoding`) with a
-request as its observation and the answer to it as its action.
+request as its observation and the answer to it as its action: `null` where there was none before the environment's time
+was up. In a task with several stages, `stage` is the number of those that were over, if any was. When the episode has
+come to its end, a last line has its result (`{"result": …}`), which becomes its row if its process dies before that is
+written. Older logs have none of these three: there a request without an answer has no line.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.recorded_results import MAX_COUNT, is_countable
+from ares_exp.recorded_results import MAX_COUNT, checked_result, is_countable
+from ares_exp.results import ANSWERS_USED_UP, EpisodeResult
 from ares_exp.run_dir import append_text, atomic_file, dump_json
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
@@ -34,10 +38,22 @@ logger = logging.getLogger(__name__)
 
 
 class Exchange(NamedTuple):
-    """A request, as `serialize_llm_request` gives it, and the answer to it."""
+    """A request, and what came of it.
+
+    Attributes:
+        request: As `serialize_llm_request` gives it.
+        answer: The answer to it; `None`: there was none before the environment's time was up.
+        stage: How many stages of the task were over.
+    """
 
     request: Mapping[str, Any]
-    answer: LLMResponse
+    answer: LLMResponse | None
+    stage: int = 0
+
+
+def answers(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
+    """The answers that there were."""
+    return [exchange.answer for exchange in exchanges if exchange.answer is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +64,9 @@ class LoggedEpisode:
         episode_id, task_name, attempt, retry, seed: As in its `EpisodeResult`.
         started_at: Epoch seconds; 0.0 of one that has not begun: it waits for its retry.
         parent: The episode that it took the first answers over from, if it did.
-        taken_over: How many.
-        exchanges: The answers it got, in order.
+        taken_over: How many exchanges these are.
+        exchanges: What it was asked and answered, in order: one for each of its time steps.
+        result: What it came to, if it came to its end.
     """
 
     episode_id: str
@@ -61,6 +78,7 @@ class LoggedEpisode:
     parent: str | None = None
     taken_over: int = 0
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
+    result: EpisodeResult | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -81,6 +99,7 @@ class LoggedEpisode:
             ValueError: Not even its first line can.
         """
         exchanges: list[Exchange] = []
+        result: EpisodeResult | None = None
         decoder = StepDecoder()
         with read_lines(path) as lines:
             head = _head(next(lines).text)
@@ -88,13 +107,14 @@ class LoggedEpisode:
                 raise ValueError(f"expected the log of {path.stem}, got that of {head['episode_id']!r:.80}")
             try:
                 for line in lines:
-                    record = decoder.decode(json.loads(line.text))
-                    assert record.observation is not None
-                    assert record.action is not None
-                    exchanges.append(Exchange(record.observation, _countable(deserialize_llm_response(record.action))))
+                    data = json.loads(line.text)
+                    if "result" in data:
+                        result = _result(data["result"], head)
+                        break
+                    exchanges.append(_exchange(data, decoder))
             except Exception as error:
                 logger.info("%s: used up to line %d (%s)", path, len(exchanges) + 1, error)
-        return cls(**head, exchanges=tuple(exchanges))
+        return cls(**head, exchanges=tuple(exchanges), result=result)
 
 
 class AnswerLog:
@@ -115,8 +135,8 @@ class AnswerLog:
             Whether it could.
         """
         self._encoder, self._count = StepEncoder(), 0
-        head = asdict(replace(self._episode, taken_over=len(taken_over), exchanges=()))
-        del head["exchanges"]
+        head = asdict(replace(self._episode, taken_over=len(taken_over), exchanges=(), result=None))
+        del head["exchanges"], head["result"]
         lines = [dump_json(head), *map(self._line, taken_over)]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,20 +146,26 @@ class AnswerLog:
             self._give_up(error)
         return not self._broken
 
-    def append(self, request: LLMRequest, answer: LLMResponse) -> None:
-        """Writes one more answer: it survives `kill -9` when this returns."""
-        if self._broken:
-            return
-        line = self._line(Exchange(serialize_llm_request(request), answer))
-        try:
-            append_text(self._path, f"{line}\n")
-        except OSError as error:
-            self._give_up(error)
+    def append(self, request: LLMRequest, answer: LLMResponse | None, *, stage: int = 0) -> None:
+        """Writes one more exchange: it survives `kill -9` when this returns."""
+        if not self._broken:
+            self._append(self._line(Exchange(serialize_llm_request(request), answer, stage)))
+
+    def end(self, result: EpisodeResult) -> None:
+        """Writes what the episode came to: likewise."""
+        if not self._broken:
+            self._append(dump_json({"result": result.to_dict()}))
 
     def discard(self) -> None:
         """Removes the file."""
         self._broken = True
         self._path.unlink(missing_ok=True)
+
+    def _append(self, line: str) -> None:
+        try:
+            append_text(self._path, f"{line}\n")
+        except OSError as error:
+            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
@@ -150,13 +176,14 @@ class AnswerLog:
             step_index=self._count,
             step_type="MID",
             observation=exchange.request,
-            action=serialize_llm_response(exchange.answer),
+            action=serialize_llm_response(exchange.answer) if exchange.answer is not None else None,
             reward=None,
             discount=None,
             timestamp=0.0,
         )
         self._count += 1
-        return dump_json(self._encoder.encode(record)[1])
+        stage = {"stage": exchange.stage} if exchange.stage else {}
+        return dump_json({**self._encoder.encode(record)[1], **stage})
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
@@ -170,11 +197,25 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
     return found
 
 
-def _countable(answer: LLMResponse) -> LLMResponse:
-    """The answer, if what it cost can be added up: the file may come from anybody."""
-    if not is_countable(answer):
+def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
+    """What a line says, if what it cost can be added up: the file may come from anybody."""
+    record, stage = decoder.decode(data), data.get("stage", 0)
+    answer = deserialize_llm_response(record.action) if record.action is not None else None
+    if not isinstance(record.observation, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
+        raise ValueError("expected a request and the number of a stage")
+    if answer is not None and not is_countable(answer):
         raise ValueError("expected numbers of tokens and a cost")
-    return answer
+    return Exchange(record.observation, answer, stage)
+
+
+def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
+    """The result of the episode that the log is of: of any other it says nothing."""
+    result = checked_result(data)
+    if result.outcome not in ANSWERS_USED_UP or any(
+        getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
+    ):
+        raise ValueError("expected the result of this episode")
+    return result
 
 
 def _head(line: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.environments.message_edit import MessageEdit, edited, recorded_edits
 from ares_exp.environments.restoring import Continuation
+from ares_exp.episode_ref import EpisodeRef
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.recorded_run import EpisodeRef
 from ares_exp.run_dir import RunDir
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -203,7 +203,7 @@ class _FirstAnswer:
         text, self._text = self._text, None
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
-    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Goes past an answer that was given in its stead."""
         text, self._text = self._text, None
         if text is None and (advance := getattr(self._client, "advance", None)) is not None:

@@ -14,7 +14,7 @@ from pydantic import Field
 from ares_exp.errors import ConfigError, ContextOverflowError, RefusalError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.recorded_results import is_countable, read_results
-from ares_exp.results import EpisodeResult, Outcome
+from ares_exp.results import EnvironmentUsage, EpisodeResult, Outcome
 from ares_exp.run_dir import RunDir
 
 _STRICT = pydantic.ConfigDict(extra="forbid")
@@ -35,8 +35,8 @@ class Limits:
 
     Attributes:
         wall_sec: Seconds in which it ran.
-        tokens: Prompt and generated tokens that were paid for.
-        cost: US dollars.
+        tokens: Prompt and generated tokens that were paid for, by the policy and by environments.
+        cost: US dollars, likewise.
         errors_in_a_row: Tries in a row that ended without a reward through no fault of the agent: the container, the
             verifier or the policy failed. One with a reward, an error of the agent's, a refusal or a conversation that
             grew too long ends the row: they show that the rest works. What was cancelled or lost does not count.
@@ -78,11 +78,15 @@ class Spent:
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Tokens and cost of one try, without what it took over from an earlier one."""
+    """Tokens and cost of one try, without what it took over from an earlier one; its environment's included."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
-    return Spent(tokens=max(0, tokens), cost=max(0.0, cost))
+    return Spent(tokens=max(0, tokens), cost=max(0.0, cost)) + _spent_on_its_own(result.environment_usage)
+
+
+def _spent_on_its_own(used: EnvironmentUsage | None) -> Spent:
+    return Spent(tokens=used.tokens, cost=used.cost) if used is not None else Spent()
 
 
 class BudgetMeter:
@@ -121,6 +125,7 @@ class BudgetMeter:
         self._since = since
         self._spent = sum((paid(result) for result in earlier), Spent(wall_sec=earlier_wall_sec))
         self._under_way: dict[str, Spent] = {}
+        self._by_environments: dict[str, Spent] = {}
         self._row = _Row()
         self._run_dir = run_dir
         self._sweep_dir = sweep_dir if budget.sweep != Limits() else None
@@ -134,13 +139,22 @@ class BudgetMeter:
         """
         if not is_countable(answer):
             return
-        new = Spent(tokens=answer.usage.total_tokens, cost=answer.cost)
+        self._add(episode_id, Spent(tokens=answer.usage.total_tokens, cost=answer.cost))
+
+    def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
+        """Counts what the environment of an episode that has not ended yet has spent so far."""
+        total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, Spent())
+        self._by_environments[episode_id] = total
+        self._add(episode_id, Spent(tokens=total.tokens - known.tokens, cost=total.cost - known.cost))
+
+    def _add(self, episode_id: str, new: Spent) -> None:
         self._under_way[episode_id] = self._under_way.get(episode_id, Spent()) + new
         self._spent += new
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a try that ended. What `add_answer` was told of it is not counted twice."""
+        """Counts a try that ended. What was counted of it while it was under way is not counted twice."""
         total, known = paid(result), self._under_way.pop(result.episode_id, Spent())
+        self._by_environments.pop(result.episode_id, None)
         self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
         self._row.add(result)
 

@@ -35,7 +35,7 @@ def _run() -> int:
     from ares_exp.conf_dir import conf_dir
     from ares_exp.derived_command import derive
     from ares_exp.hydra_setup import set_up_hydra
-    from ares_exp.plugins import print_problems
+    from ares_exp.options import config_dirs_of, print_problems
     from ares_exp.run_dir import refuse_used_run_dir
     from ares_exp.short_overrides import in_full
     from ares_exp.sweeps.hydra_callback import SweepRefused
@@ -47,7 +47,8 @@ def _run() -> int:
         return exit_codes.USAGE
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
     set_up_hydra()
-    print_problems()
+    if not {"-sc", "--shell-completion"} & set(sys.argv[1:]):  # what a shell asks at every press of Tab
+        print_problems(config_dirs_of(sys.argv[1:]))
     source: Path | None = None
     job = JobFunction()
     try:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ares_exp.conf_dir import conf_dir
 from ares_exp.config import keys
-from ares_exp.options import BUILT_IN, find_options
-from ares_exp.plugins import OPTION_GROUPS, print_problems
+from ares_exp.options import BUILT_IN, config_dirs_of, find_options, print_problems
+from ares_exp.plugins import OPTION_GROUPS
 
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
@@ -48,7 +47,7 @@ Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the c
 
 def render_help(argv: Sequence[str]) -> str:
     """The help text; options of plugins, and of a `--config-dir` in `argv`, are listed too."""
-    folders = _config_dirs(argv)
+    folders = config_dirs_of(argv)
     lines = [HEADER, f"Groups (group=option; the arguments of an option: {conf_dir()}/GROUP/OPTION.yaml):"]
     for group in OPTION_GROUPS:
         lines += _render_group(group, folders)
@@ -73,13 +72,7 @@ def _render_group(group: str, config_dirs: Sequence[Path]) -> list[str]:
     return [f"  {group}", *rows]
 
 
-def _config_dirs(argv: Sequence[str]) -> list[Path]:
-    found = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
-    found += [after for flag, after in pairwise(argv) if flag in ("--config-dir", "-cd")]
-    return [Path(folder) for folder in found]
-
-
 def print_help(argv: Sequence[str]) -> None:
     """Writes the help text to stdout."""
-    print_problems()
+    print_problems(config_dirs_of(argv))
     sys.stdout.write(render_help(argv))

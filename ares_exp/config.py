@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
 GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget")
 
+_MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "env": ("an environment source", ("path", "load", "check", "make")),
+    "agent": ("a factory of code agents", ("__call__",)),
+    "container": ("a container factory", ("__call__", "check")),
+    "wrapper": ("a wrapper of environments", ("__call__",)),
+    "collector": ("a trajectory collector", ("begin_episode", "record_step", "end_episode")),
+    "tracker": ("a tracker", ("start", "log_episode", "finish")),
+    "snapshot": ("a snapshot schedule", ("check", "around", "collect_garbage")),
+    "retry": ("retry rules", ("wait_sec",)),
+    "budget": ("a budget", ("sweep",)),
+}
+"""What the options of a group make, and what that has at least."""
+
 
 def _key(
     default: Any,
@@ -157,7 +170,7 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
     node = None if OmegaConf.is_missing(config, group) else config[group]
     if not node or not OmegaConf.is_dict(node) or "_target_" in node:
         return {group: instantiate_group(config, group)}
-    return {str(name): instantiate_group(config, f"{group}.{name}") for name in node}
+    return {str(name): _checked(group, _instantiate(config, f"{group}.{name}")) for name in node}
 
 
 def instantiate_group(config: DictConfig, group: str) -> Any:
@@ -165,11 +178,27 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
 
     Args:
         config: The composed config.
-        group: Name of the group, or `group.name` for one of its components.
+        group: Name of the group.
 
     Raises:
-        ConfigError: An argument is unknown, missing or has a wrong value.
+        ConfigError: An argument is unknown, missing or has a wrong value, or something else is made.
     """
+    return _checked(group, _instantiate(config, group))
+
+
+def _checked(group: str, made: Any) -> Any:
+    """What was made, if it has what is asked of its group."""
+    what, members = _MADE.get(group, ("", ()))
+    if lacking := [name for name in members if not hasattr(made, name)]:
+        raise ConfigError(
+            f"Expected the option of `{group}` to make {what}, got {type(made).__name__}, which has no "
+            f"{', '.join(f'`{name}`' for name in lacking)}. `_target_` names its class."
+        )
+    return made
+
+
+def _instantiate(config: DictConfig, group: str) -> Any:
+    """Makes what a node describes: that of a group, or `group.name` for one of its components."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -186,7 +215,7 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
         for name in node:
             part = OmegaConf.select(config, f"{group}.{name}")
             if OmegaConf.is_dict(part) and "_target_" in part:
-                instantiate_group(config, f"{group}.{name}")  # raises, if that is what is wrong
+                _instantiate(config, f"{group}.{name}")  # raises, if that is what is wrong
         cause = error.__cause__ or error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
         raise ConfigError(unknown or _explain(group, cause)) from error

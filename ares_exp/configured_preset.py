@@ -14,7 +14,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts, make_source
 from ares_exp.errors import PresetError
 from ares_exp.hydra_setup import compose_config
-from ares_exp.options import find_options
+from ares_exp.options import find_options, log_problems
 from ares_exp.preset_id import Selector
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class ConfiguredPreset:
         Raises:
             UserError: An option lacks a value or has a wrong one, the task set cannot be read, nothing is selected.
         """
+        log_problems(self.config_dirs)
         config = self._compose()
         source = self._source(config)
         agents = instantiate_group(config, "agent")
@@ -106,6 +107,15 @@ class ConfiguredPreset:
         from ares_exp.tracked_environment import TrackedEnvironment
 
         return TrackedEnvironment(environment, tracker)
+
+    def count_tasks(self) -> int | None:
+        """How many tasks it has; `None` where that takes a network. Reads the task set.
+
+        Raises:
+            Exception: Whatever a source raises, a plugin's among them.
+        """
+        source = self._source(self._compose())
+        return len(source.load(_ignore)) if getattr(source, "loads_offline", False) else None
 
     def _compose(self) -> DictConfig:
         agent = [f"agent={self.agent}"] if self.agent is not None else []
@@ -128,8 +138,7 @@ class ConfiguredPreset:
 
     def _count(self) -> int | None:
         try:
-            source = self._source(self._compose())
-            return len(source.load(_ignore)) if getattr(source, "loads_offline", False) else None
+            return self.count_tasks()
         except (Exception, SystemExit) as error:  # a plugin's source may raise anything: the others are counted
             logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
             return None

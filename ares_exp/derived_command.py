@@ -12,12 +12,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ares_exp.episode_ref import EpisodeRef
 from ares_exp.errors import ConfigError
 from ares_exp.override_text import listed, quoted
 from ares_exp.recorded_overrides import check_recorded_overrides
 from ares_exp.recorded_run import (
     SWEEP_RECORD,
-    EpisodeRef,
     RecordedRun,
     RecordedSweep,
     begins_where_started,
@@ -33,7 +33,7 @@ BRANCH_KEYS = ("branches", "branch_inject", "branch_edit", "branch_answer")
 RESUME_KEYS = ("resume", "resume_redo", "resume_diverged", "resume_force")
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts", "env.tasks", "env.exclude", "env.limit", "hydra")
 """What a run was asked for, and not how it was composed."""
-OF_ONE_SESSION = (*RESUME_KEYS, "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
+OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
 """What was said of a session, and not of the run or the sweep."""
 
 
@@ -176,11 +176,13 @@ def _inherited(run: RecordedRun, dropped: Sequence[str]) -> list[Override]:
 def _from(place: Path, override: Override, given: Collection[str]) -> str:
     """The override as it was meant in the folder where it was typed, among others of the keys `given`."""
     value, line = override.value(), str(override.input_line)
-    if not isinstance(value, str) or not begins_where_started(override.key_or_group, given):
+    paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str) and path]
+    if not begins_where_started(override.key_or_group, given) or any("${" in path for path in paths):
         return line
-    if not value or "${" in value or Path(value).is_absolute():
+    if all(Path(path).is_absolute() for path in paths):
         return line
-    return f"{line.partition('=')[0]}={quoted(str(place / value))}"
+    meant = [str(place / path) for path in paths]
+    return f"{line.partition('=')[0]}={listed(meant) if isinstance(value, list) else quoted(meant[0])}"
 
 
 def _search_path(run: RecordedRun) -> list[str]:

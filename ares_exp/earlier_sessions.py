@@ -2,25 +2,34 @@
 
 A run that was killed leaves episodes under way: a log of answers (`answer_log`) without a row, a partial trajectory.
 Each becomes a row with the outcome `lost`, its trajectory is recovered, and its attempt is owed a try that goes on with
-the logged answers. A run that was interrupted leaves rows with the outcome `cancelled`, and their logs.
+the logged answers; one that had come to its end has its result in the log. A run that was interrupted leaves rows with
+the outcome `cancelled`, and their logs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ares_exp.answer_log import SUFFIX, LoggedEpisode, logged_episodes
+from ares_exp.answer_log import SUFFIX, LoggedEpisode, answers, logged_episodes
 from ares_exp.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.errors import TrajectoryFormatError, UserError
 from ares_exp.recorded_results import read_results
-from ares_exp.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, ErrorInfo, Outcome, Replayed, final_results
+from ares_exp.results import (
+    ANSWERS_USED_UP,
+    UNFINISHED,
+    EnvironmentUsage,
+    EpisodeResult,
+    ErrorInfo,
+    Outcome,
+    Replayed,
+    final_results,
+)
 from ares_exp.rollout import Tally
 from ares_exp.run_dir import RunDir
-from ares_exp.trajectories.stored_episode import StoredEpisode
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +82,13 @@ class EarlierSessions:
         return [*begun, *new]
 
 
-def settle(run_dir: RunDir, *, wall_sec: float = 0.0) -> EarlierSessions:
+RecordedUsage = Callable[[Path], EnvironmentUsage | None]
+"""What the environment of an episode itself has spent, as the directory of its files says."""
+
+
+def settle(
+    run_dir: RunDir, *, wall_sec: float = 0.0, recorded_usage: RecordedUsage = lambda files: None
+) -> EarlierSessions:
     """Has every episode that was under way its row and its trajectory, and says what there is. Blocking.
 
     To be called by the run's only process. Killed in the middle, it can be called again.
@@ -93,8 +108,11 @@ def settle(run_dir: RunDir, *, wall_sec: float = 0.0) -> EarlierSessions:
     lost = [log for log in logs if log.episode_id not in ended and log.has_begun]
     under_way = {log.slot for log in lost}
     never = [log for log in logs if not log.has_begun and log.slot in under_way]  # promised by a try without a row
-    recorded = _recorded(run_dir.path, {log.episode_id for log in lost})
-    new = [_row(log, recorded.get(log.episode_id)) for log in sorted(lost, key=lambda one: one.retry)]
+    end_times = _end_times(run_dir.path, {log.episode_id for log in lost})
+    new = [
+        log.result or _lost(log, end_times.get(log.episode_id, 0.0), recorded_usage(run_dir.files / log.episode_id))
+        for log in sorted(lost, key=lambda one: one.retry)
+    ]
     for result in new:
         run_dir.append_episode(result.to_dict())
     results += new
@@ -117,34 +135,29 @@ def _latest(
     return newest
 
 
-def _row(log: LoggedEpisode, recorded: StoredEpisode | None) -> EpisodeResult:
-    """The row of an episode whose process died before it wrote one."""
-    answers = [exchange.answer for exchange in log.exchanges]
+def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) -> EpisodeResult:
+    """The row of an episode whose process died before it came to its end."""
     tally = Tally()
-    for answer in answers:
+    for answer in answers(log.exchanges):
         tally.add(answer)
-    outcome, reward, end = Outcome.LOST, None, log.started_at
-    error: ErrorInfo | None = ErrorInfo("lost", f"its process died after {len(answers)} answers")
-    if recorded is not None:
-        end = max(end, recorded.end_time)
-        if recorded.outcome in ANSWERS_USED_UP:  # it had ended, but for its row
-            outcome, reward, error = Outcome(str(recorded.outcome)), recorded.total_reward, recorded.error
+    taken_over = answers(log.exchanges[: log.taken_over])
     return EpisodeResult(
         episode_id=log.episode_id,
         task_name=log.task_name,
         attempt=log.attempt,
         seed=log.seed,
-        outcome=outcome,
-        reward=reward,
-        error=error,
+        outcome=Outcome.LOST,
+        reward=None,
+        error=ErrorInfo("lost", f"its process died after {tally.num_steps} answers"),
         num_steps=tally.num_steps,
         prompt_tokens=tally.prompt_tokens,
         generated_tokens=tally.generated_tokens,
         cost=tally.cost,
         started_at=log.started_at,
-        finished_at=end,
+        finished_at=max(log.started_at, end_time),
         retry=log.retry,
-        replayed=Replayed.of(log.parent, answers[: log.taken_over]) if log.parent is not None else None,
+        replayed=Replayed.of(log.parent, taken_over) if log.parent is not None else None,
+        environment_usage=used,
     )
 
 
@@ -161,14 +174,14 @@ def _recover_trajectories(path: Path) -> None:
         logger.info("There is no trajectory to recover: %s", error)
 
 
-def _recorded(path: Path, wanted: set[str]) -> dict[str, StoredEpisode]:
-    """What the collectors kept of these episodes."""
+def _end_times(path: Path, wanted: set[str]) -> dict[str, float]:
+    """When these episodes were last recorded: epoch seconds."""
     from ares_exp.trajectories.stored_episodes import load
 
     if not wanted:
         return {}
     try:
-        return {one.episode_id: one for one in load(path, skip_broken=True) if one.episode_id in wanted}
+        return {one.episode_id: one.end_time for one in load(path, skip_broken=True) if one.episode_id in wanted}
     except (TrajectoryFormatError, UserError) as error:
         logger.info("There is no trajectory to read: %s", error)
         return {}

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp import __version__
-from ares_exp.answer_log import AnswerLog, LoggedEpisode
+from ares_exp.answer_log import AnswerLog, LoggedEpisode, answers
 from ares_exp.components import Components, Settings
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.episode_plan import PlannedEpisode
 from ares_exp.errors import SnapshotError
@@ -67,14 +68,16 @@ class EpisodePlayer:
         start_from = None
         if playing.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, playing)
-        playing.environment = environment = self._make_environment(playing.planned, start_from)
-        playing.policy = await asyncio.to_thread(self._make_policy, playing)
+            await in_thread(lambda: self._take_over(playing.planned))
+        playing.environment = environment = self._make_environment(playing, start_from)
+        playing.policy = await in_thread(lambda: self._make_policy(playing))
         await run_episode(
             self._parts.wrapper(environment),
             playing.policy,
             playing.tally,
             policy_timeout_sec=self._settings.policy_timeout_sec,
             time_left=lambda: getattr(environment, "time_left_sec", None),
+            unanswered=playing.policy.note_unanswered,
             at_last=at_last,
         )
 
@@ -98,9 +101,10 @@ class EpisodePlayer:
         from ares_exp.environments.restoring import Continuation
 
         planned, branching = playing.planned, self._parts.branching
+        start = branching.start(planned.attempt) if branching is not None else None
         if planned.earlier is not None and planned.use_snapshots:
-            answers, first = planned.earlier.exchanges, branching.step if branching is not None else 0
-            store, last = self._run_dir.snapshots, first + len(answers)
+            exchanges, first = planned.earlier.exchanges, branching.step if branching is not None else 0
+            store, last = self._run_dir.snapshots, first + len(exchanges)
             try:
                 found = nearest_snapshot(store, planned.earlier.episode_id, last)
                 unanswered = EpisodeFacts(found).unanswered if found is not None else 0
@@ -108,15 +112,24 @@ class EpisodePlayer:
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
-                playing.from_snapshot = max(0, found.step_count - unanswered - first)
-                for exchange in answers[: playing.from_snapshot]:
-                    playing.tally.add(exchange.answer)
+                if start is not None:
+                    unanswered -= EpisodeFacts(start.snapshot).unanswered
+                unlogged = max(0, unanswered - sum(exchange.answer is None for exchange in exchanges))  # an old log's
+                playing.from_snapshot = max(0, found.step_count - first - unlogged)
+                for answer in answers(exchanges[: playing.from_snapshot]):
+                    playing.tally.add(answer)
                 return Continuation(found)
-        return branching.start(planned.attempt) if branching is not None else None
+        return start
 
-    def _make_environment(
-        self, planned: PlannedEpisode, start_from: Continuation | None
-    ) -> TrajectoryCollectingEnvironment:
+    def _take_over(self, planned: PlannedEpisode) -> None:
+        """Has the environment told what models of its own said in the earlier try: before the log of that one goes."""
+        take_over = getattr(self._parts.source, "take_over", None)
+        if planned.earlier is not None and take_over is not None:
+            files = self._run_dir.files
+            take_over(files / planned.earlier.episode_id, files / planned.episode_id)
+
+    def _make_environment(self, playing: Playing, start_from: Continuation | None) -> TrajectoryCollectingEnvironment:
+        planned = playing.planned
         output_dir = self._run_dir.files / planned.episode_id
         parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from)
         environment = self._parts.source.make(planned.task_name, parts)
@@ -135,6 +148,7 @@ class EpisodePlayer:
             self._parts.collectors,
             episode_id=planned.episode_id,
             metadata=metadata,
+            at_last=playing.note_last,
         )
 
     def _make_policy(self, playing: Playing) -> ResumablePolicy:
@@ -149,6 +163,7 @@ class EpisodePlayer:
             playing.log,
             earlier=earlier.exchanges if earlier is not None else (),
             begin_at=playing.from_snapshot or 0,
+            stage=lambda: len(getattr(playing.environment, "stage_results", ())),
             paid=partial(self._paid, planned.episode_id),
             on_divergence=self._settings.resume_diverged,
         )

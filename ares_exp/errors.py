@@ -18,6 +18,7 @@ AresExpError
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one
 │   │   ├── ResumeDivergedError       likewise, of a resumed attempt that is to be started anew
+│   │   ├── UnansweredError           there was no answer in time when the request was first asked, so there is none now
 │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
 │   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
 │   │   │   ├── QuotaError              no credit left, or a spending limit is reached: waiting never helps
@@ -150,6 +151,13 @@ class ReplayDivergenceError(PolicyError):
 
 class ResumeDivergedError(PolicyError):
     """A resumed attempt asks something else than it did before it was cut short, and is to be started anew."""
+
+
+class UnansweredError(PolicyError):
+    """A recorded request had no answer before its environment's time was up: given again, it has none either.
+
+    It ends no episode: the environment gets `None`, as it did then.
+    """
 
 
 class EndpointError(PolicyError):

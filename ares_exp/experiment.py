@@ -254,7 +254,7 @@ class Experiment:
             logger.info("Episode %s", planned.episode_id, exc_info=error)
             failure = error
         await finish(self._record(playing, failure))
-        playing.policy = None  # which may know this episode in turn: without that circle it is freed at once
+        playing.policy = playing.environment = None  # both know it in turn: without these circles it is freed at once
         return playing.again
 
     def _next(self, playing: Playing, result: EpisodeResult, failure: BaseException | None) -> Again | None:
@@ -313,6 +313,9 @@ class Experiment:
 
     def _pay(self, episode_id: str, answer: LLMResponse) -> None:
         self._meter.add_answer(episode_id, answer)
+        if (playing := self._playing.get(episode_id)) is not None:
+            used = getattr(playing.environment, "environment_usage", None)
+            self._meter.add_environment(episode_id, used)
         self._check_budget()
 
     def _check_budget(self) -> None:

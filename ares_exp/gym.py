@@ -1,4 +1,4 @@
-"""`ares_exp/Harbor-v0` in Gymnasium's registry. Importing this module puts it there, and imports gymnasium.
+"""Ids in Gymnasium's registry. Importing this module puts them there, and imports gymnasium.
 
 ```python
 import gymnasium
@@ -7,8 +7,14 @@ env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks", container=
 ```
 
 The part before the colon has Gymnasium import this module, so that nothing else need be imported. With `import
-ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone will do. The arguments are those of
-`ares_exp.wrappers.harbor_gym.HarborGym`.
+ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone will do. There are
+
+- `ares_exp/Harbor-v0`: Harbor tasks, from a folder (`path=`), a registry (`registry=`, `dataset=`) or git (`repo=`,
+  `git_url=`). These options, and all others, are those of `env=harbor`, beside the arguments of
+  `ares_exp.wrappers.source_gym.SourceGym`; so it is with the two that follow.
+- `ares_exp/SWEBench-v0`: `dataset="rows.jsonl", container="docker"`.
+- `ares_exp/TwentyQuestions-v0`: without a container.
+- `ares_exp/Preset-v0`: `preset="harbor_samples:0"`, whatever `ares_exp.make` takes.
 
 Vector environments, by `gymnasium.make_vec` or from `functools.partial(HarborGym, path=…)`: `SyncVectorEnv` plays one
 environment after the other, `AsyncVectorEnv` each in a process of its own. The latter needs `shared_memory=False`, as
@@ -27,13 +33,20 @@ from __future__ import annotations
 
 import gymnasium
 
-HARBOR_ID = "ares_exp/Harbor-v0"
+IDS = {
+    "ares_exp/Harbor-v0": "ares_exp.wrappers.harbor_gym:HarborGym",
+    "ares_exp/SWEBench-v0": "ares_exp.wrappers.swebench_gym:SweBenchGym",
+    "ares_exp/TwentyQuestions-v0": "ares_exp.wrappers.twenty_questions_gym:TwentyQuestionsGym",
+    "ares_exp/Preset-v0": "ares_exp.wrappers.preset_gym:PresetGym",
+}
+"""What can be made, by what."""
 
 
 def register() -> None:
     """Puts the ids of this package into Gymnasium's registry; again is no mistake."""
-    if HARBOR_ID not in gymnasium.registry:
-        gymnasium.register(HARBOR_ID, entry_point="ares_exp.wrappers.harbor_gym:HarborGym", nondeterministic=True)
+    for one, entry_point in IDS.items():
+        if one not in gymnasium.registry:
+            gymnasium.register(one, entry_point=entry_point, nondeterministic=True)
 
 
 register()

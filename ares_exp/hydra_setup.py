@@ -20,12 +20,14 @@ def set_up_hydra() -> None:
     from hydra.core.plugins import Plugins
 
     from ares_exp.config import ExperimentConfig
+    from ares_exp.hydra_option_files import read_option_files
     from ares_exp.hydra_resolvers import register_resolvers
     from ares_exp.plugin_search_path import PluginSearchPath
 
     register_resolvers()
     ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
     Plugins.instance().register(PluginSearchPath)
+    read_option_files()
 
 
 def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> DictConfig:

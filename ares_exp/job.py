@@ -18,12 +18,12 @@ from ares_exp.components import Components, Settings
 from ares_exp.config import instantiate_group, instantiate_several, validate
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import make_source
+from ares_exp.episode_ref import EpisodeRef
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.experiment import Experiment
 from ares_exp.hydra_records import scrub_hydra_records
 from ares_exp.policies.policy import RunReport, as_policy
 from ares_exp.provenance import collect_provenance
-from ares_exp.recorded_run import EpisodeRef
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.resumed_config import restore
 from ares_exp.run_dir import RunDir
@@ -180,11 +180,12 @@ class _Job:
         origins = getattr(source, "origins", None)
         provenance = await asyncio.to_thread(collect_provenance, task_set_path=source.path, task_origins=origins)
         digests = await asyncio.to_thread(task_digests, source, task_names)
+        recorded_usage = getattr(source, "recorded_usage", lambda files: None)
         with self._run_dir.owned(resume=self._config["resume"]):
             warnings = self._experiment.warnings
             try:
                 session = await asyncio.to_thread(
-                    open_session, self._run_dir, self._config, provenance, digests, warnings
+                    open_session, self._run_dir, self._config, provenance, digests, warnings, recorded_usage
                 )
             except OSError as error:
                 raise ConfigError(f"Cannot write in the run directory {self._run_dir.path}: {error}.") from error
@@ -198,6 +199,7 @@ class _Job:
                 resumed=session.earlier is not None,
                 task_set=source.path,
                 tasks=tuple(task_names),
+                task_digests=digests,
                 parents=_parents(self._config),
             )
             redo = self._config["resume_redo"] or ()

@@ -1,16 +1,28 @@
-"""Which options there are in a group, and where they come from: ares_exp itself, a plugin, a folder of the user's."""
+"""Which options there are in a group, and where they come from: ares_exp itself, a plugin, a folder of the user's.
+
+Of two with the same name that of ares_exp counts, then that of a plugin. This is the order of Hydra's search path.
+"""
 
 from __future__ import annotations
 
+import filecmp
+import functools
+import logging
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from ares_exp.conf_dir import conf_dir
-from ares_exp.plugins import installed_plugins
+from ares_exp.plugins import OPTION_GROUPS, installed_plugins
 
 BUILT_IN = "built in"
 MAX_COMMENT_CHARS = 65536
+ROOT_CONFIG = "config.yaml"
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +51,88 @@ def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
         group: The group.
         config_dirs: Folders of the user's own.
     """
+    found: dict[str, Option] = {}
+    for option in _every_option(group, config_dirs):
+        found.setdefault(option.name, option)
+    return list(found.values())
+
+
+def config_dirs_of(argv: Sequence[str]) -> list[Path]:
+    """The folders that a command line names with `--config-dir`."""
+    found = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    found += [after for flag, after in pairwise(argv) if flag in ("--config-dir", "-cd")]
+    return [Path(folder) for folder in found]
+
+
+def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
+    """A sentence for each plugin that is left out, and for each option that is not to be had, as its name is taken.
+
+    A copy of the option that counts is no problem.
+
+    Args:
+        config_dirs: Folders of the user's own.
+    """
+    problems = [*installed_plugins().problems]
+    for group in OPTION_GROUPS:
+        counts: dict[str, Option] = {}
+        for option in _every_option(group, config_dirs):
+            owner = counts.setdefault(option.name, option)
+            if owner is not option and not _same(owner.path, option.path):
+                problems.append(
+                    f"`{group}={option.name}` of {_said(option)} is not to be had: {_said(owner)} has an option of "
+                    f"that name, which comes first. Rename {option.path}."
+                )
+    problems += [
+        f"{folder / ROOT_CONFIG} is not read: the root config is that of ares_exp itself. Put what it sets into "
+        f"{folder / 'experiment'}/NAME.yaml, and choose it with `experiment=NAME`."
+        for folder in config_dirs
+        if (folder / ROOT_CONFIG).is_file() and not _same(folder / ROOT_CONFIG, conf_dir() / ROOT_CONFIG)
+    ]
+    return problems
+
+
+def print_problems(config_dirs: Sequence[Path] = ()) -> None:
+    """Says on stderr what is wrong with plugins and options."""
+    for problem in option_problems(config_dirs):
+        sys.stderr.write(f"warning: {problem}\n")
+
+
+def log_problems(config_dirs: Sequence[Path] = ()) -> None:
+    """Logs what is wrong with plugins and options, each thing once a process."""
+    for problem in option_problems(config_dirs):
+        _log(problem)
+
+
+@functools.cache
+def _log(problem: str) -> None:
+    _logger.warning("%s", problem)
+
+
+def _every_option(group: str, config_dirs: Sequence[Path]) -> list[Option]:
+    """Also those that do not count, in the order of the search path."""
     plugins = installed_plugins().plugins
     places = [(conf_dir(), BUILT_IN), *((plugin.folder, f"plugin {plugin.name}") for plugin in plugins)]
     places += [(folder, str(folder)) for folder in config_dirs]
-    found: dict[str, Option] = {}
-    for folder, origin in places:
-        for path in sorted((folder / group).glob("*.yaml")):
-            if path.stem not in found:
-                found[path.stem] = Option(group, path.stem, path, origin, _first_comment(path))
-    return list(found.values())
+    return [
+        Option(group, path.stem, path, origin, _first_comment(path))
+        for folder, origin in places
+        for path in sorted((folder / group).glob("*.yaml"))
+        if path.is_file()
+    ]
+
+
+def _said(option: Option) -> str:
+    """Whose option it is, in a sentence."""
+    if option.origin == BUILT_IN:
+        return "ares_exp itself"
+    kind, _, name = option.origin.partition(" ")
+    return f"the plugin `{name}`" if kind == "plugin" else option.origin
+
+
+def _same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return filecmp.cmp(one, other, shallow=False)
+    return False
 
 
 def _first_comment(path: Path) -> str:

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ares_exp.answer_log import AnswerLog
+from ares_exp.answer_log import AnswerLog, answers
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
 from ares_exp.episode_plan import PlannedEpisode
 from ares_exp.policies.resumed import ResumablePolicy
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, Replayed
+from ares_exp.results import ANSWERS_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.rollout import Tally
 from ares_exp.scheduler import Again
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -29,7 +29,7 @@ class Playing:
         environment: Its environment; `None` until it is made.
         policy: What answers it; `None` until it is made.
         log: What it was answered, on disk; `None` until it is made.
-        from_snapshot: How many answers of an earlier try the snapshot has that it goes on with.
+        from_snapshot: How many exchanges of an earlier try the snapshot has that it goes on with.
         ended: The row that it became; `None` until then.
         again: The try that follows on it, if one does.
     """
@@ -81,7 +81,15 @@ class Playing:
             retry=planned.retry,
             replayed=self._replayed(),
             stages=tuple(getattr(environment, "stage_results", ())),
+            environment_usage=getattr(environment, "environment_usage", None),
         )
+
+    def note_last(self, last: TimeStep[Any]) -> None:
+        """Has the log say what the episode came to, as soon as that is known: its trajectory is still to be ended."""
+        self.tally.last = last
+        result = self.result(None)
+        if self.log is not None and result.outcome in ANSWERS_USED_UP:
+            self.log.end(result)
 
     def grant(self, seconds: float) -> None:
         """Moves the episode's own time limit by what its policy had to wait for the endpoint's rate limit."""
@@ -93,11 +101,12 @@ class Playing:
         earlier, policy = self.planned.earlier, self.policy
         if earlier is None:
             return None
-        count, diverged_at = (
-            (self.from_snapshot or 0, None) if policy is None else (policy.given_again, policy.diverged_at)
+        given_again = answers(earlier.exchanges[: self.from_snapshot or 0]) if policy is None else policy.given_again
+        return replace(
+            Replayed.of(earlier.episode_id, given_again),
+            from_snapshot=self.from_snapshot,
+            diverged_at=policy.diverged_at if policy is not None else None,
         )
-        taken_over = Replayed.of(earlier.episode_id, [exchange.answer for exchange in earlier.exchanges[:count]])
-        return replace(taken_over, from_snapshot=self.from_snapshot, diverged_at=diverged_at)
 
 
 def _ending(

@@ -17,14 +17,11 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-import logging
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.conf_dir import conf_dir
 from ares_exp.config import GROUPS
 
 ENTRY_POINTS = "ares_exp.plugins"
@@ -33,7 +30,6 @@ PROVIDER = "ares_exp plugin"
 OPTION_GROUPS = (*GROUPS, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class InstalledPlugins:
 
     Attributes:
         plugins: Those that can be used, by name.
-        problems: A sentence for each plugin that is left out, and for each option that does not count.
+        problems: A sentence for each plugin that is left out.
     """
 
     plugins: tuple[Plugin, ...]
@@ -73,37 +69,19 @@ def installed_plugins() -> InstalledPlugins:
     return _installed(tuple(sys.path))
 
 
-def print_problems() -> None:
-    """Says on stderr what is wrong with plugins."""
-    for problem in installed_plugins().problems:
-        sys.stderr.write(f"warning: {problem}\n")
-
-
-def log_problems() -> None:
-    """Logs what is wrong with plugins, once a process."""
-    _log(installed_plugins().problems)
-
-
-@functools.cache
-def _log(problems: tuple[str, ...]) -> None:
-    for problem in problems:
-        _logger.warning("%s", problem)
-
-
 @functools.cache  # a command composes more than once
 def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
     found: dict[str, Plugin] = {}
     problems: list[str] = []
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda one: (one.name, one.value)):
-        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist and entry.dist.name else "an unknown package"
         try:
             if entry.name in found:
                 raise _BrokenPluginError(f"{found[entry.name].package} has a plugin of that name")
             found[entry.name] = Plugin(entry.name, package, _conf_tree(entry.value))
         except _BrokenPluginError as broken:
             problems.append(f"The plugin `{entry.name}` of {package} is left out: {broken}.")
-    plugins = tuple(found.values())
-    return InstalledPlugins(plugins, (*problems, *_shadowed(plugins)))
+    return InstalledPlugins(tuple(found.values()), tuple(problems))
 
 
 def _conf_tree(value: str) -> Path:
@@ -138,19 +116,3 @@ def _check_tree(folder: Path) -> None:
         raise _BrokenPluginError(
             f"expected an option in {folder}, such as env/NAME.yaml or policy/NAME.yaml, found none"
         )
-
-
-def _shadowed(plugins: Sequence[Plugin]) -> list[str]:
-    """What does not count, because its name is taken."""
-    taken = {(path.parent.name, path.stem): "ares_exp itself" for path in conf_dir().glob("*/*.yaml")}
-    problems = []
-    for plugin in plugins:
-        for group in OPTION_GROUPS:
-            for path in sorted((plugin.folder / group).glob("*.yaml")):
-                owner = taken.setdefault((group, path.stem), f"the plugin `{plugin.name}`")
-                if owner != f"the plugin `{plugin.name}`":
-                    problems.append(
-                        f"`{group}={path.stem}` of the plugin `{plugin.name}` is not to be had: {owner} has an option "
-                        "of that name. Rename the file."
-                    )
-    return problems

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import EpisodeResult
+from ares_exp.results import EnvironmentUsage, EpisodeResult
 from ares_exp.run_dir import open_regular
 
 MAX_ROWS = 2_000_000
@@ -51,7 +51,7 @@ def read_results(path: Path) -> RecordedResults:
                     raise ValueError(f"more than {MAX_ROW_BYTES:,} bytes in a line, or {MAX_ROWS:,} lines")
                 if not line.endswith(b"\n"):
                     return RecordedResults(tuple(results), torn=True, whole_bytes=whole_bytes)
-                results.append(_parse(line))
+                results.append(checked_result(json.loads(line, parse_constant=_refuse)))
                 whole_bytes += len(line)
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
@@ -70,14 +70,17 @@ def is_countable(answer: LLMResponse) -> bool:
     return is_counted and isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
 
 
-def _parse(line: bytes) -> EpisodeResult:
-    result = EpisodeResult.from_dict(json.loads(line, parse_constant=_refuse))
+def checked_result(data: Any) -> EpisodeResult:
+    """The result that `EpisodeResult.to_dict` gave, if it can be reckoned with. Raises `ValueError` otherwise."""
+    result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
-    numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, *times)
+    used = result.environment_usage or EnvironmentUsage()
+    numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, used.cost, *times)
     if not all(abs(number) < MAX_NUMBER for number in numbers):
         raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
     counts = (result.attempt, result.retry, result.num_steps, result.prompt_tokens, result.generated_tokens)
-    if not all(0 <= count < MAX_COUNT for count in (*counts, result.snapshots, result.snapshot_failures)):
+    counts_beside = (result.snapshots, result.snapshot_failures, used.prompt_tokens, used.generated_tokens)
+    if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside)):
         raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
     return result
 

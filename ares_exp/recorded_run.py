@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ares_exp.config import close_matches
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError
@@ -19,7 +19,7 @@ from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
 SWEEP_RECORD = "multirun.yaml"
-PATH_KEY = re.compile(r"(^|[._])(path|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
+PATH_KEY = re.compile(r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
 """Keys of a config whose value, if it is relative, begins at the folder where the run was started."""
 _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 
@@ -66,7 +66,7 @@ class RecordedRun:
             ConfigError: There is no run at `path`.
         """
         if not is_recorded_run(path):
-            raise ConfigError(_no_run(path))
+            raise ConfigError(no_such_run(path))
         self.path = path
 
     def overrides(self) -> Sequence[str]:
@@ -223,57 +223,6 @@ class RecordedSweep(RecordedRun):
             raise ConfigError(f"{self.path / SWEEP_RECORD}: {error.strerror}.") from error
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeRef:
-    """`<run>`, `<run>/<episode>` or `<run>/<episode>@<step>`, of which everything exists.
-
-    Attributes:
-        run: The run.
-        episode: The episode; `None`: all of the run.
-        step: How many answers had been applied; `None`: not said.
-    """
-
-    run: RecordedRun
-    episode: RecordedEpisode | None = None
-    step: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Finds what `text` means: the longest part of it that is a run directory; the rest is the episode.
-
-        Args:
-            text: For the episode its id, a beginning of it that no other has, or its task if that was played once.
-
-        Raises:
-            ConfigError: There is no such run, episode or step; the message says what there is.
-        """
-        try:
-            path = Path(text).expanduser()
-            run = next((place for place in (path, *path.parents) if is_recorded_run(place)), None)
-        except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, no home, a NUL
-            raise ConfigError(f"Expected <run>/<episode>@<step>, got {text!r:.200}: {error}") from error
-        if run is None:
-            raise ConfigError(_no_run(path))
-        if run == path:
-            return cls(RecordedRun(run))
-        name = path.relative_to(run).as_posix()
-        step: int | None = None
-        if (found := step_of(name)) is not None:
-            name, step = found
-        episode = RecordedRun(run).episode(name)
-        if step is not None and step > episode.last_step:
-            there = f"0 to {episode.last_step}" if episode.last_step > 0 else "0 alone"
-            there = f"its steps are {there}" if episode.last_step >= 0 else "it never asked for an answer"
-            raise ConfigError(f"Episode {episode.episode_id} of {run} has no step {step}: {there}.")
-        return cls(RecordedRun(run), episode, step)
-
-    def __str__(self) -> str:
-        """The same in full, so that it means nothing else later."""
-        if self.episode is None:
-            return str(self.run.path)
-        return f"{self.run.path / self.episode.episode_id}{'' if self.step is None else f'@{self.step}'}"
-
-
 def is_recorded_run(path: Path) -> bool:
     """Whether a run wrote in `path`. Raises `OSError` for a path that cannot be one."""
     return (path / EPISODES).is_file()
@@ -282,6 +231,20 @@ def is_recorded_run(path: Path) -> bool:
 def is_folder_of_runs(path: Path) -> bool:
     """Whether `path`, which is no run, has runs in it. Raises `OSError` if it cannot be read."""
     return not is_recorded_run(path) and any(map(is_recorded_run, path.iterdir()))
+
+
+def no_such_run(path: Path) -> str:
+    """What to say of a path at which there is no run: there is a sweep, something else, or nothing of that name."""
+    place = next((one for one in (path, *path.parents) if one.exists()), Path())
+    names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        missing = path.relative_to(place).parts[:1]
+        close = close_matches(missing[0], names) if missing else ""
+        return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
+    if place == path:
+        return f"{path} is no run directory: it has no {EPISODES}."
+    return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."
 
 
 def _kind(value: object) -> str:
@@ -304,17 +267,3 @@ def _of_row(line: bytes) -> RecordedEpisode | None:
 def _listed(episodes: Sequence[RecordedEpisode]) -> str:
     shown = ", ".join(episode.episode_id for episode in episodes[:SHOWN])
     return shown if len(episodes) <= SHOWN else f"{shown} and {len(episodes) - SHOWN} more"
-
-
-def _no_run(path: Path) -> str:
-    """What there is in place of a run: a sweep, something else, or nothing of that name."""
-    place = next((one for one in (path, *path.parents) if one.exists()), Path())
-    names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
-    if names:
-        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        missing = path.relative_to(place).parts[:1]
-        close = close_matches(missing[0], names) if missing else ""
-        return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
-    if place == path:
-        return f"{path} is no run directory: it has no {EPISODES}."
-    return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."

@@ -17,8 +17,7 @@ from ares_exp.config import close_matches
 from ares_exp.configured_preset import ConfiguredPreset
 from ares_exp.configured_preset import EnvironmentInfo as EnvironmentInfo
 from ares_exp.errors import PresetError, PresetLookupError
-from ares_exp.options import find_options
-from ares_exp.plugins import log_problems
+from ares_exp.options import find_options, log_problems
 from ares_exp.preset_id import RESERVED, PresetId, Selector
 
 if TYPE_CHECKING:
@@ -195,6 +194,11 @@ def _find(name: str) -> EnvironmentSpec:
     if spec is not None:
         return spec
     known = list_presets()
+    if name in {option.name for option in find_options("env")}:
+        raise PresetLookupError(
+            f"`env={name}` is no preset: with other characters than letters, digits, `_` and `.` it might be a pair of "
+            "an environment and an agent. Rename its file, or `register_preset` it under another name."
+        )
     env, _, agent = name.partition("-")
     if agent and env in _configured():
         agents = [option.name for option in find_options("agent")]

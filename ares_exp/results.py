@@ -115,6 +115,33 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentUsage:
+    """What an environment itself spent on models, such as the oracle of twenty questions.
+
+    Attributes:
+        prompt_tokens, generated_tokens: As the engines counted them.
+        cost: US dollars.
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: EnvironmentUsage) -> EnvironmentUsage:
+        """Both together."""
+        return EnvironmentUsage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.generated_tokens + other.generated_tokens,
+            self.cost + other.cost,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and generated tokens together."""
+        return self.prompt_tokens + self.generated_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class StageResult:
     """What one stage of a multi-step task came to.
 
@@ -150,8 +177,8 @@ class EpisodeResult:
         rewards: Everything the verifier scored, by key.
         error: What went wrong, or the limit that truncated it.
         num_steps: Policy answers that were applied.
-        prompt_tokens, generated_tokens: Token totals over the episode.
-        cost: US dollars over the episode.
+        prompt_tokens, generated_tokens: Token totals of the policy over the episode.
+        cost: US dollars of the policy over the episode.
         started_at, finished_at: Epoch seconds.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
             for its snapshots after the policy had answered.
@@ -161,6 +188,8 @@ class EpisodeResult:
         retry: How many tries of this attempt came before.
         replayed: What it took over from an earlier try, if it did.
         stages: What its stages came to; empty unless the task has several.
+        environment_usage: What its environment spent in this try, beside what the policy did; `None` for one that asks
+            no models of its own. What it took over from an earlier try is in that one's alone.
     """
 
     episode_id: str
@@ -184,6 +213,7 @@ class EpisodeResult:
     retry: int = 0
     replayed: Replayed | None = None
     stages: tuple[StageResult, ...] = ()
+    environment_usage: EnvironmentUsage | None = None
 
     @property
     def duration_sec(self) -> float:
@@ -285,7 +315,7 @@ class RunSummary:
         return count_outcomes(self.final)
 
     def paid(self) -> dict[str, float]:
-        """Tokens and US dollars over all tries; what one took over from another counts once."""
+        """Tokens and US dollars of the policy over all tries; what one took over from another counts once."""
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
         taken_over = [
@@ -295,6 +325,12 @@ class RunSummary:
             name: sum(getattr(result, name) for result in self.results) - sum(getattr(one, name) for one in taken_over)
             for name in names
         }
+
+    @property
+    def environment_usage(self) -> EnvironmentUsage | None:
+        """What the environments spent over all tries; `None` where none asks models of its own."""
+        used = [result.environment_usage for result in self.results if result.environment_usage is not None]
+        return sum(used, EnvironmentUsage()) if used else None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form of the totals (the episodes are in `episodes.jsonl`)."""
@@ -306,6 +342,7 @@ class RunSummary:
             "mean_reward": self.mean_reward,
             "outcomes": self.count(),
             **self.paid(),
+            "environment_usage": asdict(used) if (used := self.environment_usage) is not None else None,
             "threshold": self.threshold,
             "interrupted": self.interrupted,
             "ended_by": self.ended_by,

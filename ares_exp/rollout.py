@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ares_exp.environments.environment import Environment
 from ares_exp.environments.time_step import TimeStep
-from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
+from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 from ares_exp.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
@@ -100,6 +100,7 @@ async def run_episode(
     *,
     policy_timeout_sec: float | None = None,
     time_left: Callable[[], float | None] = lambda: None,
+    unanswered: Callable[[Any], None] = lambda observation: None,
     at_last: Callable[[], Awaitable[None]] | None = None,
 ) -> TimeStep[Any]:
     """Plays one episode and returns its LAST time step. The environment is closed, whatever happens.
@@ -110,7 +111,8 @@ async def run_episode(
         tally: Counts; also when an exception ends the episode.
         policy_timeout_sec: Bound on one answer.
         time_left: Seconds that the environment's own time limit leaves, `None` without one. An answer that is not there
-            by then is given as `None`, and the environment ends the episode.
+            by then is given as `None`, and the environment ends the episode, or the stage of its task.
+        unanswered: Is told of the observation for which that is so, before the environment is.
         at_last: Awaited when LAST was reached, before everything is released.
 
     Raises:
@@ -121,7 +123,7 @@ async def run_episode(
         time_step = await environment.reset()
         while time_step.step_type != "LAST":
             tally.wait_for("policy")
-            response = await _ask(policy, time_step.observation, tally, policy_timeout_sec, time_left())
+            response = await _ask(policy, time_step.observation, tally, policy_timeout_sec, time_left(), unanswered)
             tally.wait_for("environment")
             time_step = await environment.step(response)
         tally.last = time_step
@@ -132,7 +134,12 @@ async def run_episode(
 
 
 async def _ask(
-    policy: LLMClient, request: Any, tally: Tally, limit_sec: float | None, left_sec: float | None
+    policy: LLMClient,
+    request: Any,
+    tally: Tally,
+    limit_sec: float | None,
+    left_sec: float | None,
+    unanswered: Callable[[Any], None],
 ) -> LLMResponse | None:
     """The policy's answer; `None` when the environment's time is up before."""
     tally.patience = patience = _Patience(limit_sec, left_sec)
@@ -140,12 +147,15 @@ async def _ask(
     try:
         async with patience.timer:
             response = await policy(request)
+    except UnansweredError:
+        return None
     except PolicyError as error:
         if isinstance(error, RefusalError) and error.answer is not None:
             tally.pay(error.answer)
         raise
     except (Exception, SystemExit) as error:
         if patience.is_time_up:
+            unanswered(request)
             return None
         if patience.timer.expired():
             raise PolicyTimeoutError(f"The policy gave no answer within its limit of {limit_sec:g} s.") from error

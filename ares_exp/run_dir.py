@@ -204,10 +204,12 @@ class RunDir:
             resume: Whether what a run has written here already is gone on with.
 
         Raises:
-            ConfigError: Another run has written here, or writes here now, or nothing can be written here.
+            ConfigError: Another run has written here, or writes here now, or nothing can be written here, or somewhere
+                else would be.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_links()
             descriptor = os.open(
                 self.episodes, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if resume else os.O_EXCL), 0o644
             )
@@ -220,6 +222,16 @@ class RunDir:
             yield
         finally:
             os.close(descriptor)
+
+    def _refuse_links(self) -> None:
+        """A run also removes what is in its folders: of a directory that comes from anybody, they must be its own."""
+        folders = (self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard)
+        if links := [path.name for path in folders if path.is_symlink()]:
+            raise ConfigError(
+                f"Expected the folders in the run directory {self.path} to be its own, but these are links: "
+                f"{', '.join(links)}. Put what they lead to in their place, or choose a run directory on the disk that "
+                "has room for it: `hydra.run.dir=…`."
+            )
 
     def discard(self) -> None:
         """Removes what Hydra wrote for a run that was refused before it began; anything else stays."""

@@ -17,13 +17,14 @@ from typing import Any
 
 from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.dotted_keys import dotted_items
-from ares_exp.earlier_sessions import EarlierSessions, settle
+from ares_exp.earlier_sessions import EarlierSessions, RecordedUsage, settle
 from ares_exp.errors import ConfigError
 from ares_exp.record_files import read_json_object, read_record, read_yaml
 from ares_exp.recorded_run import begins_where_started
 from ares_exp.results import EpisodeResult, RunSummary
 from ares_exp.run_dir import RunDir, append_line, write_atomically
 from ares_exp.secrets import scrub_argv
+from ares_exp.tasks.recorded_digest import changed_files, content_of
 
 SHOWN = 5
 
@@ -68,6 +69,7 @@ def open_session(
     provenance: Mapping[str, Any],
     tasks: Mapping[str, str | None],
     warnings: Sequence[str],
+    recorded_usage: RecordedUsage = lambda files: None,
 ) -> Session:
     """Begins the run, or goes on with what is in its directory. Blocking.
 
@@ -77,6 +79,7 @@ def open_session(
         provenance: Of this process.
         tasks: What is selected now; see `task_digests`.
         warnings: What the user was warned of so far.
+        recorded_usage: See `settle`.
 
     Raises:
         ConfigError: The run in the directory is another one, or cannot be read.
@@ -88,7 +91,7 @@ def open_session(
         recorded = _read_provenance(run_dir)
         _check_same(run_dir, config, recorded, tasks)
         run_id = str(recorded.get("run_id", run_id))
-        earlier = settle(run_dir)
+        earlier = settle(run_dir, recorded_usage=recorded_usage)
         earlier = replace(earlier, wall_sec=_wall_sec(run_dir, earlier.results))
     else:
         found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
@@ -149,12 +152,19 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: Path) ->
         if any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS):
             continue
         before, after = old.get(key, "nothing"), new.get(key, "nothing")
-        if begins_where_started(key, given) and isinstance(before, str) and isinstance(after, str):
-            same = (place / before).resolve() == Path(after).resolve()
+        if begins_where_started(key, given):
+            same = _places(before, place) == _places(after, Path.cwd())
         else:
             same = before == after
         if not same:
             yield f"`{key}` was {before!r:.100} and is {after!r:.100}"
+
+
+def _places(value: Any, start: Path) -> Any:
+    """What paths mean that begin at `start`: a path, or a list of them; anything else is what it is."""
+    if isinstance(value, list):
+        return [_places(one, start) for one in value]
+    return (start / value).resolve() if isinstance(value, str) else value
 
 
 def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterator[str]:
@@ -163,8 +173,11 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
         yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
     if new := [name for name in tasks if name not in before]:
         yield f"{_counted(new)} new ({', '.join(new[:SHOWN])})"
-    if changed := [name for name, digest in tasks.items() if before.get(name) not in (None, digest)]:
+    if changed := [n for n, now in tasks.items() if content_of(before.get(n)) not in (None, content_of(now))]:
         yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
+    beside = dict.fromkeys(file for name, now in tasks.items() for file in changed_files(before.get(name), now))
+    if beside:
+        yield f"what the agents are told besides has changed ({', '.join(list(beside)[:SHOWN])})"
 
 
 def _counted(names: Sequence[str], *, verb: bool = True) -> str:

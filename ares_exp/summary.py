@@ -50,7 +50,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     if summary.recording_failures:
         lines += [
             "",
-            f"Not everything was recorded: {summary.recording_failures} failures, see the warnings in run.log.",
+            f"Not everything was recorded (failures: {summary.recording_failures}), see the warnings in run.log.",
         ]
     write(stream, "\n".join(lines) + "\n")
     stream.flush()
@@ -112,6 +112,8 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         yield f"{tokens:,} tokens ({totals['generated_tokens']:,} generated)"
     if totals["cost"] > 0:
         yield f"${totals['cost']:,.4f}"
+    if (used := summary.environment_usage) is not None and (used.tokens or used.cost):
+        yield f"the environment's own: {used.tokens:,} tokens" + (f", ${used.cost:,.4f}" if used.cost else "")
     yield format_duration(summary.wall_sec)
     if summary.interrupted:
         yield "interrupted"
@@ -196,7 +198,8 @@ def _places(run_dir: Path) -> Iterator[str]:
 
 def _unscored(summary: RunSummary) -> Iterator[str]:
     results = [result for result in summary.final if result.reward is None]
-    if not results:
+    never_begun = summary.planned - len(summary.final)
+    if not results and never_begun <= 0:
         return
     yield ""
     yield "Without a reward:"
@@ -204,6 +207,8 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
         yield f"  {result.task_name} (attempt {result.attempt}): {_why(result)}"
     if len(results) > _MAX_UNSCORED:
         yield f"  and {len(results) - _MAX_UNSCORED} more, in episodes.jsonl"
+    if never_begun > 0:
+        yield f"  {never_begun:,} {'attempt' if never_begun == 1 else 'attempts'} never begun"
 
 
 def _why(result: EpisodeResult) -> str:

@@ -33,7 +33,7 @@ def cli(tmp_path: Path) -> Cli:
     """Runs `python -m ares_exp …` in an empty directory; `run_dir` is where a single run wrote."""
 
     def run(
-        *arguments: str, env: dict[str, str] | None = None, timeout: float = 90
+        *arguments: str, env: dict[str, str] | None = None, timeout: float = 200
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "ares_exp", *arguments],

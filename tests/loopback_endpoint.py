@@ -155,13 +155,13 @@ class LoopbackEndpoint:
 
     def __enter__(self) -> LoopbackEndpoint:
         self._thread.start()
-        assert self._listening.wait(10), "the loopback endpoint does not listen"
+        assert self._listening.wait(60), "the loopback endpoint does not listen"
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the loopback endpoint does not stop"
 
     async def _serve(self) -> None:

@@ -37,6 +37,7 @@ class ChosenRun:
         statistics: Its statistics.
         overrides: What it was started with, by key; `None`: that was not recorded.
         config: Its config, by dotted key; `None` likewise.
+        digests: Of its tasks, by their names: what tells whether two are the same. Empty likewise.
         notes: What a reader should know of how it was read.
         name: What to call it.
     """
@@ -46,6 +47,7 @@ class ChosenRun:
     statistics: RunStatistics
     overrides: Mapping[str, str] | None
     config: Mapping[str, str] | None
+    digests: Mapping[str, str]
     notes: tuple[str, ...] = ()
     name: str = field(default="")
 
@@ -124,7 +126,8 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     )
     if planned is not None and statistics.attempts < planned:
         notes.append(f"only {statistics.attempts} of its {planned} attempts have ended")
-    return ChosenRun(letter, path, statistics, _overrides(path), _config(place.config), tuple(notes))
+    records = _overrides(path), _config(place.config), _digests(place.provenance)
+    return ChosenRun(letter, path, statistics, *records, tuple(notes))
 
 
 def _overrides(path: Path) -> dict[str, str] | None:
@@ -147,6 +150,11 @@ def _config(path: Path) -> dict[str, str] | None:
         for key, value in islice(dotted_items(config), MOST_KEYS)
         if key.rpartition(".")[2] not in OWN_PLACE
     }
+
+
+def _digests(path: Path) -> dict[str, str]:
+    tasks = _record(path).get("tasks")
+    return {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
 
 
 def _shown(value: Any) -> str:

@@ -98,6 +98,7 @@ def _pair_document(pair: ComparedPair) -> dict[str, object]:
     return {
         "a": pair.a.letter,
         "b": pair.b.letter,
+        "changed_tasks": pair.changed_tasks,
         **pair.comparison.to_dict(),
         "adjusted_p": pair.adjusted_p,
         "verdict": pair.verdict,

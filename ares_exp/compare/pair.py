@@ -9,6 +9,7 @@ from ares_exp.compare.chosen_runs import ChosenRun
 from ares_exp.progress import format_number
 from ares_exp.statistics.comparison import Comparison
 from ares_exp.statistics.power import Obstacle, Remedy
+from ares_exp.tasks.recorded_digest import changed_files, content_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,13 @@ class ComparedPair:
     b: ChosenRun
     comparison: Comparison
     adjusted_p: float | None
+
+    @property
+    def changed_tasks(self) -> tuple[str, ...]:
+        """The compared tasks that were not the same in both runs, as far as these recorded what tells it."""
+        a, b = self.a.digests, self.b.digests
+        names = [task.a.task_name for task in self.comparison.pairs]
+        return tuple(name for name in names if name in a and name in b and _differ(a[name], b[name]))
 
     @property
     def is_settled(self) -> bool:
@@ -47,6 +55,10 @@ class ComparedPair:
         """What would settle it; `None` when it is settled, or nothing was compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
+
+
+def _differ(a: str, b: str) -> bool:
+    return content_of(a) != content_of(b) or bool(changed_files(a, b))
 
 
 def _advice(remedy: Remedy, pair: ComparedPair) -> str:

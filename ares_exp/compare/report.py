@@ -106,8 +106,9 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
     comparison = pair.comparison
     for letter, names in ((pair.a.letter, comparison.only_a), (pair.b.letter, comparison.only_b)):
         if names:
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            yield f"left out, only {letter} has: {', '.join(map(one_line, names[:MOST_NAMES]))}{more}"
+            yield f"left out, only {letter} has: {_named(names)}"
+    if pair.changed_tasks:
+        yield f"compared, but not the same task in both runs: {_named(pair.changed_tasks)}"
     every, scored = comparison.errors_as_zero, comparison.scored_only
     if every is not None:
         yield f"mean reward {_difference(every)}"
@@ -123,6 +124,11 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
     yield pair.verdict
     if pair.advice is not None:
         yield pair.advice
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(map(one_line, names[:MOST_NAMES]))}{more}"
 
 
 def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:

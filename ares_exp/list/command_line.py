@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from ares_exp.command_line.guarded import EXIT_OK, guarded
@@ -15,7 +16,7 @@ from ares_exp.errors import ConfigError, UserError
 from ares_exp.list.choices import GROUP_OF, PLUGINS, Row, section
 from ares_exp.list.tables import print_sections
 from ares_exp.list.task_rows import task_rows
-from ares_exp.plugins import print_problems
+from ares_exp.options import print_problems
 
 PROGRAM = "python -m ares_exp.list"
 TASKS = "tasks"
@@ -67,12 +68,13 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.overrides and name != TASKS:
         raise ConfigError(f"Only `tasks` takes overrides, got {' '.join(arguments.overrides)} for `{name}`.")
     folders = [] if arguments.config_dir is None else [_folder(arguments.config_dir)]
-    print_problems()
-    if name == TASKS:
-        sections = {TASKS: task_rows(arguments.overrides, _warn, config_dirs=folders)}
-    else:
-        chosen = [name] if name is not None else [one for one in SECTIONS if one != TASKS]
-        sections = {one: section(one, folders) for one in chosen}
+    print_problems(folders)
+    with redirect_stdout(sys.stderr):  # a plugin may print
+        if name == TASKS:
+            sections = {TASKS: task_rows(arguments.overrides, _warn, config_dirs=folders)}
+        else:
+            chosen = [name] if name is not None else [one for one in SECTIONS if one != TASKS]
+            sections = {one: section(one, folders, _warn) for one in chosen}
     _print(sections, as_json=arguments.json)
     return EXIT_OK
 

@@ -251,8 +251,8 @@ class ChatCompletionsPolicy(SharedPolicy):
         if price is None:
             if not response.cost:
                 self._warn_once(
-                    f"No price is known for model {response.model or self._model!r}: its cost counts as 0.0. "
-                    "Set policy.prices (0 for a free model) to know it."
+                    f"No price is known for model {response.model or self._model!r}: its cost counts as 0.0 "
+                    "and no limit on cost holds. Set policy.prices (0 for a free model) to know it."
                 )
             return response.cost
         if not response.usage.total_tokens:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, validate_call
 
 from ares_exp.environments.message_edit import edited, recorded_edits
-from ares_exp.errors import PreflightError, ReplayDivergenceError, TrajectoryFormatError
+from ares_exp.errors import PreflightError, ReplayDivergenceError, TrajectoryFormatError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.normalisers import Normaliser, UserNormaliser, make_normalisers
@@ -158,7 +158,7 @@ class _Replayed:
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         recorded, asked = self._compare(request)
         steps, position = self._episode.steps, len(self.steps)
-        if position >= len(steps) or (action := steps[position].action) is None:
+        if position >= len(steps):
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
                 f"and the agent asks for one more (request {position})."
@@ -166,9 +166,11 @@ class _Replayed:
         tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
         if self._strict and self.steps[-1].match not in tolerated:
             self._refuse(recorded or {}, asked)
+        if (action := steps[position].action) is None:
+            raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no answer in time at this step.")
         return deserialize_llm_response(action)
 
-    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Compares a request that was answered in its stead, and goes past it."""
         self._compare(request)
 

@@ -80,6 +80,6 @@ class _Script:
             self._replies[min(position, count - 1)], model=SCRIPTED_MODEL, finish_reason="stop"
         )
 
-    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
-        """Goes past a reply that was given in its stead."""
-        self._position += 1
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Goes past a reply that was given in its stead; a script always has one in time."""
+        self._position += answer is not None

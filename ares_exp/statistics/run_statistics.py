@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from ares_exp.results import EpisodeResult, count_outcomes, final_results
+from ares_exp.results import UNFINISHED, EpisodeResult, count_outcomes, final_results
 from ares_exp.statistics.estimate import LEVEL, Estimate, mean_over_attempts
 from ares_exp.statistics.pass_rates import PassRate, ks_up_to, pass_rates
 from ares_exp.statistics.spread import Spread
@@ -47,7 +47,8 @@ class RunStatistics:
         attempts: Attempts that ended.
         tries: Tries of them.
         retried: Attempts that took more than one.
-        errors_as_zero: Scores where an attempt without a reward has reward 0 and has failed.
+        errors_as_zero: Scores where an attempt without a reward has reward 0 and has failed. One that was cut short
+            (`UNFINISHED`) says nothing: it is in no score.
         scored_only: Scores where it is left out.
         outcomes: How many attempts ended how.
         errors: Of attempts without a reward, how many had which error, by its class.
@@ -93,7 +94,7 @@ class RunStatistics:
         tries = Counter((result.task_name, result.attempt) for result in results)
         tasks = tuple(
             TaskStatistics.of(own, tries=sum(tries[name, one.attempt] for one in own), threshold=threshold)
-            for name, own in by_task(final).items()
+            for name, own in by_task([one for one in final if one.outcome not in UNFINISHED]).items()
         )
         ks = ks_up_to(max((task.attempts for task in tasks), default=0))
         return cls(

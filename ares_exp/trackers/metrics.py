@@ -40,6 +40,9 @@ class EpisodeRows:
             "progress/finished": self._finished,
             **{f"outcome/{outcome}": count for outcome, count in self._outcomes.items()},
         }
+        if (used := result.environment_usage) is not None:
+            row["episode/environment_tokens"] = used.tokens
+            row["episode/environment_cost"] = used.cost
         if result.reward is not None:
             row["episode/reward"] = result.reward
             row["progress/mean_reward"] = self._reward_sum / self._scored

@@ -30,6 +30,7 @@ class RunInfo:
         earlier: The results that were recorded before this session: they count in running totals.
         task_set: Where the task set lies; `None` when it has no place.
         tasks: Names of the selected tasks.
+        task_digests: What tells whether a task has changed, of those that can say it.
         parents: Run directories of the runs that this one was branched from or replays.
     """
 
@@ -45,6 +46,7 @@ class RunInfo:
     earlier: tuple[EpisodeResult, ...] = ()
     task_set: Path | None = None
     tasks: tuple[str, ...] = ()
+    task_digests: Mapping[str, str | None] = field(default_factory=dict)
     parents: tuple[Path, ...] = ()
 
 

@@ -42,6 +42,7 @@ class TrajectoryCollectingEnvironment:
         *,
         episode_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        at_last: Callable[[TimeStep[Any]], None] = lambda last: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Records `env`.
@@ -51,6 +52,7 @@ class TrajectoryCollectingEnvironment:
             collector: Where it goes; several by their names.
             episode_id: Id of the first episode, where the collector takes one; others are made up.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
+            at_last: Is told of the LAST step when it is recorded, before the episode is ended.
             clock: Gives epoch seconds.
 
         Raises:
@@ -61,6 +63,7 @@ class TrajectoryCollectingEnvironment:
         self._sinks = [Sink(name, one) for name, one in several.items()]
         self._episode_id = episode_id
         self._metadata = freeze(metadata or {})
+        self._at_last = at_last
         self._clock = clock
         self._active = False
         self._step_index = 0
@@ -109,6 +112,7 @@ class TrajectoryCollectingEnvironment:
             raise
         self._record(self._record_of(time_step, action, policy_sec, began))
         if time_step.step_type == "LAST":
+            self._at_last(time_step)
             await self._end_at(time_step)
         return time_step
 

@@ -63,6 +63,8 @@ class InMemoryStage:
     name = ""
     instruction = "Do it."
     agent_timeout_sec = 600.0
+    begin_timeout_sec = 0.0
+    collect_timeout_sec = 600.0
     agent_user = None
     agent_network = PUBLIC
     verifier_timeout_sec = 60.0
@@ -71,6 +73,9 @@ class InMemoryStage:
 
     async def begin(self, container: object) -> None: ...
     async def collect(self, container: object, target: Path | None) -> None: ...
+
+    async def clear(self, container: object) -> Sequence[str]:
+        return ()
 
     async def upload_solution(self, container: object) -> Mapping[str, str]:
         return {}
@@ -84,6 +89,7 @@ class InMemoryTask:
     container_spec = ContainerSpec("bench")
     stages = (InMemoryStage(),)
     context = AgentContext()
+    set_up_timeout_sec = 0.0
 
     async def set_up(self, container: object) -> None: ...
 

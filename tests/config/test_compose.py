@@ -12,7 +12,8 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from ares_exp.conf_dir import conf_dir
-from ares_exp.config import GROUPS, ExperimentConfig, keys
+from ares_exp.config import GROUPS, ExperimentConfig, instantiate_group, instantiate_several, keys
+from ares_exp.errors import ConfigError
 
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -34,6 +35,17 @@ def test_an_option_composes_and_binds(group: str, option: str) -> None:
     assert arguments <= set(parameters), "an argument that the constructor does not take"
     documented = set(parameters) - open_ended - {"clock"}
     assert documented <= arguments, "an argument that the option does not show"
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "policy"])
+def test_an_option_that_makes_something_else_is_refused(group: str) -> None:
+    config = OmegaConf.create({group: {"_target_": "builtins.int"}})
+    for make in (instantiate_group, instantiate_several):
+        with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make .*, got int, which has no `"):
+            make(config, group)
+    several = OmegaConf.create({group: {"one": {"_target_": "builtins.int"}}})
+    with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make "):
+        instantiate_several(several, group)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -98,11 +101,21 @@ async def test_a_dropped_connection(emulator: Emulator, service: DaytonaService,
     assert fault.hits == 1
 
 
+@pytest.fixture
+def closed_port() -> int:
+    """A port at which nobody listens: below those of which others are given any that is free."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all ports are taken")
+
+
 async def test_a_connection_that_was_never_made_is_always_tried_again(
-    monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+    monkeypatch: pytest.MonkeyPatch, closed_port: int
 ) -> None:
     """Also a request that must not be made twice: nobody has seen it."""
-    monkeypatch.setenv("DAYTONA_API_URL", f"http://127.0.0.1:{unused_tcp_port}/api")
+    monkeypatch.setenv("DAYTONA_API_URL", f"http://127.0.0.1:{closed_port}/api")
     monkeypatch.setenv("DAYTONA_API_KEY", "dtn_of_a_service_that_is_not_there")
     service, again = DaytonaService(Credentials.from_environment(), base_sec=0.05), asyncio.Event()
     tries = 0
@@ -116,7 +129,7 @@ async def test_a_connection_that_was_never_made_is_always_tried_again(
 
     asking = asyncio.ensure_future(service.call("The sandbox x", request, repeatable=False))
     await again.wait()
-    async with Emulator(port=unused_tcp_port):
+    async with Emulator(port=closed_port):
         with pytest.raises(ContainerAuthorizationError):  # which knows another key
             await asking
     with pytest.raises(ContainerServiceUnavailableError, match=r"(cannot be asked|no answer).*DAYTONA_API_URL"):

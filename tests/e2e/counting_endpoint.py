@@ -1,6 +1,7 @@
 """A chat-completions endpoint that answers by what it is asked alone, and counts by episode and turn.
 
-With `policy.seed=episode` the seed of a request says which episode asks, and the answers in it say which turn it is.
+With `policy.seed=episode` the seed of a request says which episode asks, and the answers in it say which turn it is, of
+the stage that the instruction names.
 Each command depends on what the ones before have shown: an episode that goes on in another environment than it was in
 asks something else from there on, and ends otherwise.
 """
@@ -19,15 +20,19 @@ from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 
+STAGE = "(stage {})"
+"""What the instruction of a stage says."""
+
 APPEND = 'echo "$said" >> /work/state; cat /work/state; ls -A /work'
 """What the agent does at each turn."""
 
 
 class Turn(NamedTuple):
-    """One request of one episode: its seed, and how many answers it had before."""
+    """One request of one episode: its seed, how many answers it had before in its stage, and which that is."""
 
     seed: int
     number: int
+    stage: int = 0
 
 
 class CountingEndpoint(LoopbackEndpoint):
@@ -37,6 +42,7 @@ class CountingEndpoint(LoopbackEndpoint):
         asked: How often each turn was asked for.
         turns: How many turns an episode has, at least, and at most.
         down_at: Turns with this number are refused; `None`: none are.
+        first_takes_sec: How long the first answer of each episode takes; `None`: as long as any other.
     """
 
     def __init__(self, *, turns: tuple[int, int] = (3, 6), latency_sec: float = 0.03, command: str = APPEND) -> None:
@@ -45,6 +51,7 @@ class CountingEndpoint(LoopbackEndpoint):
         self.asked: Counter[Turn] = Counter()
         self.turns = turns
         self.down_at: int | None = None
+        self.first_takes_sec: float | None = None
         self._latency_sec = latency_sec
         self._at: tuple[int, threading.Event] = (-1, threading.Event())
 
@@ -62,11 +69,15 @@ class CountingEndpoint(LoopbackEndpoint):
 
     async def _answer(self, _: web.Request, received: Received) -> web.StreamResponse:
         body = received.body
-        turn = Turn(body["seed"], sum(message["role"] == "assistant" for message in body["messages"]))
+        number = sum(message["role"] == "assistant" for message in body["messages"])
+        turn = Turn(body["seed"], number, int(STAGE.format(1) in str(body["messages"])))
         self.asked[turn] += 1
         if self.asked.total() >= self._at[0]:
             self._at[1].set()
-        await asyncio.sleep(self._latency_sec * (0.5 + turn.seed % 100 / 100))
+        takes_sec = self._latency_sec * (0.5 + turn.seed % 100 / 100)
+        if self.first_takes_sec is not None and turn == Turn(turn.seed, 0, 0):
+            takes_sec = self.first_takes_sec
+        await asyncio.sleep(takes_sec)
         if turn.number == self.down_at:
             return web.json_response({"error": {"message": "down"}}, status=400)
         shown = hashlib.sha256(str(body["messages"][-1]["content"]).encode()).hexdigest()[:8]
@@ -77,9 +88,9 @@ class CountingEndpoint(LoopbackEndpoint):
         least, most = self.turns
         if turn.number == least + turn.seed % (most - least + 1) - 1:
             return SUBMIT
-        return f"```bash\nmkdir -p /work; said='{turn.seed} {turn.number} {shown}'; {self._command}\n```"
+        return f"```bash\nmkdir -p /work; said='{turn.seed} {turn.stage} {turn.number} {shown}'; {self._command}\n```"
 
 
 def _usage(turn: Turn) -> dict[str, Any]:
-    prompt, generated = 100 + 10 * turn.number, 5 + turn.seed % 7 + turn.number
+    prompt, generated = 100 + 10 * turn.number + turn.stage, 5 + turn.seed % 7 + turn.number
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

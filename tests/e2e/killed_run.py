@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from ares_exp.trajectories import load
 from ares_exp.trajectories.records import EpisodeTrajectory
-from tests.e2e.counting_endpoint import CountingEndpoint
+from tests.e2e.counting_endpoint import STAGE, CountingEndpoint
 from tests.leaks import processes, wait_until
 
-TASKS, ATTEMPTS, CONCURRENCY = 3, 2, 3
+ATTEMPTS, CONCURRENCY = 2, 3
 STATE_OF_START_UP = (
     ".hydra",
     "run.log",
@@ -41,12 +41,19 @@ STATE_OF_START_UP = (
 
 TASK = """
 schema_version = "1.4"
+artifacts = ["/work/state"]
 [task]
 name = "test/{name}"
 [environment]
 docker_image = "debian:bookworm-slim"
 network_mode = "no-network"
 """
+PLAIN, OWN_VERIFIER, TWO_STEPS = KINDS = (
+    "",
+    "[verifier]\nenvironment_mode = 'separate'\n",
+    "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n",
+)
+"""What each of the tasks has in its `task.toml` besides."""
 TEST = """#!/bin/sh
 sum=$(cksum < /work/state | cut -d' ' -f1)
 echo "0.$((sum % 900 + 100))" > /logs/verifier/reward.txt
@@ -71,14 +78,17 @@ class Moment(NamedTuple):
     number: signal.Signals = signal.SIGKILL
 
 
-def make_tasks(directory: Path) -> None:
+def make_tasks(directory: Path, kinds: Sequence[str] = KINDS) -> None:
     """Makes the tasks, in `directory / "tasks"`."""
-    for number in range(TASKS):
+    for number, kind in enumerate(kinds):
         task = directory / "tasks" / f"task-{number}"
         for folder in ("environment", "tests"):
             (task / folder).mkdir(parents=True)
-        (task / "task.toml").write_text(TASK.format(name=task.name))
-        (task / "instruction.md").write_text(f"Do what task {number} asks.\n")
+        (task / "task.toml").write_text(TASK.format(name=task.name) + kind)
+        for stage, folder in enumerate(("steps/one", "steps/two") if "steps" in kind else (".",)):
+            (task / folder).mkdir(parents=True, exist_ok=True)
+            instruction = f"Do what task {number} asks, {STAGE.format(stage)}.\n"
+            (task / folder / "instruction.md").write_text(instruction)
         (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
         (task / "tests" / "test.sh").write_text(TEST)
 
@@ -210,7 +220,7 @@ def slot(row: Mapping[str, Any]) -> Slot:
 
 def result(row: Mapping[str, Any]) -> tuple[object, ...]:
     """What a row must say in whatever way the run came to its end."""
-    names = ("outcome", "reward", "num_steps", "prompt_tokens", "generated_tokens")
+    names = ("outcome", "reward", "num_steps", "prompt_tokens", "generated_tokens", "stages")
     return *(row[name] for name in names), round(row["cost"], 9)
 
 
@@ -239,7 +249,7 @@ def check(run: KilledRun, whole: KilledRun) -> None:
     assert not (run.path / "answers").exists()
     assert list(run.path.rglob("*.partial")) == []
     assert list(run.path.rglob("*.tmp")) == []
-    assert wait_until(lambda: not run.left(), 20), run.left()
+    assert wait_until(lambda: not run.left()), run.left()
 
 
 def check_asked(run: KilledRun, whole: KilledRun) -> None:
@@ -253,7 +263,7 @@ def check_asked(run: KilledRun, whole: KilledRun) -> None:
     summary = run.summary
     assert (summary["prompt_tokens"], summary["generated_tokens"]) == run.endpoint.tokens()
     assert round(summary["cost"], 9) == round(whole.summary["cost"], 9)
-    assert summary["scored"] == summary["planned"] == TASKS * ATTEMPTS
+    assert summary["scored"] == summary["planned"] == len(KINDS) * ATTEMPTS
 
 
 def check_trajectories(run: KilledRun, whole: KilledRun) -> None:
@@ -327,6 +337,7 @@ def main(backend: str, count: int, seed: int, overrides: Sequence[str]) -> int:
                     says = f"FAILED: {traceback.format_exc()}\n{run.said}"
                 told["lost"] += own.asked.total() - len(own.asked)
                 told["kills"] += run.kills
+                told["turns asked more than twice"] += sum(times > 2 for times in own.asked.values())
             print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
     print(f"{count} moments, {failed} failed, {dict(told)}, {time.monotonic() - began:.0f} s")
     return min(failed, 1)

@@ -112,7 +112,7 @@ def test_a_step_tells_what_was_run_and_how_long_it_took(cli: Any, tmp_path: Path
     [looking], [sleeping], [submitting] = looked.commands, slept.commands, last.commands
     assert (looking.command, looking.exit_code, looking.timed_out) == ("echo looking; exit 3", 3, False)
     assert (sleeping.exit_code, sleeping.timed_out) == (None, True)
-    assert 0.9 < sleeping.duration_sec < 10
+    assert 0.9 < sleeping.duration_sec < 50
     assert submitting.exit_code == 0
     for step in (looked, slept, last):
         assert step.policy_sec is not None

@@ -17,7 +17,7 @@ import pytest
 from ares_exp import LLMResponse
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
-from tests.e2e.killed_run import CONCURRENCY, KilledRun, Moment, check, make_tasks
+from tests.e2e.killed_run import CONCURRENCY, KINDS, PLAIN, KilledRun, Moment, check, make_tasks
 from tests.leaks import wait_until
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
@@ -78,7 +78,7 @@ def polls(service: DaytonaService, process: subprocess.Popen[str]) -> int:
 def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
     """Ends it; returns what it wrote to stderr."""
     os.kill(process.pid, number)
-    return process.communicate(timeout=30)[1]
+    return process.communicate(timeout=90)[1]
 
 
 def clean(*words: str) -> str:
@@ -141,7 +141,7 @@ def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
         ((), {"DAYTONA_API_KEY": ""}, ["DAYTONA_API_KEY", "DAYTONA_API_URL"]),
         ((), {"DAYTONA_API_URL": "http://127.0.0.1:9/api"}, ["127.0.0.1:9", "Check DAYTONA_API_URL"]),
         ((), {"DAYTONA_API_KEY": "dtn_which_nobody_has_made"}, ["answers 401", "Check DAYTONA_API_KEY"]),
-        (("container.ttl_min=1",), {}, ["660 s", "got 1 min", "container.ttl_min=21"]),
+        (("container.ttl_min=1",), {}, ["1260 s", "got 1 min", "container.ttl_min=31"]),
     ],
     ids=["no key", "no service", "wrong key", "short TTL"],
 )
@@ -212,7 +212,7 @@ def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaServ
     made = []
     for name, backend in (("whole", "local"), ("killed", "daytona")):
         (tmp_path / name).mkdir()
-        make_tasks(tmp_path / name)
+        make_tasks(tmp_path / name, [PLAIN] * len(KINDS))
         with CountingEndpoint() as endpoint:
             run = KilledRun(tmp_path / name, endpoint, backend)
             made.append(run)

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.leaks import processes, wait_until
 
 pytestmark = pytest.mark.local
 
@@ -24,23 +24,11 @@ SLEEP = f"policy.replies=['```bash\nsleep {MARK}\n```']"
 
 def sleepers() -> list[int]:
     """Processes inside boxes that still run the episodes' command."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().split(b"\0")[:2] == [b"sleep", MARK.encode()]:
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+    return [pid for pid, _, _, words in processes() if words.split() == ["sleep", MARK]]
 
 
-def wait_until(condition: Any, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+SOON_SEC = 45.0
+"""For a machine many times slower than one on which it takes a second; yet the command sleeps longer."""
 
 
 @pytest.fixture
@@ -64,12 +52,13 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )
     try:
-        assert wait_until(lambda: len(sleepers()) == 4, 30), process.communicate(timeout=5)
+        assert wait_until(lambda: len(sleepers()) == 4 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
         yield process
     finally:
         process.kill()
         process.communicate()
-        assert wait_until(lambda: not sleepers(), 5)
+        assert wait_until(lambda: not sleepers(), SOON_SEC)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -77,9 +66,9 @@ def test_one_press_records_cancelled_episodes_and_prints_the_summary(
     running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
 ) -> None:
     running.send_signal(number)
-    out, err = running.communicate(timeout=8)
+    out, err = running.communicate(timeout=SOON_SEC)
     assert running.returncode == 130, err
-    assert not sleepers()
+    assert wait_until(lambda: not sleepers(), SOON_SEC)
     rows = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
     assert [row["outcome"] for row in rows] == ["cancelled"] * 4
     assert [row["reward"] for row in rows] == [None] * 4
@@ -97,9 +86,11 @@ def boxes_of(process: subprocess.Popen[str]) -> list[str]:
 
 UNWINDS_SLOWLY = """
 import asyncio
+from pathlib import Path
 class Policy:
     async def __call__(self, request):
         try:
+            Path("asked").touch()
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             await asyncio.sleep(30)
@@ -129,25 +120,28 @@ def test_two_presses_leave_at_once(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    assert wait_until(lambda: len(boxes_of(process)) == 4, 30)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "once more leaves at once" not in process.stderr.readline():
-        assert process.poll() is None
-    began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=5)
+    try:
+        assert wait_until(lambda: len(boxes_of(process)) == 4 or process.poll() is not None)
+        assert wait_until((tmp_path / "asked").exists)  # from now on it does not end at the first press
+        boxes = boxes_of(process)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "once more leaves at once" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)  # unwinding takes 30 s
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130
-    assert time.monotonic() - began < 4
     assert "cancelled" not in out, "the summary was printed: the first press ended the run"
-    assert wait_until(lambda: not boxes_of(process), 2)
+    assert wait_until(lambda: not [pid for pid, *_ in processes() if str(pid) in boxes], SOON_SEC)
 
 
 def test_kill_9_leaves_no_box(running: subprocess.Popen[str]) -> None:
     os.kill(running.pid, signal.SIGKILL)
-    running.wait(timeout=5)
-    assert wait_until(lambda: not sleepers(), 2)
+    running.wait(timeout=SOON_SEC)
+    assert wait_until(lambda: not sleepers(), SOON_SEC)
 
 
 def test_an_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
@@ -169,9 +163,13 @@ def test_an_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    assert wait_until(sleepers, 30)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    try:
+        assert wait_until(lambda: sleepers() or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SOON_SEC)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 130, err
     assert not (tmp_path / "s" / "1").exists()
     assert "Traceback" not in err

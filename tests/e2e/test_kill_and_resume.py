@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from ares_exp.run_dir import RunDir
-from tests.e2e.counting_endpoint import CountingEndpoint
+from tests.e2e.counting_endpoint import APPEND, CountingEndpoint
 from tests.e2e.killed_run import (
     CONCURRENCY,
     TEST,
+    TWO_STEPS,
     KilledRun,
     Moment,
     Slot,
@@ -100,7 +101,7 @@ def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: Cou
     assert run.resume() == 0, run.said
     replayed = [row["replayed"] for row in run.all_rows if row["replayed"] is not None]
     assert any(one["from_snapshot"] for one in replayed), replayed
-    assert {row["num_steps"] for row in run.final.values()} == {12}
+    assert {row["num_steps"] for row in run.final.values()} == {12, 24}, "one task has two steps"
 
 
 @by_hand
@@ -194,6 +195,30 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
     assert (killed.path / "episodes.jsonl").read_bytes() == rows
     assert records(killed.path) == kept
     check(killed, whole)
+
+
+@pytest.mark.parametrize(
+    ("first_takes_sec", "command", "snapshot"),
+    [
+        pytest.param(60, APPEND, "none", id="no answer"),
+        pytest.param(2.5, "sleep 1", "none", id="a command in the middle"),
+        pytest.param(60, APPEND, "every_step", id="no answer, with snapshots", marks=by_hand),
+    ],
+)
+def test_a_stage_whose_time_was_up_ends_there_again(
+    tmp_path: Path, first_takes_sec: float, command: str, snapshot: str
+) -> None:
+    make_tasks(tmp_path, [TWO_STEPS.replace("'one'", "'one'\nagent.timeout_sec = 3.0")])
+    with CountingEndpoint(turns=(3, 3), command=command) as server:
+        server.first_takes_sec = first_takes_sec
+        run = KilledRun(tmp_path, server, overrides=["attempts=1", f"snapshot={snapshot}"])
+        assert run.begin(Moment(requests=3)) == -signal.SIGKILL, run.said
+        assert {turn.stage for turn in server.asked} == {0, 1}
+        assert run.resume() == 0, run.said
+        [last] = run.final.values()
+        assert [stage["truncated_by"] for stage in last["stages"]] == ["time", None]
+        assert last["replayed"]["diverged_at"] is None
+        assert server.asked.total() - len(server.asked) <= run.kills
 
 
 @by_hand

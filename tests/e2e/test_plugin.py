@@ -45,11 +45,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, tmp_path: Path) -> Cli:
     """Runs `python -m …` of that venv in an empty directory."""
 
-    def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(module: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(python), "-m", module, *arguments],
             cwd=tmp_path,
-            env=SECRET_FREE,
+            env={**SECRET_FREE, **(env or {})},
             capture_output=True,
             text=True,
             timeout=90,
@@ -109,3 +109,12 @@ def test_its_config_is_composed(run: Cli) -> None:
     refused = run("ares_exp", "env=nmi")
     assert refused.returncode == 2
     assert "Did you mean `nim`?" in refused.stderr
+
+
+def test_tab_completes_its_options_and_says_nothing_else(run: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "options" / "policy"
+    folder.mkdir(parents=True)
+    (folder / "oracle.yaml").write_text("_target_: x.y\n")
+    asked = {"COMP_LINE": "ares-exp env=ni", "COMP_POINT": "15"}
+    done = run("ares_exp", "-sc", "--config-dir", "options", "query=bash", env=asked)
+    assert (done.stdout.split(), done.stderr) == (["env=nim"], "")

@@ -16,7 +16,8 @@ from ares_exp.tasks.task_set import SAMPLES
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parent.parent.parent
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 SETUP = [text for kind, text in BLOCKS if kind == "bash" and "venv" in text]
 COMMANDS = [text.strip() for kind, text in BLOCKS if kind == "bash" and "venv" not in text]
 FILES = [text for _, text in BLOCKS if text.startswith("# file: ")]
@@ -66,6 +67,25 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert len(COMMANDS) >= 6
     assert len(SCRIPTS) >= 3
     assert len(FILES) == 2
+
+
+def test_every_link_leads_somewhere() -> None:
+    prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    anchors = {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", prose) if not link.startswith("https://")]
+    assert len(links) > 20
+    assert [link for link in links if link not in anchors and not (ROOT / link).exists()] == []
+
+
+def test_the_map_of_conf_has_every_option() -> None:
+    section = TEXT.partition("## The map of `conf/`")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE)
+    groups = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra")
+    assert sorted(group for group, _ in rows) == groups
+    for group, options in rows:
+        files = (ROOT / "conf" / group).glob("*.yaml")
+        assert sorted(re.findall(r"`(\w+)`", options)) == sorted(path.stem for path in files)
 
 
 @pytest.mark.parametrize("command", [pytest.param(command, marks=marks(command)) for command in COMMANDS])

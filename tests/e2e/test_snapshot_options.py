@@ -170,7 +170,7 @@ def test_after_ctrl_c_the_snapshots_are_whole(tmp_path: Path) -> None:
     )
     wait_until(lambda: len(list((tmp_path / "run").glob("snapshots/*@*"))) > 8, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     store = SnapshotStore(tmp_path / "run" / "snapshots")
     written = rows(tmp_path / "run")

@@ -16,16 +16,18 @@ pytestmark = pytest.mark.once
 @pytest.mark.local
 def test_the_oracle_resolves_a_row_that_was_built_here(cli: Cli, tmp_path: Path) -> None:
     repository, base = make_repository(tmp_path / "repositories")
-    write_rows(tmp_path / "rows.jsonl", make_row(repository, base))
+    row = make_row(repository, base)
+    row |= {name: row[name].rstrip("\n") for name in ("patch", "test_patch")}  # as a copy may have lost them
+    write_rows(tmp_path / "rows.jsonl", row)
     build = ("env.build=true", "env.repository=repositories", "env.cache_dir=cache")
     done = cli(
         *("env=swebench", "env.dataset=rows.jsonl", *build, *UNITTEST),
         *("policy=oracle", "tracker=none", "hydra.run.dir=run"),
     )
     assert done.returncode == 0, done.stderr
-    [row] = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
-    assert (row["task_name"], row["rewards"]) == ("demo__calc-1", {"reward": 1.0, "f2p": 1.0, "p2p": 1.0})
-    kept = {path.name for path in (tmp_path / "run" / "files" / row["episode_id"]).rglob("*") if path.is_file()}
+    [result] = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
+    assert (result["task_name"], result["rewards"]) == ("demo__calc-1", {"reward": 1.0, "f2p": 1.0, "p2p": 1.0})
+    kept = {path.name for path in (tmp_path / "run" / "files" / result["episode_id"]).rglob("*") if path.is_file()}
     assert kept == {"model.patch", "test_output.txt", "report.json", "reward.json"}
 
 

@@ -180,7 +180,7 @@ def test_ctrl_c_ends_jobs_in_other_processes(side_by_side: Sweep) -> None:
     out, _ = side_by_side.process.communicate(timeout=60)
     assert side_by_side.process.returncode == 130, out
     assert "Traceback" not in out
-    assert side_by_side.sleeping() == 0
+    assert wait_until(lambda: not side_by_side.sleeping())
     assert wait_until(lambda: not is_alive(side_by_side.family))
     rows = report(side_by_side.folder)["jobs"]
     assert [row["state"] for row in rows] == ["incomplete", "incomplete", "not started", "not started"]

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
 from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
 
 GAME = ("env=twenty_questions", "tracker=none", "container=docker", "hydra.run.dir=run")
 NO_ENGINE = {"DOCKER_HOST": "tcp://127.0.0.1:1"}
@@ -112,12 +114,122 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     assert "elephant" not in json.dumps(asked)
     assert (row["prompt_tokens"], row["generated_tokens"]) == (40, 20), "the policy's alone"
     lines = (tmp_path / "run" / "files" / row["episode_id"] / "oracle.jsonl").read_text().splitlines()
-    assert [(line["answer"], line["prompt_tokens"]) for line in map(json.loads, lines)] == [("yes", 10)] * 3
-    assert "The oracle was asked 3 times: 30 prompt tokens" in (tmp_path / "run" / "run.log").read_text()
+    found = [(line["answer"], line["prompt_tokens"], line["taken_over"]) for line in map(json.loads, lines)]
+    assert found == [("yes", 10, True), ("yes", 10, False), ("yes", 10, False)]
+    assert row["environment_usage"] == {"prompt_tokens": 20, "generated_tokens": 10, "cost": 0.0}
+    totals = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (totals["environment_usage"]["prompt_tokens"], totals["prompt_tokens"]) == (30, 40), "all tries'"
+    assert "the environment's own: 45 tokens" in done.stdout
+    assert "The oracle was asked 2 times: 20 prompt tokens" in (tmp_path / "run" / "run.log").read_text()
 
-    again = cli("replay=run", env=NO_ENGINE)
+    asked_before = len(models.requests)
+    models.otherwise = answer("no")
+    again = cli("replay=run", "hydra.run.dir=again", env=NO_ENGINE)
     assert again.returncode == 0, again.stderr
-    assert len([one for one in models.requests if one.body["model"] == "asks"]) == 4
+    assert {one.body["model"] for one in models.requests[asked_before:]} == {"knows"}, "the oracle is asked anew"
+    assert '"+No. (19 left)"' in (tmp_path / "again" / "replay.json").read_text(), "and what differs is told"
     branched = cli(f"branch_from=run/{row['episode_id']}@1", env=NO_ENGINE)
     assert branched.returncode == 2
     assert "TwentyQuestionsEnvironments have no `export_state`" in branched.stderr
+
+
+class Fickle(LoopbackEndpoint):
+    """Both models. The oracle answers otherwise when it is asked again, and what the policy asks depends on all before.
+
+    Attributes:
+        asked: How often each was asked the same: the model, and the question or the whole conversation.
+    """
+
+    QUESTIONS = 5
+
+    def __init__(self) -> None:
+        super().__init__(otherwise=answer(self.say))
+        self.asked: Counter[tuple[str, str]] = Counter()
+
+    def say(self, body: dict[str, Any]) -> str:
+        """An answer."""
+        messages = body["messages"]
+        if body["model"] == "knows":
+            question = str(messages[-1]["content"])
+            self.asked["knows", question] += 1
+            return "yes" if (zlib.crc32(question.encode()) + self.asked["knows", question]) % 2 else "no"
+        conversation = f"{body['seed']} {messages}"
+        self.asked["asks", conversation] += 1
+        turn = sum(message["role"] == "assistant" for message in messages)
+        return f"Does it have {zlib.crc32(conversation.encode())} parts?" if turn < self.QUESTIONS else "elephant"
+
+
+def play_until(models: Fickle, count: int | None, number: signal.Signals, *words: str, cwd: Path) -> int:
+    """Runs a command, until so many more requests have arrived if it is to be ended, and returns its exit code."""
+    until = len(models.requests) + count if count is not None else None
+    with (cwd / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ares_exp", *words], cwd=cwd, env=SECRET_FREE | NO_ENGINE, stdout=said, stderr=said
+        )
+    try:
+        while until is not None and process.poll() is None:
+            if len(models.requests) >= until:
+                process.send_signal(number)
+                break
+            models.arrived.wait(0.2)
+            models.arrived.clear()
+        return process.wait(100)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answered(run: Path) -> Counter[str]:
+    """The questions whose answers are on disk, each as often as somebody has paid for it."""
+    found: Counter[str] = Counter()
+    for path in (run / "files").glob("*/oracle.jsonl"):
+        *lines, _ = path.read_bytes().split(b"\n")
+        asked = [json.loads(line) for line in lines]
+        found.update(one["question"] for one in asked if one["answer"] is not None and not one["taken_over"])
+    return found
+
+
+def test_an_oracle_is_not_asked_again_for_what_it_has_answered(tmp_path: Path) -> None:
+    run, attempts, moments = tmp_path / "run", 2, (5, 3, 4)
+    with Fickle() as models:
+        at = ["base_url={}", "api_key_env=null", "seed=episode", "max_retries=0"]
+        words = [*GAME, "policy=chat_completions", "policy@env.oracle=chat_completions", "env.tasks=[elephant]"]
+        words += [f"{who}.{one.format(models.url)}" for who in ("policy", "env.oracle") for one in at]
+        words += ["policy.model=asks", "env.oracle.model=knows", f"attempts={attempts}", f"concurrency={attempts}"]
+        known: Counter[str] = Counter()
+        asked: dict[str, int] = {}
+        for index, count in enumerate((*moments, None)):
+            number = signal.SIGINT if index == 1 else signal.SIGKILL
+            code = play_until(models, count, number, *(words if index == 0 else ["resume=run"]), cwd=tmp_path)
+            assert code in ((0,) if count is None else (-signal.SIGKILL, 130)), (tmp_path / "said").read_text()
+            assert {question: models.asked["knows", question] for question in known} == asked, "it had answered them"
+            known = answered(run)
+            asked = {question: models.asked["knows", question] for question in known}
+        assert max(models.asked.values()) <= 1 + len(moments)
+    assert set(known.values()) == {1}
+    assert len(known) == attempts * Fickle.QUESTIONS
+    found = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    assert [row["reward"] for row in found if row["reward"] is not None] == [1.0] * attempts
+    assert {row["replayed"]["diverged_at"] for row in found if row["replayed"] is not None} == {None}
+    assert json.loads((run / "summary.json").read_text())["environment_usage"] == {
+        "prompt_tokens": 10 * len(known),
+        "generated_tokens": 5 * len(known),
+        "cost": 0.0,
+    }
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_what_the_oracle_spends_counts_in_the_budget(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
+    overrides = [
+        f"{who}.{one}" for who in ("policy", "env.oracle") for one in (f"base_url={models.url}", "api_key_env=null")
+    ]
+    words = [*GAME, "policy=chat_completions", "policy@env.oracle=chat_completions", "env.tasks=[elephant]", *overrides]
+    done = cli(*words, "policy.model=asks", "env.oracle.model=knows", "budget.tokens=40", env=NO_ENGINE)
+    assert done.returncode == 1, done.stderr
+    assert "The run's budget is used up: 45 tokens, budget.tokens=40" in done.stderr
+    row = rows(tmp_path / "run")["elephant"]
+    assert (row["outcome"], row["environment_usage"]["prompt_tokens"]) == ("cancelled", 10)
+    assert cli("resume=run", "budget.tokens=1000", env=NO_ENGINE).returncode == 0
+    questions = [str(one.body["messages"]) for one in models.requests if one.body["model"] == "knows"]
+    assert questions.count(questions[0]) == 1
+    assert len(set(questions)) == 3

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
+from tests.closed_port import closed_port
 
 # The sandbox's preflight comes before that of the policy and before the selection is looked at.
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -66,6 +60,7 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["collector=[json,jsonl]", "collector.output_dir=x"], "collector.json.output_dir"),
         (["--config-dir", "broken", "collector=[json,plain]"], "# @package collector.NAME"),
         (["--config-dir", "broken", "policy=yaml"], "broken/policy/yaml.yaml"),
+        (["--config-dir", "broken", "policy=latin"], "broken/policy/latin.yaml"),
         (["--config-dir", "broken", "policy=targetless"], "_target_"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["--config-dir", "no/such/folder"], "no/such/folder"),
@@ -74,6 +69,7 @@ CHAT = ("policy=chat_completions", "policy.model=m")
 def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
     (tmp_path / "broken" / "policy").mkdir(parents=True)
     (tmp_path / "broken" / "policy" / "yaml.yaml").write_text("foo: [\n")
+    (tmp_path / "broken" / "policy" / "latin.yaml").write_bytes(b"foo: caf\xe9\n")
     (tmp_path / "broken" / "policy" / "targetless.yaml").write_text("foo: 1\n")
     (tmp_path / "broken" / "collector").mkdir()
     plain = "_target_: ares_exp.trajectories.collectors.null_collector.NullTrajectoryCollector\n"
@@ -87,8 +83,9 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
 
 
 def test_an_endpoint_that_refuses(cli: Any) -> None:
-    url = f"http://127.0.0.1:{closed_port()}/v1"
-    done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        done = cli("tracker=none", *CHAT, f"policy.base_url={url}", env={"OPENAI_API_KEY": "sk-secret-value"})
     assert done.returncode == 2
     assert url in done.stderr
     assert "Traceback" not in done.stderr

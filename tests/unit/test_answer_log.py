@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from ares_exp.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
+from ares_exp.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.results import EpisodeResult, Outcome
 from ares_exp.trajectories.records import serialize_llm_request
 
 EPISODE = LoggedEpisode("fix__0__aa", "fix", attempt=0, retry=1, seed=7, started_at=3.5, parent="fix__0__bb")
@@ -66,6 +67,58 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert replace(log, exchanges=()) == EPISODE
     assert [one.answer for one in log.exchanges] == ANSWERS
     assert [plain(one.request) for one in log.exchanges] == [plain(one.request) for one in exchanges(3)]
+
+
+def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path, EPISODE)
+    log.begin(exchanges(1))
+    log.append(request(1), None)
+    log.append(request(0), ANSWERS[2], stage=1)
+    [found] = logged_episodes(tmp_path)
+    assert [(one.answer, one.stage) for one in found.exchanges] == [(ANSWERS[0], 0), (None, 0), (ANSWERS[2], 1)]
+    assert answers(found.exchanges) == [ANSWERS[0], ANSWERS[2]]
+
+
+RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, rewards={"lines": 3.0}, retry=1)
+
+
+def test_what_an_episode_came_to_is_its_end(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path, EPISODE)
+    log.begin(exchanges(2))
+    log.end(RESULT)
+    [found] = logged_episodes(tmp_path)
+    assert (found.result, len(found.exchanges)) == (RESULT, 2)
+    log.begin(found.exchanges)
+    assert logged_episodes(tmp_path)[0].result is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"episode_id": "another"},
+        {"task_name": "sum"},
+        {"seed": 8},
+        {"retry": 0},
+        {"reward": 1e300},
+        {"cost": -1e300},
+        {"outcome": "lost"},
+    ],
+    ids=str,
+)
+def test_the_result_of_something_else_is_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = written(tmp_path, 1)
+    with path.open("a") as file:
+        file.write(json.dumps({"result": RESULT.to_dict() | other}) + "\n")
+    [found] = logged_episodes(tmp_path)
+    assert (found.result, len(found.exchanges)) == (None, 1)
+
+
+@pytest.mark.parametrize("stage", [-1, 1.5, "1", None, True, 10**20])
+def test_a_stage_that_is_none(tmp_path: Path, stage: object) -> None:
+    path = written(tmp_path, 2)
+    *lines, last = path.read_text().rstrip("\n").split("\n")
+    path.write_text("\n".join([*lines, json.dumps({**json.loads(last), "stage": stage})]) + "\n")
+    assert len(LoggedEpisode.read(path).exchanges) == 1
 
 
 def test_requests_that_grow_are_written_once(tmp_path: Path) -> None:

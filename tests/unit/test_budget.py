@@ -16,7 +16,7 @@ from ares_exp.conf_dir import conf_dir
 from ares_exp.config import ExperimentConfig, instantiate_group
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, Replayed
+from ares_exp.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.run_dir import RunDir
 
 
@@ -53,6 +53,20 @@ def test_without_a_budget_nothing_is_used_up(tmp_path: Path) -> None:
         meter.add(result(str(count), "errored", prompt_tokens=10**9, cost=1e6))
     meter.refresh()
     assert meter.exhausted() is None
+
+
+def test_what_environments_spend_counts_as_it_is_paid_and_only_once() -> None:
+    meter = BudgetMeter(Budget(cost=1.0), earlier=[result("b", environment_usage=EnvironmentUsage(50, 0, 0.25))])
+    meter.add_answer("a", answer(10, 0.125))
+    meter.add_environment("a", None)
+    meter.add_environment("a", EnvironmentUsage(20, 2, 0.25))
+    meter.add_environment("a", EnvironmentUsage(30, 3, 0.375))
+    assert (meter.spent.cost, meter.spent.tokens) == (0.75, 93)
+    assert meter.exhausted() is None
+    used = EnvironmentUsage(40, 4, 0.625)
+    meter.add(result("a", cost=0.125, prompt_tokens=9, generated_tokens=1, environment_usage=used))
+    assert (meter.spent.cost, meter.spent.tokens) == (1.0, 104)
+    assert meter.exhausted() is not None
 
 
 def test_cost_of_answers_counts_as_they_are_paid_and_only_once() -> None:

@@ -163,6 +163,7 @@ def test_paths_mean_what_they_meant(recorded: Recorded, tmp_path: Path) -> None:
     there = tmp_path / "there"
     recorded(
         "env.path='my tasks'",
+        "env.extra_instruction_paths=[a.md,/abs/b.md]",
         "agent.templates_dir=/abs",
         "name=there",
         "policy=scripted",
@@ -171,6 +172,7 @@ def test_paths_mean_what_they_meant(recorded: Recorded, tmp_path: Path) -> None:
     )
     config = composed("branch_from=first/fix@1")
     assert config["env"]["path"] == str(there / "my tasks")
+    assert config["env"]["extra_instruction_paths"] == [str(there / "a.md"), "/abs/b.md"]
     assert (config["agent"]["templates_dir"], config["name"]) == ("/abs", "there")
     assert composed("branch_from=first/fix@1", "env.path=here")["env"]["path"] == "here"
 
@@ -323,7 +325,8 @@ def test_a_run_goes_on_as_it_was_composed(recorded: Recorded, tmp_path: Path) ->
 def test_what_was_said_of_one_session_does_not_count_for_the_next(recorded: Recorded) -> None:
     recorded("resume=true", "resume_force=true", "resume_redo=[lost]", "resume_diverged=restart", "hydra.run.dir=x")
     config = composed("resume=first")
-    assert (config["resume_force"], config["resume_redo"], config["resume_diverged"]) == (False, None, "continue")
+    assert (config["resume_force"], config["resume_redo"]) == (False, None)
+    assert config["resume_diverged"] == "restart"  # that was said of the run
     assert composed("resume=first", "resume_redo=[policy_error]")["resume_redo"] == ["policy_error"]
 
 

@@ -169,19 +169,36 @@ def test_answers_of_no_more_use_go(run_dir: RunDir) -> None:
 
 
 def test_one_that_had_ended_but_for_its_row(run_dir: RunDir) -> None:
-    leave(run_dir, log("e0"))
-    write(run_dir.trajectories / "e0.json", replace(chat("e0", "fix"), outcome="completed", total_reward=0.5))
+    under_way = AnswerLog(run_dir.answers, log("e0"))
+    under_way.begin([])
+    under_way.append(LLMRequest([]), ANSWER)
+    ended = row("e0", "completed", rewards={"reward": 1.0, "lines": 3.0}, phase_sec={"agent": 2.0}, container_image="i")
+    under_way.end(ended)
     earlier = settle(run_dir)
-    assert [(one.outcome, one.reward, one.num_steps) for one in earlier.results] == [("completed", 0.5, 3)]
-    assert earlier.results[0].error is None
+    assert earlier.results == earlier.lost == (ended,)
+    assert outcomes(run_dir) == [("e0", "completed")]
     assert owed(earlier) == []
+    assert logged_episodes(run_dir.answers) == []
 
 
-def test_one_whose_trajectory_says_that_it_failed_is_lost(run_dir: RunDir) -> None:
+@pytest.mark.parametrize("outcome", ["completed", "container_error"])
+def test_one_whose_trajectory_alone_says_how_it_ended_is_lost(run_dir: RunDir, outcome: str) -> None:
     leave(run_dir, log("e0"))
-    write(run_dir.trajectories / "e0.json", replace(chat("e0", "fix"), outcome="container_error", total_reward=None))
+    ended = replace(chat("e0", "fix"), outcome=outcome, total_reward=None, end_time=1e6)
+    write(run_dir.trajectories / "e0.json", ended)
     [lost] = settle(run_dir).results
-    assert (lost.outcome, lost.reward) == ("lost", None)
+    assert (lost.outcome, lost.reward, lost.num_steps, lost.finished_at) == ("lost", None, 3, 1e6)
+
+
+def test_what_had_no_answer_in_time_is_no_step(run_dir: RunDir) -> None:
+    under_way = AnswerLog(run_dir.answers, log("b", retry=1, parent="a"))
+    unanswered = Exchange(serialize_llm_request(LLMRequest([])), None)
+    under_way.begin([unanswered, unanswered._replace(answer=ANSWER), unanswered])
+    under_way.append(LLMRequest([]), ANSWER)
+    [lost] = settle(run_dir).results
+    assert (lost.num_steps, lost.cost) == (2, 1.0)
+    assert lost.replayed is not None
+    assert (lost.replayed.steps, lost.replayed.cost) == (1, 0.5)
 
 
 def test_a_torn_trajectory_is_recovered(run_dir: RunDir) -> None:

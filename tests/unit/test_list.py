@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.conf_dir import conf_dir
+from ares_exp.list import choices
 from ares_exp.list.choices import GROUP_OF
 from ares_exp.list.command_line import main
+from ares_exp.options import find_options
 from ares_exp.plugins import OPTION_GROUPS
 from tests.installed_package import Site
 
@@ -105,3 +109,79 @@ def test_a_pipe_that_is_closed_early_is_no_traceback() -> None:
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+NOISY = """
+import threading
+
+print("imported")
+release = threading.Event()
+
+class Source:
+    path, loads_offline = None, True
+
+    def load(self, report):
+        print("loading")
+        return self.names()
+
+    def names(self):
+        return ["a", "b"]
+
+    def check(self, parts, *, report): pass
+    def make(self, task_name, parts): pass
+
+class Stuck(Source):
+    def names(self):
+        release.wait()
+
+class Leaving(Source):
+    def names(self):
+        raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def noisy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin whose environments print, raise, hang and are not there."""
+    classes = {"noisy": "Source", "stuck": "Stuck", "leaving": "Leaving", "missing": "Missing"}
+    options = {f"noisy/conf/env/{name}.yaml": f"_target_: noisy.{made}\n" for name, made in classes.items()}
+    site.install("noisy", {"noisy": "noisy.conf"}, {"noisy/__init__.py": NOISY, **options})
+    monkeypatch.delitem(sys.modules, "noisy", raising=False)
+
+
+@pytest.mark.usefixtures("noisy")
+def test_plugins_that_print_or_fail_spoil_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site" / "noisy" / "conf" / "env" / "stuck.yaml").unlink()
+    monkeypatch.setattr(choices, "COUNT_TIMEOUT_SEC", 100.0)
+    assert main(["envs", "--json"]) == 0
+    out, err = capsys.readouterr()
+    tasks = {row["name"]: row["tasks"] for row in json.loads(out)["envs"]}
+    assert (tasks["leaving"], tasks["missing"], tasks["noisy"]) == (None, None, 2)
+    assert {"imported", "loading"} <= {*err.splitlines()}
+    leaving, missing = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert leaving == "warning: The tasks of `env=leaving` (plugin noisy) cannot be counted: SystemExit: 3"
+    assert missing.startswith("warning: The tasks of `env=missing` (plugin noisy) cannot be counted: ")
+    assert "noisy.Missing" in missing
+
+
+@pytest.mark.usefixtures("noisy")
+def test_a_plugin_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "COUNT_TIMEOUT_SEC", 0.05)
+    [stuck] = [option for option in find_options("env") if option.name == "stuck"]
+    said: list[str] = []
+    try:
+        assert choices.count_tasks(stuck, [], said.append) is None
+    finally:
+        importlib.import_module("noisy").release.set()
+        for thread in [one for one in threading.enumerate() if one.name == "count stuck"]:
+            thread.join(60)
+    assert said == [
+        "The tasks of `env=stuck` (plugin noisy) cannot be counted: TimeoutError: it takes longer than 0.05 s"
+    ]
+
+
+def test_what_is_built_in_and_cannot_be_counted_is_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs"]) == 0
+    assert capsys.readouterr().err == ""

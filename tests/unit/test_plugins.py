@@ -9,7 +9,7 @@ import pytest
 
 from ares_exp.config import instantiate_group
 from ares_exp.hydra_setup import compose_config
-from ares_exp.options import find_options
+from ares_exp.options import find_options, option_problems
 from ares_exp.plugins import installed_plugins
 from tests.installed_package import Site
 
@@ -52,7 +52,7 @@ def test_a_broken_plugin_is_named_and_left_out(site: Site, value: str, files: di
 def test_an_own_option_is_never_replaced(site: Site) -> None:
     files = {"fine/conf/env/harbor.yaml": "# Theirs\n_target_: fine.Source\n"}
     site.install("fine", {"fine": "fine.conf"}, OPTION | files)
-    [problem] = installed_plugins().problems
+    [problem] = option_problems()
     assert "`env=harbor` of the plugin `fine` is not to be had: ares_exp itself has" in problem
     [option] = [one for one in find_options("env") if one.name == "harbor"]
     assert option.origin == "built in"
@@ -62,7 +62,7 @@ def test_an_own_option_is_never_replaced(site: Site) -> None:
 def test_of_two_plugins_with_an_option_the_first_has_it(site: Site) -> None:
     site.install("fine", {"fine": "fine.conf"}, OPTION)
     site.install("later", {"later": "later.conf"}, {"later/conf/env/fine.yaml": "_target_: later.Source\n"})
-    [problem] = installed_plugins().problems
+    [problem] = option_problems()
     assert "`env=fine` of the plugin `later`" in problem
     assert "the plugin `fine`" in problem
     assert compose_config(["env=fine"]).env._target_ == "fine.Source"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from ares_exp.errors import ConfigError
 from ares_exp.recorded_results import MAX_ROW_BYTES, read_results
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, Replayed
+from ares_exp.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.run_dir import append_line
 
 RESULT = EpisodeResult(
@@ -26,6 +27,7 @@ RESULT = EpisodeResult(
     phase_sec={"agent": 1.5},
     retry=1,
     replayed=Replayed("a-00", 2),
+    environment_usage=EnvironmentUsage(30, 15, 0.5),
 )
 
 
@@ -73,9 +75,13 @@ def test_a_torn_last_line_is_left_out_wherever_it_is_torn(tmp_path: Path) -> Non
         (_row(prompt_tokens=-1), "not between"),
         (_row(generated_tokens=2**60), "not between"),
         (_row(outcome="splendid"), "outcome"),
+        (_row(environment_usage={"prompt_tokens": -1}), "not between"),
+        (_row(environment_usage={"generated_tokens": 2**60}), "not between"),
+        (_row(environment_usage={"cost": 1e200}), "not finite"),
+        (_row(environment_usage="much"), "environment_usage"),
         (b'{"episode_id": "' + b"x" * MAX_ROW_BYTES + b'"}\n', "more than"),
     ],
-    ids=range(15),
+    ids=range(19),
 )
 def test_a_broken_line_is_refused_by_its_number(line: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
@@ -90,6 +96,13 @@ def test_fields_of_a_later_version_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(_row(colour="blue"))
     assert read_results(path).results == (RESULT,)
+
+
+def test_rows_of_an_earlier_version_do_not_tell_what_the_environment_spent(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    old = {name: value for name, value in RESULT.to_dict().items() if name != "environment_usage"}
+    path.write_bytes(json.dumps(old).encode() + b"\n")
+    assert read_results(path).results == (replace(RESULT, environment_usage=None),)
 
 
 def test_no_file_is_no_run(tmp_path: Path) -> None:

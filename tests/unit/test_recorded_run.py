@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.episode_ref import EpisodeRef
 from ares_exp.errors import ConfigError
-from ares_exp.recorded_run import EpisodeRef, RecordedRun, begins_where_started
+from ares_exp.recorded_run import RecordedRun, begins_where_started
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.trajectories.chats import chat, write
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ares_exp.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
 from ares_exp.earlier_sessions import settle
@@ -12,8 +14,10 @@ from ares_exp.episode_plan import episode_seed, plan_episodes
 from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.results import EpisodeResult
 from ares_exp.retries import RetryRules
 from ares_exp.run_dir import RunDir
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import serialize_llm_request
 from tests.leaks import wait_until
 from tests.unit.test_experiment import REQUEST, Answers, experiment, play, rows
@@ -71,4 +75,29 @@ async def test_a_try_that_came_to_its_end_leaves_no_log(tmp_path: Path) -> None:
     summary = await play(experiment(tmp_path, count=2, policy=Fails(3), retry=retry, run_dir=run_dir), tmp_path)
     assert summary.complete
     assert len(rows(tmp_path)) == 5
+    assert logged_episodes(run_dir.answers) == []
+
+
+class Looks(MemoryTrajectoryCollector):
+    """Looks at the logs when an episode is to be ended."""
+
+    def __init__(self, answers: Path) -> None:
+        super().__init__()
+        self.answers = answers
+        self.seen: list[EpisodeResult | None] = []
+
+    def end_episode(self, *given: Any, **more: Any) -> Any:
+        self.seen += [log.result for log in logged_episodes(self.answers)]
+        return super().end_episode(*given, **more)
+
+
+async def test_what_an_episode_came_to_is_logged_before_its_trajectory_is_ended(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    looks = Looks(run_dir.answers)
+    await play(experiment(tmp_path, count=1, run_dir=run_dir, collectors={"looks": looks}), tmp_path)
+    [logged], [row] = looks.seen, rows(tmp_path)
+    assert logged is not None
+    ended = EpisodeResult.from_dict(row)
+    assert replace(ended, finished_at=logged.finished_at, phase_sec=logged.phase_sec) == logged
+    assert logged.reward == 1.0
     assert logged_episodes(run_dir.answers) == []

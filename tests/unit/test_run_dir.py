@@ -84,6 +84,23 @@ def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("name", ["answers", "trajectories", "snapshots", "files", "branch_point", "tensorboard"])
+def test_a_folder_that_is_somewhere_else_is_refused(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("../elsewhere")
+    with pytest.raises(ConfigError, match=f"these are links: {name}"), RunDir(tmp_path / "run").owned(resume=resume):
+        pass
+    assert not (tmp_path / "run" / "episodes.jsonl").exists()
+
+
+def test_a_run_directory_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to("elsewhere")
+    with RunDir(tmp_path / "run").owned():
+        assert (tmp_path / "elsewhere" / "episodes.jsonl").exists()
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="regular file"):

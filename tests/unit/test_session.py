@@ -13,6 +13,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.results import EpisodeResult, Outcome, RunSummary
 from ares_exp.run_dir import RunDir
 from ares_exp.session import Session, close_session, open_session
+from ares_exp.tasks.recorded_digest import with_files
 
 CONFIG: dict[str, Any] = {
     "name": "x",
@@ -113,6 +114,13 @@ def test_another_task_set_is_refused(run_dir: RunDir, tasks: dict[str, str], exp
     with pytest.raises(ConfigError) as caught:
         opened(run_dir, tasks)
     assert expected in str(caught.value)
+
+
+def test_a_changed_file_beside_the_tasks_is_refused_by_name(run_dir: RunDir) -> None:
+    opened(run_dir, {name: with_files(digest, {"/a/hint.md": "old"}) for name, digest in TASKS.items()})
+    assert opened(run_dir, TASKS).earlier is not None
+    with pytest.raises(ConfigError, match=r"another one: what the agents are told besides has changed \(/a/hint.md\)"):
+        opened(run_dir, {name: with_files(digest, {"/a/hint.md": "new"}) for name, digest in TASKS.items()})
 
 
 def test_a_long_list_of_differences_is_cut(run_dir: RunDir) -> None:

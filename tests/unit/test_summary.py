@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
+from ares_exp.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, RunSummary
 from ares_exp.summary import render_summary
 
 
@@ -158,6 +158,20 @@ def test_tokens_cost_and_interruption_are_told_when_there_are_any(tmp_path: Path
     assert "1 of 3 episodes finished · 1,534 tokens (34 generated) · $0.0125 · 1 min 01 s · interrupted" in text
 
 
+def test_what_environments_spent_is_told_beside_when_there_is_any(tmp_path: Path) -> None:
+    nothing, some = EnvironmentUsage(), EnvironmentUsage(1500, 34, 0.0125)
+    results = [
+        EpisodeResult(str(number), "a", number, 0, Outcome.COMPLETED, 1.0, environment_usage=used)
+        for number, used in enumerate((None, nothing, some, some))
+    ]
+    assert "own:" not in _render(RunSummary(2, tuple(results[:2])), tmp_path)
+    summary = RunSummary(4, tuple(results))
+    assert "4 of 4 episodes finished · the environment's own: 3,068 tokens, $0.0250" in _render(summary, tmp_path)
+    totals = {"prompt_tokens": 3000, "generated_tokens": 68, "cost": 0.025}
+    assert (summary.to_dict()["environment_usage"], summary.to_dict()["prompt_tokens"]) == (totals, 0)
+    assert RunSummary(1, tuple(results[:1])).to_dict()["environment_usage"] is None
+
+
 def test_snapshots_are_told_when_there_are_any(tmp_path: Path) -> None:
     results = (
         EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, snapshots=3, snapshot_failures=1),
@@ -195,6 +209,16 @@ def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path
     assert listed[0] == "  task-00 (attempt 0): agent_error: AgentError: line one line 0"
     assert len(listed) == 11
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
+
+
+def test_attempts_that_never_began_are_counted_among_those_without_a_reward(tmp_path: Path) -> None:
+    cut_short = (_result("a", 1.0), _result("b", None, message="cut short"))
+    lines = _render(RunSummary(5, cut_short), tmp_path).splitlines()
+    listed = lines[lines.index("Without a reward:") + 1 :]
+    assert listed == ["  b (attempt 0): agent_error: AgentError: cut short", "  3 attempts never begun"]
+    assert _render(RunSummary(2, (_result("a", 1.0),)), tmp_path).endswith(
+        "\nWithout a reward:\n  1 attempt never begun\n"
+    )
 
 
 def test_a_long_error_is_cut_in_its_middle(tmp_path: Path) -> None:

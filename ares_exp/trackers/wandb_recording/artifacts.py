@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, dump_json
-from ares_exp.secrets import KnownSecrets
+from ares_exp.secrets import KnownSecrets, scrub
 from ares_exp.tasks.content_digest import content_digest, digested_files
+from ares_exp.tasks.recorded_digest import content_of
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import plain, read_identity
@@ -25,32 +26,44 @@ MAX_FILES = 50_000
 
 
 def task_set_artifact(info: RunInfo, scratch: Path, *, limit_mb: float) -> wandb.Artifact | None:
-    """The tasks that a run plays: their files, or, above the limit, their digests alone; `None` without tasks on disk.
+    """The tasks that a run plays; `None` where they are not known.
 
-    What holds the value of a secret is left out.
+    Names and digests of all, and from which commits those of git repositories are. Of tasks in a folder the files, too,
+    up to the limit, but for those that hold the value of a secret.
 
     Raises:
         OSError: A task cannot be read.
     """
     import wandb
 
-    if info.task_set is None:
+    if not info.tasks:
         return None
-    root = info.task_set
+    root = info.task_set or Path()
     base = root.parent if (root / TASK_TOML).exists() else root
-    tasks = {name: base / name for name in info.tasks if (base / name / TASK_TOML).is_file()}
-    files = [folder / name for folder in tasks.values() for name in digested_files(folder)]
-    if not files:
-        return None
-    artifact = wandb.Artifact(plain(f"task-set-{root.name}"), type="task-set", metadata={"tasks": len(tasks)})
-    digests = {name: content_digest(path) for name, path in sorted(tasks.items())}
+    folders = {name: base / name for name in info.tasks if info.task_set and (base / name / TASK_TOML).is_file()}
+    files = [folder / name for folder in folders.values() for name in digested_files(folder)]
+    options = scrub(info.config.get("env") or {})
+    metadata = {"tasks": len(info.tasks), "env": options}
+    artifact = wandb.Artifact(plain(f"task-set-{_task_set_name(info, options)}"), type="task-set", metadata=metadata)
+    digests = {name: content_of(info.task_digests.get(name)) for name in sorted(info.tasks)}
+    digests |= {name: content_digest(folder) for name, folder in folders.items() if digests[name] is None}
     _add_json(artifact, scratch, "tasks.json", digests)
-    if _fits(files, limit_mb):
+    if origins := info.provenance.get("task_origins"):
+        _add_json(artifact, scratch, "origins.json", scrub(origins))
+    if files and _fits(files, limit_mb):
         known = KnownSecrets()
         for path in files:
             if not known.found_in(path.read_bytes()):
                 artifact.add_file(str(path), name=path.relative_to(base).as_posix(), skip_cache=True)
     return artifact
+
+
+def _task_set_name(info: RunInfo, options: Mapping[str, Any]) -> str:
+    """Its folder or file; else the data set or repository that the options name; else the class that they make."""
+    if info.task_set is not None:
+        return info.task_set.name
+    named = [str(options[key]) for key in ("dataset", "repo", "git_url", "preset") if options.get(key)]
+    return named[0] if named else str(options.get("_target_") or "tasks").rpartition(".")[2]
 
 
 def trajectories_artifact(run_dir: Path, run_id: str) -> wandb.Artifact | None:

@@ -15,6 +15,7 @@ from ares_exp.compare.command_line import main
 from ares_exp.compare.pair import adjust
 from ares_exp.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.run_dir import dump_json
+from ares_exp.tasks.recorded_digest import with_files
 
 Rewards = Mapping[str, Sequence[float | None]]
 
@@ -146,6 +147,33 @@ def test_tasks_that_one_has_alone_are_left_out_and_named(tmp_path: Path, capsys:
     text = _compare(capsys, a, c)[1]
     assert "on 0 tasks that both have" in text
     assert "A and B have no task in common: nothing can be said." in text
+
+
+def test_tasks_that_are_not_the_same_any_more_are_compared_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digests: dict[str, dict[str, str | None]] = {
+        "a": {"t0": "sha256:1", "t1": "sha256:2", "t2": None, "t3": with_files("sha256:6", {"hint.md": "a"})},
+        "b": {"t0": "sha256:1", "t1": "sha256:9", "t2": "sha256:3", "t3": with_files("sha256:6", {"hint.md": "b"})},
+    }
+    digests["a"]["t0"] = with_files("sha256:1", {"mine/hint.md": "a"})  # what the config says, and not the task
+    runs = [_run(tmp_path / name, _tasks([1, 2, 3, 4])) for name in digests]
+    for run in runs:
+        (run / "provenance.json").write_text(json.dumps({"tasks": digests[run.name]}))
+    code, out, _ = _compare(capsys, *runs)
+    assert code == 0
+    assert "on 4 tasks that both have compared, but not the same task in both runs: t1, t3 mean reward" in out
+    document = _document(capsys, *runs)
+    assert [pair["changed_tasks"] for pair in document["pairs"]] == [["t1", "t3"]]
+
+
+def test_runs_that_recorded_no_digests_are_compared_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [_run(tmp_path / name, _tasks([1, 2, 3])) for name in "abc"]
+    for run, tasks in zip(runs, (["t0", "t1"], {"t0": 7}, {"t0": "sha256:1"}), strict=True):
+        (run / "provenance.json").write_text(json.dumps({"tasks": tasks}))
+    code, out, _ = _compare(capsys, *runs, "--all-pairs")
+    assert code == 0
+    assert "not the same task" not in out
 
 
 def test_errors_count_as_zero_and_are_left_out_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

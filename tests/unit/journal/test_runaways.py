@@ -46,7 +46,7 @@ async def test_one_that_polls_without_waiting() -> None:
     host = host_of(polls)
     with pytest.raises(AgentError, match="round and round"):
         await host.next_request()
-    await asyncio.wait_for(host.cancel(), 3)
+    await asyncio.wait_for(host.cancel(), 30)
 
 
 async def test_one_that_does_not_take_no_for_an_answer() -> None:
@@ -57,7 +57,7 @@ async def test_one_that_does_not_take_no_for_an_answer() -> None:
 
     host = host_of(insists)
     assert await host.next_request() == ASK
-    await asyncio.wait_for(host.cancel(), 4)
+    await asyncio.wait_for(host.cancel(), 30)
 
 
 async def test_one_that_waits_for_nothing() -> None:
@@ -91,5 +91,5 @@ async def test_a_command_that_was_cancelled_by_somebody_else() -> None:
 
     host = host_of(works)
     host._hosted._container.exec = cancelled  # type: ignore[method-assign, assignment]
-    assert await asyncio.wait_for(host.next_request(), 3) == ASK
+    assert await asyncio.wait_for(host.next_request(), 30) == ASK
     await host.cancel()

@@ -336,5 +336,5 @@ async def test_while_it_is_held_an_agent_with_the_whole_event_loop_does_nothing_
     assert runtime.in_flight
     assert not touched.is_set()
     runtime.release()
-    await asyncio.wait_for(touched.wait(), 5)
+    await asyncio.wait_for(touched.wait(), 30)
     await runtime.cancel(5)

@@ -13,6 +13,7 @@ import pytest
 from ares_exp.errors import PreflightError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from tests.closed_port import closed_port
 from tests.loopback_endpoint import LoopbackEndpoint, drop, error, raw, slow
 
 KEY = "sk-loopback-0123456789"
@@ -78,10 +79,10 @@ async def test_key_is_refused(endpoint: LoopbackEndpoint, status: int) -> None:
 
 
 async def test_nobody_listens() -> None:
-    with LoopbackEndpoint() as closed:
-        url = closed.url
-    with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
-        await policy_for(url).preflight()
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
+            await policy_for(url).preflight()
     assert f"GET {url}/models failed" in str(raised.value)
     assert "policy.base_url" in str(raised.value)
     assert raised.value.__cause__ is None
@@ -110,7 +111,7 @@ async def test_no_answer_in_time(endpoint: LoopbackEndpoint) -> None:
     policy = ChatCompletionsPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
     with pytest.raises(PreflightError, match=r"no answer within 0\.2 s"):
         await policy.preflight()
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 25
 
 
 def test_preflight_and_run_may_be_on_different_event_loops(endpoint: LoopbackEndpoint) -> None:

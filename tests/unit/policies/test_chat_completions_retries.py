@@ -25,6 +25,7 @@ from ares_exp.errors import (
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.retry import Backoff
+from tests.closed_port import closed_port
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, answer, drop, endless, error, raw, slow
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
@@ -68,12 +69,12 @@ async def test_tried_again(endpoint: LoopbackEndpoint, make: Make, behaviour: Be
 async def test_a_slow_answer_is_given_up_and_tried_again(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(slow(30), endless(b" "))
     began = time.perf_counter()
-    response = await make(timeout_sec=0.3)(HI)
+    response = await make(timeout_sec=0.8)(HI)
     assert response.text == "hello"
     assert len(endpoint.requests) == 3
-    assert 0.6 < time.perf_counter() - began < 5
+    assert 1.6 < time.perf_counter() - began < 25
     assert response.latency_sec is not None
-    assert response.latency_sec > 0.6
+    assert response.latency_sec > 1.6
 
 
 async def test_retries_end(endpoint: LoopbackEndpoint, make: Make) -> None:
@@ -134,14 +135,14 @@ async def test_retry_after_in_seconds(endpoint: LoopbackEndpoint, make: Make) ->
     endpoint.then(error(429, headers={"Retry-After": "0.4"}))
     began = time.perf_counter()
     await make()(HI)
-    assert 0.4 <= time.perf_counter() - began < 3
+    assert 0.4 <= time.perf_counter() - began < 25
 
 
 async def test_retry_after_as_a_date(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(error(503, headers={"Retry-After": formatdate(time.time() + 1.9, usegmt=True)}))
     began = time.perf_counter()
     await make()(HI)
-    assert 0.5 < time.perf_counter() - began < 4
+    assert 0.5 < time.perf_counter() - began < 25
 
 
 async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoint, make: Make) -> None:
@@ -152,12 +153,11 @@ async def test_retry_after_beyond_the_bound_is_an_error(endpoint: LoopbackEndpoi
 
 
 async def test_a_refused_connection(endpoint: LoopbackEndpoint, make: Make) -> None:
-    closed = LoopbackEndpoint()
-    with closed:
-        pass
-    with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 tries") as raised:
-        await make(base_url=closed.url, max_retries=1)(HI)
-    assert closed.url in str(raised.value)
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(EndpointUnreachableError, match=r"failed: .*Gave up after 2 tries") as raised:
+            await make(base_url=url, max_retries=1)(HI)
+    assert url in str(raised.value)
     assert "refused" in str(raised.value) or "Connect call failed" in str(raised.value)
 
 

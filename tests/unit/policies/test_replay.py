@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from ares_exp.environments.message_edit import MessageEdit
-from ares_exp.errors import PreflightError, ReplayDivergenceError
+from ares_exp.errors import PreflightError, ReplayDivergenceError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
@@ -134,6 +134,18 @@ async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
     assert [step.match for step in report.episodes[1].steps] == [Match.EXACT, Match.NOT_REACHED]
     assert [episode.score for episode in report.episodes] == [Score(2, 3), Score(1, 2)]
     assert report.score == Score(3, 5)
+
+
+async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None:
+    recorded = chat(length=4)
+    steps = [replace(step, action=None) if at == 2 else step for at, step in enumerate(recorded.steps)]
+    policy = await ready(recording(tmp_path, replace(recorded, steps=tuple(steps))))
+    client = policy.for_episode(EpisodeSpec("fix-bug"))
+    first, second, third = requests(recorded)
+    assert await play(client, [first]) == ["I do 1."]
+    with pytest.raises(UnansweredError):
+        await client(second)
+    assert await play(client, [third]) == ["I do 3."]
 
 
 async def test_the_end_of_a_recording_that_was_cut_short_is_compared(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
-from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError
+from ares_exp.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
+from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.resumed import ResumablePolicy
@@ -34,10 +34,10 @@ class Placed(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str | None]] = []
 
-    def advance(self, request: LLMRequest, answer: LLMResponse) -> None:
-        self.told.append((str(request.messages[-1]["content"]), answer.text))
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        self.told.append((str(request.messages[-1]["content"]), answer.text if answer is not None else None))
 
 
 def request(text: str) -> LLMRequest:
@@ -54,12 +54,12 @@ def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple
     client = client or Client()
     log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
     assert log.begin(EARLIER)
-    return ResumablePolicy(client, log, earlier=EARLIER, **options), client
+    return ResumablePolicy(client, log, **{"earlier": EARLIER, **options}), client
 
 
 def logged(folder: Path) -> list[str]:
     [log] = logged_episodes(folder)
-    return [exchange.answer.text for exchange in log.exchanges]
+    return [answer.text for answer in answers(log.exchanges)]
 
 
 async def said(policy: ResumablePolicy, *texts: str) -> list[str]:
@@ -71,7 +71,7 @@ async def test_answers_are_given_again_and_then_asked_for(tmp_path: Path) -> Non
     texts = ["q0 at 12:00:00", "q1 at 12:00:01", "q2 at 18:30:59", "q3"]
     assert await said(policy, *texts) == ["a0", "a1", "a2", "new 1"]
     assert client.asked == ["q3"]
-    assert (policy.given_again, policy.diverged_at) == (3, None)
+    assert (len(policy.given_again), policy.diverged_at) == (3, None)
     assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
 
 
@@ -80,7 +80,7 @@ async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path) -> None
     texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
     assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
     assert client.asked == texts[1:]
-    assert (policy.given_again, policy.diverged_at) == (1, 1)
+    assert (len(policy.given_again), policy.diverged_at) == (1, 1)
     assert logged(tmp_path) == ["a0", "new 1", "new 2"]
 
 
@@ -90,7 +90,7 @@ async def test_where_it_differs_it_may_start_anew(tmp_path: Path) -> None:
     with pytest.raises(ResumeDivergedError, match="at step 1"):
         await policy(request("something else"))
     assert client.asked == []
-    assert (policy.given_again, policy.diverged_at) == (1, 1)
+    assert (len(policy.given_again), policy.diverged_at) == (1, 1)
 
 
 async def test_a_disk_without_room_where_it_differs_is_no_error_of_the_policy(tmp_path: Path) -> None:
@@ -104,7 +104,57 @@ async def test_a_disk_without_room_where_it_differs_is_no_error_of_the_policy(tm
 async def test_after_a_snapshot_it_goes_on_in_the_middle(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, begin_at=2)
     assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
-    assert (policy.given_again, client.asked) == (3, ["q3"])
+    assert (len(policy.given_again), client.asked) == (3, ["q3"])
+
+
+async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None:
+    earlier = [EARLIER[0], EARLIER[1]._replace(answer=None), EARLIER[2]._replace(stage=1)]
+    stage = iter([0, 0, 1, 1, 1])
+    client = Placed()
+    policy, _ = resumed(tmp_path, client, earlier=earlier, stage=lambda: next(stage))
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(UnansweredError):
+        await policy(request("q1 at 12:00:01"))
+    assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
+    assert (client.asked, policy.diverged_at) == (["q3"], None)
+    assert [one.text for one in policy.given_again] == ["a0", "a2"]
+    assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", None), ("q2 at 12:00:02", "a2")]
+
+
+async def test_a_stage_that_ended_while_its_agent_was_at_work_ends_there(tmp_path: Path) -> None:
+    """There is more time than there was: nobody has to think."""
+    earlier = [EARLIER[0], EARLIER[1]._replace(stage=1)]
+    policy, client = resumed(tmp_path, earlier=earlier, stage=lambda: stage)
+    stage = 0
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(UnansweredError):
+        await policy(request("what was not asked"))
+    stage = 1
+    assert await said(policy, "q1 at 12:00:01", "q2") == ["a1", "new 1"]
+    assert (client.asked, policy.diverged_at, len(policy.given_again)) == (["q2"], None, 2)
+    [log] = logged_episodes(tmp_path)
+    assert [(one.answer and one.answer.text, one.stage) for one in log.exchanges] == [
+        ("a0", 0),
+        (None, 0),
+        ("a1", 1),
+        ("new 1", 1),
+    ]
+
+
+async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, begin_at=2)
+    assert await said(policy, "q2 at 12:00:02") == ["a2"]
+    policy.note_unanswered(request("q2 at 12:00:02"))
+    assert logged(tmp_path) == ["a0", "a1", "a2"], "that is one of the earlier try, and logged"
+    client.error = TimeoutError()
+    with pytest.raises(TimeoutError):
+        await policy(request("q3"))
+    policy.note_unanswered(request("q3"))
+    client.error = UnansweredError("none was recorded")
+    with pytest.raises(UnansweredError):
+        await policy(request("q4"))
+    [log] = logged_episodes(tmp_path)
+    assert [one.answer for one in log.exchanges[3:]] == [None, None]
 
 
 async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:

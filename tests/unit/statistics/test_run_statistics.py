@@ -10,7 +10,7 @@ from itertools import permutations
 
 import pytest
 
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
+from ares_exp.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, RunSummary
 from ares_exp.statistics.estimate import wilson
 from ares_exp.statistics.metrics import metrics
 from ares_exp.statistics.results_document import results_document
@@ -67,6 +67,14 @@ def test_errors_as_zero_and_scored_only_each_with_its_denominators() -> None:
     of_two = scored.pass_rates[1].pass_at_k
     assert of_two is not None
     assert (of_two.tasks, of_two.attempts, of_two.value) == (2, 4, 1.0)
+
+
+@pytest.mark.parametrize("outcome", sorted(UNFINISHED))
+def test_what_was_cut_short_is_in_no_score(outcome: Outcome) -> None:
+    cut = [replace(_try(task, 2, None, error="BudgetExhaustedError"), outcome=outcome) for task in ("a", "d")]
+    found, without = RunStatistics.of([*RESULTS, *cut], planned=8), RunStatistics.of(RESULTS, planned=8)
+    assert (found.errors_as_zero, found.scored_only) == (without.errors_as_zero, without.scored_only)
+    assert (found.attempts, found.outcomes[outcome]) == (without.attempts + 2, 2)
 
 
 def test_a_threshold_says_what_has_passed_and_errors_never_have() -> None:

@@ -132,18 +132,19 @@ print("counted:", tracker.failures > 0)
 
 
 @pytest.mark.once
+@pytest.mark.timeout(600)
 def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_account: None, tmp_path: Path) -> None:
     with ExitStack() as stack:  # all at the same time: each takes as long as a run waits for its end
         services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in FATES}
         runs = {fate: stack.enter_context(playing(service, tmp_path / fate)) for fate, service in services.items()}
         for fate, service in services.items():
-            assert service.wait_for(lambda lines=service.lines: bool(lines), timeout=60)  # type: ignore[misc]
+            assert service.wait_for(lambda lines=service.lines: bool(lines), timeout=200)  # type: ignore[misc]
             FATES[fate](service)
         for process in runs.values():
             assert process.stdin is not None
             process.stdin.write("go on\n")
             process.stdin.flush()
-        said = {fate: process.communicate(timeout=90)[0].splitlines() for fate, process in runs.items()}
+        said = {fate: process.communicate(timeout=200)[0].splitlines() for fate, process in runs.items()}
     for fate, process in runs.items():
         assert process.returncode == 0
         warnings = [line for line in said[fate] if line.startswith("W&B")]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_account")
 
 def record(info: RunInfo, results: Sequence[EpisodeResult] = RESULTS, **settings: object) -> WandbTracker:
     """Records a whole session; the summary is over earlier sessions, too."""
-    tracker = WandbTracker(**settings)  # type: ignore[arg-type]
+    tracker = WandbTracker(**{"finish_timeout_sec": 100.0, **settings})  # type: ignore[arg-type]
     tracker.start(info)
     for result in results:
         tracker.log_episode(result, chat(result.episode_id, result.task_name))
@@ -170,6 +171,43 @@ def test_of_a_large_task_set_there_are_digests(tmp_path: Path) -> None:
     (artifact,) = WandbFile(tmp_path).artifacts("task-set")
     (entry,) = artifact.manifest.contents
     assert json.loads(Path(entry.local_path).read_text())["write-greeting"].startswith("sha256:")
+
+
+def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_from(tmp_path: Path) -> None:
+    origins = {"b": {"git_url": "https://example.org/t", "git_commit": "0" * 40, "path": "tasks/b"}}
+    known = {
+        "tasks": ("b", "a"),
+        "task_digests": {"a": None, "b": "sha256:1"},
+        "config": {"env": {"_target_": "pkg.Tasks", "repo": f"https://u:{SECRET}@example.org/t", "api_key": SECRET}},
+        "provenance": {"task_origins": origins},
+    }
+    record(run_info(tmp_path / "one", **known))
+    recorded = WandbFile(tmp_path / "one")
+    (artifact,) = recorded.artifacts("task-set")
+    assert artifact.use_after_commit
+    assert SECRET not in str(artifact)
+    files = {entry.path: json.loads(Path(entry.local_path).read_text()) for entry in artifact.manifest.contents}
+    assert files == {"tasks.json": {"a": None, "b": "sha256:1"}, "origins.json": origins}
+    assert recorded.config["inputs"] == [{"name": artifact.name, "digest": artifact.digest}]
+    elsewhere = {"env": {**known["config"]["env"], "cache_dir": "/else"}}
+    record(run_info(tmp_path / "two", **{**known, "config": elsewhere}))
+    (same,) = WandbFile(tmp_path / "two").artifacts("task-set")
+    assert (same.name, same.digest) == (artifact.name, artifact.digest)
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({"_target_": "x.TwentyQuestions", "objects": None}, "task-set-TwentyQuestions"),
+        ({"_target_": "x.SweBench", "dataset": "verified"}, "task-set-verified"),
+        ({"_target_": "x.Harbor", "dataset": None, "repo": "org/name@v1"}, "task-set-org-name-v1"),
+        ({}, "task-set-tasks"),
+    ],
+)
+def test_what_a_task_set_without_a_folder_is_called(env: dict[str, Any], name: str, tmp_path: Path) -> None:
+    record(run_info(tmp_path, tasks=("t",), config={"env": env}))
+    (artifact,) = WandbFile(tmp_path).artifacts("task-set")
+    assert artifact.name == name
 
 
 def test_a_branch_has_the_trajectories_of_its_parent_as_an_input(tmp_path: Path) -> None:

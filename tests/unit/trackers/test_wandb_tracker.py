@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -21,6 +20,8 @@ from hydra.utils import instantiate
 from ares_exp.results import RunSummary
 from ares_exp.trackers.tracker import Tracker
 from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
+from tests.closed_port import closed_port
+from tests.leaks import processes
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, run_info
 from tests.unit.trackers.wandb_file import WandbFile
 from tests.unit.trackers.wandb_service import WandbService
@@ -30,12 +31,10 @@ CONF = Path(__file__).parents[3] / "conf" / "tracker"
 pytestmark = pytest.mark.usefixtures("no_account")
 
 
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A loopback port at which nobody listens (bound, so that nobody else takes it meanwhile)."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        yield reserved.getsockname()[1]
+@pytest.fixture(name="closed_port")
+def _closed_port() -> Iterator[int]:
+    with closed_port() as port:
+        yield port
 
 
 def _write_files(run_dir: Path) -> None:
@@ -116,15 +115,8 @@ def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
     # The system monitor, which leaves a socket in the temporary directory after a short run, was never started.
     assert [file for file in _files_below(tmp_path) if "symon" in file.name] == []
     assert "WANDB_SERVICE" not in os.environ
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _is_child(path.parent)]
-    assert [command for command in commands if b"wandb-core" in command] == []
-
-
-def _is_child(process: Path) -> bool:
-    try:
-        return int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == os.getpid()
-    except OSError:
-        return False
+    commands = [words for _, parent, _, words in processes() if parent == os.getpid()]
+    assert [words for words in commands if "wandb-core" in words] == []
 
 
 def test_a_tracker_can_be_used_for_a_second_run(tmp_path: Path) -> None:
@@ -152,7 +144,7 @@ def test_a_run_id_that_wandb_refuses_is_made_plain(tmp_path: Path) -> None:
 
 
 def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> None:
-    async def play() -> tuple[float, int]:
+    async def play() -> tuple[float, float, int]:
         tracker = WandbTracker()
         began = time.perf_counter()
         tracker.start(run_info(tmp_path / "run"))
@@ -164,10 +156,10 @@ def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> No
             await asyncio.sleep(0.001)
             turns += 1
         assert tracker.failures == 0
-        return latency, turns
+        return latency, time.perf_counter() - began, turns
 
-    latency, turns = asyncio.run(play())
-    assert latency < 0.4  # less than importing wandb alone takes
+    latency, whole, turns = asyncio.run(play())
+    assert latency < whole / 4
     assert turns > 1
 
 
@@ -179,12 +171,11 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     tracker = WandbTracker(init_timeout_sec=1.0)
     began = time.perf_counter()
     tracker.start(run_info(tmp_path / "run"))
-    assert time.perf_counter() - began < 0.5  # half of what waiting for the service would take
+    assert time.perf_counter() - began < 1.0  # what waiting for the service would take
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.finish(RunSummary(3, RESULTS))
 
-    assert time.perf_counter() - began < 10.0
     assert tracker.failures == 1
     (message,) = log
     assert "recording offline" in message
@@ -222,7 +213,7 @@ def test_a_slow_finish_is_given_up(tmp_path: Path, log: list[str]) -> None:
     assert log[1].startswith("W&B did not finish")
     for thread in threading.enumerate():
         if thread.name == "tracker":
-            thread.join(30.0)
+            thread.join(60.0)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_durability_decides_when_files_are_synced(
     collector = kind(tmp_path / "t", durability=durability)
     handle = collector.begin_episode(task_name="t")
     collector.record_step(records()[0])
-    assert synced.wait(10 if during else 0.05) is during
+    assert synced.wait(60 if during else 0.05) is during
     assert threading.current_thread() not in threads
     assert collector._resolve(handle) is handle
     synced.clear()
@@ -175,7 +175,7 @@ def test_a_dropped_collector_ends_its_thread(tmp_path: Path) -> None:
     sync.want(tmp_path)
     [thread] = set(threading.enumerate()) - before
     del sync
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -369,14 +369,14 @@ async def test_seconds_are_recorded(counting: Any) -> None:
     memory = MemoryTrajectoryCollector()
     env = TrajectoryCollectingEnvironment(counting(2), memory)
     await env.reset()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
     await env.step(ANSWER)
     await env.step(ANSWER)
     first, middle, last = memory.episodes[0].steps
     assert first.policy_sec is None
     assert middle.policy_sec is not None
-    assert middle.policy_sec >= 0.045
+    assert middle.policy_sec >= 0.49
     assert last.policy_sec is not None
-    assert last.policy_sec < 0.045
-    assert all(step.environment_sec is not None and 0 <= step.environment_sec < 5 for step in (first, middle, last))
+    assert last.policy_sec < middle.policy_sec
+    assert all(step.environment_sec is not None and 0 <= step.environment_sec < 60 for step in (first, middle, last))
     assert all(step.container_sec is None and step.commands == () for step in (first, middle, last))

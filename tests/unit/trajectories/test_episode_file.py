@@ -38,7 +38,7 @@ def test_jsonl_keeps_loading() -> None:
 
 
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories())
 def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
     write_lines(tmp_path / name, dump_episode(episode), sync=False)

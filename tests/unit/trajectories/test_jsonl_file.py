@@ -16,7 +16,7 @@ from tests.unit.trajectories.strategies import trajectories
 GOLDEN = Path(__file__).parent / "golden" / "version_2.jsonl"
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=3, unique_by=lambda episode: episode.episode_id))
 def test_mixed_lines_of_several_episodes_are_kept_apart(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
     mixed = [line for lines in zip_longest(*map(jsonl_lines, episodes)) for line in lines if line is not None]

@@ -150,7 +150,9 @@ def test_a_dry_run_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == planned.replace(" Nothing was done (--dry-run).", "")
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(share=st.floats(0, 1, exclude_max=True))
 @pytest.mark.parametrize("name", ["a1.json", "a1.jsonl"])
 def test_a_file_cut_anywhere(tmp_path: Path, name: str, share: float) -> None:

@@ -97,7 +97,9 @@ def test_which_steps(tmp_path: Path, arguments: list[str], steps: list[int]) -> 
     assert [int(number) for number in re.findall(r"^step (\d+)", text, re.MULTILINE)] == steps
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(episode=trajectories(), full=st.booleans())
 def test_nothing_of_an_episode_commands_the_terminal(tmp_path: Path, episode: EpisodeTrajectory, full: bool) -> None:
     text = shown(write(tmp_path / "e.json", episode), *(["--full"] if full else []))

@@ -4,7 +4,7 @@ import time
 import pytest
 
 
-def wait_until_gone(before, limit_sec=2.0):
+def wait_until_gone(before, limit_sec=30.0):
     deadline = time.monotonic() + limit_sec
     for thread in set(threading.enumerate()) - before:
         if not thread.name.startswith("asyncio_"):  # the test loop's own executor

@@ -34,7 +34,7 @@ def drive(request):
 
 
 async def is_set(event):
-    assert await asyncio.to_thread(event.wait, 5)
+    assert await asyncio.to_thread(event.wait, 60)
 
 
 async def play(driver):
@@ -104,7 +104,9 @@ async def test_a_cancelled_body_is_seen_by_the_environment(drive):
 
 
 @pytest.mark.parametrize("loop_turns", [0, 1, 2, 5, 20])
-async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns):
+async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns, monkeypatch):
+    for module in (gym_in_thread, loop_call, loop_thread):
+        monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 60.0)
     env = BlockingEnvironment()
     async with drive(env) as driver:
         began = time.monotonic()
@@ -115,7 +117,7 @@ async def test_a_cancellation_at_any_moment_gets_through(drive, loop_turns):
             step.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await step
-        assert time.monotonic() - began < 4  # one that is missed waits out a grace of 5 s
+        assert time.monotonic() - began < 50  # one that is missed waits out the grace
         assert (await driver.reset()).step_type == "FIRST"
 
 
@@ -183,17 +185,16 @@ async def test_a_step_that_ignores_its_cancellation_is_left_behind(monkeypatch):
     for module in (gym_in_thread, loop_call, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 0.5)
     env = StubbornEnvironment()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     driver = drive_sync_gym(env)
     await driver.reset()
     step = asyncio.create_task(driver.step(ACTION))
     await is_set(env.stepping)
-    threads = threading.active_count() - before
-    assert threads >= 2
+    assert len(set(threading.enumerate()) - before) >= 2
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(step, 8)
-    await asyncio.wait_for(driver.close(), 25)
+        await asyncio.wait_for(step, 30)
+    await asyncio.wait_for(driver.close(), 60)
     assert env.closed == 1
 
 
@@ -202,10 +203,9 @@ async def test_the_event_loop_stays_free_while_the_sync_driver_steps():
     async with drive_sync_gym(env) as driver:
         step = asyncio.create_task(driver.step(ACTION))
         await is_set(env.stepping)
-        began = time.monotonic()
         for _ in range(100):
             await asyncio.sleep(0)
-        assert time.monotonic() - began < 1
+        assert not step.done()
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
 

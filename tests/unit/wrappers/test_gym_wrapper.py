@@ -46,7 +46,7 @@ def test_the_agent_goes_on_between_calls():
     env = AgentEnvironment()
     with wrap_as_gym(env) as gym:
         gym.reset()
-        assert env.enough.wait(5)
+        assert env.enough.wait(60)
         gym.step(ACTION)
     assert env.agent.cancelled()
 
@@ -126,9 +126,9 @@ def test_closing_in_mid_step():
 
     stepper = threading.Thread(target=step)
     stepper.start()
-    assert env.stepping.wait(5)
+    assert env.stepping.wait(60)
     gym.close()
-    stepper.join(5)
+    stepper.join(60)
     assert (outcome, env.unwound, env.closed) == ([asyncio.CancelledError], 1, 1)
 
 
@@ -137,7 +137,7 @@ def test_ctrl_c_cancels_the_step():
     main = threading.main_thread().ident
 
     def press():
-        if env.stepping.wait(5):
+        if env.stepping.wait(60):
             signal.pthread_kill(main, signal.SIGINT)
 
     presser = threading.Thread(target=press)
@@ -148,7 +148,7 @@ def test_ctrl_c_cancels_the_step():
             gym.step(ACTION)
         assert env.unwound == 1
         assert gym.reset()[1]["time_step"].first()
-    presser.join(5)
+    presser.join(60)
 
 
 def test_a_dropped_wrapper_closes_the_environment():
@@ -178,7 +178,7 @@ def test_a_wrapper_collected_on_its_own_thread_closes_the_environment():
         loop_thread.run(collect())
     finally:
         gc.enable()
-    next(t for t in before if t.name == "gym of CountingEnvironment").join(5)
+    next(t for t in before if t.name == "gym of CountingEnvironment").join(60)
     assert gone() is None
     assert env.closed == 1
 
@@ -198,7 +198,7 @@ pid = os.getpid()
 
 def run_script(body):
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT + body], capture_output=True, text=True, timeout=30,
+        [sys.executable, "-c", SCRIPT + body], capture_output=True, text=True, timeout=90,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 
@@ -213,7 +213,7 @@ def test_a_step_for_ever_in_a_daemon_thread_does_not_hold_the_program():
     done = run_script(
         "env = BlockingEnvironment(); gym = GymWrapper(env); gym.reset()\n"
         "threading.Thread(target=gym.step, args=(ACTION,), daemon=True).start()\n"
-        "assert env.stepping.wait(5)\n"
+        "assert env.stepping.wait(60)\n"
     )
     assert done.returncode == 0, done.stderr
 

@@ -9,14 +9,17 @@ from pathlib import Path
 import cloudpickle
 import gymnasium
 import pytest
+from gymnasium.utils.env_checker import check_env
 
 import ares_exp.gym
 from ares_exp import LocalContainerFactory, ShellAgentFactory
 from ares_exp.errors import ConfigError, TaskError
+from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.wrappers import HarborGym
 from ares_exp.wrappers.gym import GymWrapper
+from tests.swebench_rows import make_repository, make_row, write_rows
 
 ID = "ares_exp/Harbor-v0"
 PATH = str(SAMPLES / "write-greeting")
@@ -33,7 +36,7 @@ def test_gymnasium_needs_no_import_but_its_own():
         "import sys, gymnasium\n"
         "assert not [name for name in sys.modules if name.startswith('ares_exp')]\n"
         f"env = gymnasium.make('ares_exp.gym:{ID}', path={PATH!r})\n"
-        "print(env.spec.id, type(env.unwrapped).__name__, len(env.unwrapped.environment._tasks))\n"
+        "print(env.spec.id, type(env.unwrapped).__name__, len(env.unwrapped.environment.task_names))\n"
         "env.close()"
     )
     assert said == f"{ID} HarborGym 1"
@@ -69,6 +72,68 @@ def test_the_entry_point_registers():
     assert gymnasium.spec(ID).entry_point == "ares_exp.wrappers.harbor_gym:HarborGym"
 
 
+def test_every_id_has_its_class():
+    for one in ares_exp.gym.IDS:
+        assert issubclass(gymnasium.envs.registration.load_env_creator(gymnasium.spec(one).entry_point), GymWrapper)
+
+
+@pytest.mark.parametrize(
+    ("id_", "arguments"),
+    [("ares_exp/TwentyQuestions-v0", {"questions": 3}), ("ares_exp/Preset-v0", {"preset": "twenty_questions:3:5"})],
+)
+def test_gymnasium_finds_nothing_to_complain_about_where_no_container_is_needed(id_, arguments):
+    env = gymnasium.make(id_, **arguments)
+    check_env(env.unwrapped)
+    env.close()
+
+
+def test_an_episode_of_twenty_questions():
+    env = gymnasium.make("ares_exp/TwentyQuestions-v0", tasks="cat", questions=2)
+    _, info = env.reset()
+    assert info["time_step"].first()
+    env.step(LLMResponse.from_text("Is it alive?"))
+    _, reward, terminated, truncated, _ = env.step(LLMResponse.from_text("Is it a cat?"))
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    env.close()
+
+
+def test_a_preset_is_chosen_by_its_selector():
+    env = gymnasium.make("ares_exp/Preset-v0", preset="harbor_samples-shell:0")
+    assert env.unwrapped.environment.task_names == (sorted(path.name for path in SAMPLES.glob("*-*"))[0],)
+    env.close()
+
+
+def test_harbor_tasks_from_a_registry(tmp_path):
+    row = {"name": "mine", "version": "1.0", "description": "", "tasks": [{"name": "hello", "path": PATH}]}
+    (tmp_path / "registry.json").write_text(json.dumps([row]))
+    env = gymnasium.make(ID, registry=str(tmp_path / "registry.json"), dataset="mine")
+    assert env.unwrapped.environment.task_names == ("write-greeting",)
+    env.close()
+
+
+def test_rows_of_swebench(tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", make_row(*make_repository(tmp_path), "a"))
+    env = gymnasium.make("ares_exp/SWEBench-v0", dataset=str(rows), container="docker")
+    assert env.unwrapped.environment.task_names == ("a",)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("id_", "arguments", "said"),
+    [
+        ("SWEBench-v0", {}, r"SweBenchGym cannot be made: `dataset`: Missing required keyword only argument\.$"),
+        ("TwentyQuestions-v0", {"questions": 0}, r"`questions`: .*greater than or equal to 1 \(got 0\)"),
+        ("Preset-v0", {}, r"`preset`: Missing required keyword only argument\.$"),
+        ("Preset-v0", {"preset": "swebench"}, "needs a value for `env.dataset`"),
+        ("Preset-v0", {"preset": "harbor_sample"}, "Did you mean `harbor_samples`"),
+        ("Preset-v0", {"preset": "twenty_questions:x"}, "Expected a preset `name`"),
+    ],
+)
+def test_a_wrong_argument_of_another_id_is_named(id_, arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        gymnasium.make(f"ares_exp/{id_}", **arguments)
+
+
 def test_gymnasiums_own_wrappers_go_around_it():
     env = gymnasium.make(ID, path=PATH, max_episode_steps=5)
     try:
@@ -91,7 +156,7 @@ def test_gymnasiums_own_wrappers_go_around_it():
         ({"limit": 0}, "`limit`"),
         ({"seed": "x"}, "`seed`"),
         ({"pth": PATH}, r"`pth`: Unexpected keyword argument"),
-        ({"step_limit": 0, "limit": 0}, "`limit`.*; `step_limit`"),
+        ({"step_limit": 0, "token_limit": 0}, "`step_limit`.*; `token_limit`"),
         ({"tasks": "no-such"}, "no-such"),
         ({"exclude": "*"}, "leaves none"),
         ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
@@ -128,13 +193,13 @@ def test_the_arguments_reach_the_environment():
         verify_on_truncation=False,
         collector=NullTrajectoryCollector(),
     )
-    code = env.environment._env
-    assert [task.path.name for task in code._tasks] == ["write-greeting"]
-    limits = code._setup.limits
+    choosing = env.environment._env
+    assert choosing.task_names == ("write-greeting",)
+    limits = choosing._parts.limits
     assert (limits.steps, limits.tokens, limits.cost, limits.verify_on_truncation) == (3, 4, 0.5, False)
     assert limits.time.agent_timeout_sec == 7
-    assert code._setup.container_factory._pids_limit == 64
-    assert code._setup.code_agent_factory.max_output_chars == 100
+    assert choosing._parts.container_factory._pids_limit == 64
+    assert choosing._parts.code_agent_factory.max_output_chars == 100
     env.close()
 
 
@@ -150,7 +215,7 @@ def test_the_spec_can_be_written_down_and_made_again():
     env = gymnasium.make(ID, path=PATH, step_limit=3)
     again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(env.spec.to_json()))
     assert json.loads(env.spec.to_json())["kwargs"] == {"path": PATH, "step_limit": 3}
-    assert again.unwrapped.environment._setup.limits.steps == 3
+    assert again.unwrapped.environment._parts.limits.steps == 3
     env.close()
     again.close()
 

@@ -1,0 +1,154 @@
+"""`SourceGym`: what an environment source plays as a `gymnasium.Env`, from plain arguments."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
+
+import pydantic
+
+from ares_exp.agents.code_agent import CodeAgent
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import ContainerFactory
+from ares_exp.containers.daytona import DaytonaContainerFactory
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.environments.choosing_environment import ChoosingEnvironment
+from ares_exp.environments.environment import Environment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EnvironmentSource, EpisodeParts
+from ares_exp.errors import ConfigError
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.wrappers.gym import GymWrapper
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+SelfT = TypeVar("SelfT", bound=GymWrapper)
+AtLeastOne = Annotated[int, pydantic.Field(ge=1)]
+Positive = Annotated[float, pydantic.Field(gt=0)]
+
+_CONTAINERS: dict[str, Callable[[], ContainerFactory]] = {
+    "local": LocalContainerFactory,
+    "docker": DockerContainerFactory,
+    "daytona": DaytonaContainerFactory,
+}
+
+
+def container_factory(value: Any) -> ContainerFactory:
+    """The factory that the argument `container` means, for pydantic to ask.
+
+    Raises:
+        ValueError: It means none.
+    """
+    made = _CONTAINERS[value]() if isinstance(value, str) and value in _CONTAINERS else value
+    if not isinstance(made, ContainerFactory):
+        raise ValueError(f"expected 'local', 'docker', 'daytona' or a container factory, got {value!r:.80}")
+    return made
+
+
+def explained(init: Callable[Concatenate[SelfT, P], None]) -> Callable[Concatenate[SelfT, P], None]:
+    """Turns pydantic's report on wrong arguments into one paragraph."""
+
+    @functools.wraps(init)
+    def checked(self: SelfT, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except pydantic.ValidationError as error:
+            problems = []
+            for item in error.errors(include_url=False):
+                text = item["msg"].removeprefix("Value error, ")
+                got = "" if "got " in text or item["type"].startswith("missing") else f" (got {item['input']!r:.80})"
+                problems.append(f"`{'.'.join(map(str, item['loc']))}`: {text}{got}")
+            raise ConfigError(f"{type(self).__name__} cannot be made: {'; '.join(problems)}.") from None
+
+    return checked
+
+
+class SourceGym(GymWrapper):
+    """Plays the tasks of a source; see `GymWrapper`.
+
+    Making one reads the task set and starts nothing. The first `reset` checks that the container backend works and can
+    play the tasks. `functools.partial(HarborGym, path=…)` is a factory that can be pickled, for worker processes.
+
+    Attributes:
+        source: Makes the source, from the options that it has in the config: `conf/env/`.
+    """
+
+    source: ClassVar[Callable[..., EnvironmentSource]]
+
+    @explained
+    @pydantic.validate_call(config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    def __init__(
+        self,
+        /,
+        *,
+        container: Annotated[str | ContainerFactory, pydantic.PlainValidator(container_factory)] = "local",
+        agent: Callable[..., CodeAgent] | None = None,
+        step_limit: AtLeastOne | None = None,
+        token_limit: AtLeastOne | None = None,
+        cost_limit: Positive | None = None,
+        agent_timeout_sec: Positive | None = None,
+        verify_on_truncation: bool = True,
+        provide_solution: bool = False,
+        seed: int = 0,
+        trajectory_dir: Path | None = None,
+        collector: TrajectoryCollector | None = None,
+        render_mode: Literal["ansi"] | None = None,
+        allow_running_loop: bool = False,
+        **options: Any,
+    ) -> None:
+        """Reads the task set; starts nothing.
+
+        Args:
+            container: `"local"`, `"docker"`, `"daytona"`, or a factory with options of your own, which stays yours to
+                close.
+            agent: Makes the code agent; `None` for the shell agent.
+            step_limit: LLM responses after which the verifier scores what there is, and the episode is truncated.
+                Gymnasium's `max_episode_steps` cuts it without a verdict.
+            token_limit: Prompt and generated tokens of an episode, likewise.
+            cost_limit: US dollars of an episode, likewise.
+            agent_timeout_sec: Replaces the tasks' own limit on the agent.
+            verify_on_truncation: Whether a truncated episode is scored.
+            provide_solution: Whether the task's solution goes into the container (for an oracle).
+            seed: Of the choice of tasks until `reset(seed=…)` gives another.
+            trajectory_dir: Keeps every episode as a JSON file there.
+            collector: Keeps every episode in another way.
+            render_mode: `"ansi"`: `render()` gives the last exchange as text.
+            allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
+            options: What is played: the source's own arguments.
+
+        Raises:
+            ConfigError: An argument has a wrong value, or nothing is selected.
+            UserError: The task set cannot be read.
+        """
+        if trajectory_dir is not None and collector is not None:
+            raise ConfigError("Expected `trajectory_dir` or `collector`, got both. A collector knows its own place.")
+        source = self.source(**options)
+        names = source.load(logger.warning)
+        limits = EpisodeLimits(
+            steps=step_limit,
+            tokens=token_limit,
+            cost=cost_limit,
+            time=TimeLimits(agent_timeout_sec=agent_timeout_sec),
+            verify_on_truncation=verify_on_truncation,
+        )
+        parts = EpisodeParts(
+            container_factory=container_factory(container),
+            code_agent_factory=agent or ShellAgentFactory(),
+            limits=limits,
+            seed=seed,
+            provide_solution=provide_solution,
+        )
+        environment: Environment = ChoosingEnvironment(source, names, parts)
+        if trajectory_dir is not None:
+            collector = JsonTrajectoryCollector(trajectory_dir)
+        if collector is not None:
+            environment = TrajectoryCollectingEnvironment(environment, collector)
+        super().__init__(environment, render_mode=render_mode, allow_running_loop=allow_running_loop)
