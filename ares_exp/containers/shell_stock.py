@@ -84,8 +84,13 @@ class ShellStock:
             else:
                 return await self.open(user)
 
-    async def open(self, user: User | None) -> Channel:
+    async def open(self, user: User | None, *, again: bool = True) -> Channel:
         """A new channel, ready and nobody else's.
+
+        Args:
+            user: Whose shell it is.
+            again: Whether another one may be opened in its place: one alone, as what an agent has put into the place of
+                the shell can complain of anything.
 
         Raises:
             ContainerDiedError: The container is gone, or does not answer.
@@ -108,8 +113,8 @@ class ShellStock:
             raise ContainerDiedError(_STOPPED)
         channel.raise_if_lost()
         if channel.complaint and not channel.is_open:
-            if self._try_again(channel.complaint):
-                return await self.open(user)
+            if again and self._try_again(channel.complaint):
+                return await self.open(user, again=False)
             raise ContainerError(
                 f"No shell could be opened in the container as {user or 'its default user'}: {channel.complaint}"
             )

@@ -109,15 +109,16 @@ class RunningContainer:
 
     async def _open_shell(self, user: User | None) -> EngineStream:
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
+        start_dir = self._start_dir
         self.raise_if_closed()
         try:
             created = await in_thread(
-                lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user, workdir=self._start_dir),
+                lambda: engine.api.exec_create(name, ["sh"], stdin=True, user=as_user, workdir=start_dir),
                 abandon=True,
             )
             connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
         except engine_errors() as error:
-            if self._starts_elsewhere(reason(error)):
+            if start_dir is None and self._starts_elsewhere(reason(error)):
                 return await self._open_shell(user)
             raise ContainerError(
                 f"No shell could be opened in the {self._what}"

@@ -155,6 +155,12 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
         ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
         ("mem_limit: 1073741824", f"services.web.mem_limit (1073741824, {MEMORY}"),
+        ("mem_limit: 0", f"services.web.mem_limit (0, which is no limit, {MEMORY}"),
+        ("mem_limit: 0b", f"services.web.mem_limit ('0b', which is no limit, {MEMORY}"),
+        (
+            "deploy: {resources: {limits: {memory: '0'}}}",
+            f"services.web.deploy.resources.limits.memory ('0', which is no limit, {MEMORY}",
+        ),
         ("mem_limit: all", f"services.web.mem_limit ('all', {MEMORY}"),
         ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
         ("memswap_limit: -1", f"services.web.memswap_limit (-1, {MEMORY}"),

@@ -294,3 +294,18 @@ async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception
         await channels.exec("true", user="x")
     assert stream.closed
     await channels.close()
+
+
+async def test_what_is_no_shell_is_tried_once_more_and_not_for_ever() -> None:
+    """What it says may be what an agent has written into the place of `sh`."""
+    opened: list[Mute] = []
+
+    async def open_stream(user: User | None) -> ChannelStream:
+        opened.append(Mute(b"chdir to cwd\n"))
+        return opened[-1]
+
+    channels = ShellPool(open_stream, try_again=lambda why: why == "chdir to cwd")
+    with pytest.raises(ContainerError, match=r"No shell could be opened in the container .*: chdir to cwd"):
+        await channels.exec("true")
+    assert [one.closed for one in opened] == [True, True]
+    await channels.close()

@@ -117,7 +117,7 @@ from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.test_wandb_online import RESULTS, SUMMARY, run_info
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-tracker = WandbTracker(finish_timeout_sec=5.0)
+tracker = WandbTracker(finish_timeout_sec=10.0)
 tracker.start(run_info(Path(sys.argv[1])))
 tracker.log_episode(RESULTS[0])
 sys.stdin.readline()
@@ -125,7 +125,7 @@ began = time.perf_counter()
 for result in RESULTS[1:]:
     tracker.log_episode(result)
     tracker.log_system({"system/queue": 2})
-print("at once:", time.perf_counter() - began < 2.5)  # half of the bound on the end
+print("at once:", time.perf_counter() - began < 5.0)  # half of the bound on the end
 tracker.finish(SUMMARY)
 print("counted:", tracker.failures > 0)
 """
@@ -152,7 +152,9 @@ def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_acc
         assert 1 <= len(warnings) <= 2, warnings  # of the numbers, and of the files
         assert any("on disk" in line for line in warnings), warnings
         # W&B's service process, which is not waited for long, writes what it still has when it ends.
-        assert wait_until(lambda at=tmp_path / fate: finished(at) == [1, 2, 3]), fate  # type: ignore[misc]
+        assert wait_until(lambda at=tmp_path / fate: finished(at) == [1, 2, 3]), (  # type: ignore[misc]
+            *(fate, finished(tmp_path / fate), said[fate]),
+        )
         assert wait_until(lambda at=tmp_path / fate: WandbFile(at).summary.get("run/planned") == 3)  # type: ignore[misc]
 
 

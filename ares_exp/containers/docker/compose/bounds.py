@@ -17,6 +17,8 @@ from ares_exp.errors import TaskError, UnsupportedTaskError
 _MIB = 2**20
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
 _MEMORY = ("mem_limit", "memswap_limit", "mem_reservation")
+_MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
+"""Of these 0 means none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,11 @@ def _excesses(document: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
             if not _is_left_for_later(value) and not 1 <= _size(value) <= bounds.pids:
                 yield f"services.{name}.{key} ({value!r:.50}, from 1 to {bounds.pids}: container.pids_limit)"
         for key, value in _memory(service) if name != MAIN else ():
-            if not _is_left_for_later(value) and not 0 <= _size(value) <= bounds.memory_mb * _MIB:
+            is_none = key in _MEMORY_LIMITS and _size(value) == 0
+            if not _is_left_for_later(value) and (is_none or not _size(value) <= bounds.memory_mb * _MIB):
+                told = f"{value!r:.50}, which is no limit" if is_none else f"{value!r:.50}"
                 allowed = f"at most {bounds.memory_mb} MiB: container.compose_max_memory_mb"
-                yield f"services.{name}.{key} ({value!r:.50}, {allowed})"
+                yield f"services.{name}.{key} ({told}, {allowed})"
 
 
 def _count(service: Mapping[str, Any]) -> float:
