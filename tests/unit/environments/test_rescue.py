@@ -87,3 +87,24 @@ async def test_nothing_is_kept_where_there_is_no_place(make_environment: Any, ma
     async with asyncio.timeout(60):
         await env.close()
     assert not running_boxes()
+
+
+async def test_what_waits_for_the_release_is_told_even_so(
+    make_environment: Any, make_task: Any, tmp_path: Path
+) -> None:
+    """The directory of a fork, say: nobody else removes it."""
+    env = make_environment(make_task(toml=HANGS), output_dir=tmp_path)
+    await env.reset()
+    released = asyncio.Event()
+
+    async def on_release() -> None:
+        released.set()
+
+    env._episode.on_release = on_release
+    closing = asyncio.create_task(env.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    async with asyncio.timeout(60):
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    assert released.is_set()
