@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 
-EXIT_GRACE_SEC = 5.0
+EXIT_GRACE_SEC = 10.0
 """How long W&B's service process may go on trying at exit, after a run whose end was not confirmed."""
 
 # W&B's service process and its environment variables belong to the whole process.
@@ -160,7 +160,8 @@ def end_service() -> None:
 def bound_the_exit() -> None:
     """Bounds how long this process, when it ends, waits for W&B's service process, which may wait for a dead service.
 
-    W&B's own exit hook waits for as long as it takes. What the process was given is on disk by then.
+    W&B's own exit hook waits for as long as it takes. What the process was given is on disk by then, on a machine that
+    gives it time to write.
     """
     from wandb.sdk import wandb_setup
 
