@@ -176,7 +176,10 @@ def _inherited(run: RecordedRun, dropped: Sequence[str]) -> list[Override]:
 def _from(place: Path, override: Override, given: Collection[str]) -> str:
     """The override as it was meant in the folder where it was typed, among others of the keys `given`."""
     value, line = override.value(), str(override.input_line)
-    paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str) and path]
+    given_paths = value if isinstance(value, list) else [value]
+    paths = [path for path in given_paths if isinstance(path, str) and path]
+    if len(paths) < len(given_paths):
+        return line
     if not begins_where_started(override.key_or_group, given) or any("${" in path for path in paths):
         return line
     if all(Path(path).is_absolute() for path in paths):

@@ -214,15 +214,17 @@ class Episode:
         self._is_released = True
         host, self.host = self.host, None
         container, self.container = self.container, None
-        if host is not None or container is not None:
-            try:
-                if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
-                    await rescue(self.stage, host, container, self.setup.output_dir)
-            finally:
-                await finish(_tear_down(host, container, self._scoring))
         on_release, self.on_release = self.on_release, None
-        if on_release is not None:
-            await finish(on_release())
+        try:
+            if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
+                await rescue(self.stage, host, container, self.setup.output_dir)
+        finally:
+            try:
+                if host is not None or container is not None:
+                    await finish(_tear_down(host, container, self._scoring))
+            finally:
+                if on_release is not None:
+                    await finish(on_release())
 
     @property
     def container_spec(self) -> ContainerSpec:

@@ -48,7 +48,7 @@ def read_extra_instruction(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a NUL in its name, as a recorded config may have it, is a ValueError
         raise ConfigError(
             f"Expected `env.extra_instruction_paths` to be readable UTF-8 files, got {path}: {error}."
         ) from None

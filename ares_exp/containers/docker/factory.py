@@ -76,7 +76,7 @@ class DockerContainerFactory:
                 `tar` in the container makes; slower, and hard links, names that are no UTF-8 and the like may be lost.
                 `auto`: `upper` where that is possible.
             compose_max_containers: How many containers, and how many networks, a task's compose file may ask for.
-            compose_max_memory_mb: How much memory, swap included, each service beside `main` may ask for; those that
+            compose_max_memory_mb: How much memory each service beside `main` may ask for; those that
                 name no limit have this one.
             compose_trusted: Whether a task's compose file may ask for anything that Docker Compose can do on the
                 engine's machine: its directories, devices, networks, privileged containers, as much as it likes.

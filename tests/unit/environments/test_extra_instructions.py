@@ -37,6 +37,12 @@ def test_a_file_that_is_no_text(tmp_path: Path, content: bytes | None) -> None:
         source.load(pytest.fail)
 
 
+def test_a_name_that_no_file_can_have() -> None:
+    source = HarborEnvironments(extra_instruction_paths=[Path("extra\0.md")])
+    with pytest.raises(ConfigError, match=r"to be readable UTF-8 files, got .*null byte"):
+        source.load(pytest.fail)
+
+
 def test_a_changed_file_changes_what_is_recorded_of_the_tasks(tmp_path: Path) -> None:
     def recorded(**options: object) -> str:
         source = HarborEnvironments(tasks="write-greeting", **options)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ class Bounds:
 
     Attributes:
         containers: Of all services together; so many networks, too.
-        memory_mb: Memory, swap included, of one container beside `main`.
+        memory_mb: Memory of one container beside `main`.
         pids: Processes in one container.
     """
 
