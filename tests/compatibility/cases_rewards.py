@@ -165,10 +165,10 @@ CASES: list[Case] = [
     Episode(
         id="rewards that were there before",
         section="2.4",
-        says="Reward files that the agent left are deleted; its other files stay.",
+        says="Reward files that the agent left are deleted.",
         files=writes("ls | paste -sd' '", "echo 0 > reward.txt"),
-        agent=["cd /logs/verifier; echo 1 > reward.txt; echo '{}' > reward.json; echo x > notes"],
-        expected={"reward": 0, "files": {"verifier/notes": "x", "verifier/test-stdout.txt": "notes test-stdout.txt"}},
+        agent=["cd /logs/verifier; echo 1 > reward.txt; echo '{}' > reward.json"],
+        expected={"reward": 0, "files": {"verifier/test-stdout.txt": "test-stdout.txt"}},
     ),
     Episode(
         id="the shebang decides",
