@@ -99,8 +99,9 @@ def test_an_episode_that_never_started_counts_as_done() -> None:
 
 def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
     stream, clock = Lines(), Clock()
-    with Progress(2, stream=stream, interval_sec=0.02, clock=clock) as progress:
-        progress.episode_started("a")
+    progress = Progress(2, stream=stream, interval_sec=0.02, clock=clock)
+    progress.episode_started("a")  # before the first line can come
+    with progress:
         for _ in range(3):
             assert stream.written.acquire(timeout=60.0)
     lines = stream.getvalue().splitlines()
@@ -187,7 +188,7 @@ def test_a_terminal_shows_a_bar_with_the_running_tasks_and_keeps_its_cursor(term
     with Progress(2, stream=terminal.stream) as progress:
         progress.episode_started("fix-tests")
         _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
-        assert "fix-tests" in terminal.plain()
+        _wait_for(lambda: "fix-tests" in terminal.plain())
         assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE), "killed now, it must leave the cursor"
         progress.episode_finished(_result("fix-tests", 1.0))
     assert "1/2 done · reward 1.00" in terminal.plain()
