@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
-from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
+from tests.loopback_endpoint import LoopbackEndpoint, Received, answer, slow
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
 
@@ -138,13 +141,26 @@ class Fickle(LoopbackEndpoint):
 
     Attributes:
         asked: How often each was asked the same: the model, and the question or the whole conversation.
+        answers: How many more it answers; what comes then waits for ever. `None`: all.
+        holding: Set when something waits.
     """
 
     QUESTIONS = 5
 
     def __init__(self) -> None:
-        super().__init__(otherwise=answer(self.say))
+        super().__init__(otherwise=self.serve)
         self.asked: Counter[tuple[str, str]] = Counter()
+        self.answers: int | None = None
+        self.holding = threading.Event()
+
+    async def serve(self, request: web.Request, received: Received) -> web.StreamResponse:
+        """Answers, or has the request wait until its client goes away."""
+        if self.answers is not None:
+            if not self.answers:
+                self.holding.set()
+                await asyncio.Event().wait()
+            self.answers -= 1
+        return await answer(self.say)(request, received)
 
     def say(self, body: dict[str, Any]) -> str:
         """An answer."""
@@ -160,19 +176,17 @@ class Fickle(LoopbackEndpoint):
 
 
 def play_until(models: Fickle, count: int | None, number: signal.Signals, *words: str, cwd: Path) -> int:
-    """Runs a command, until so many more requests have arrived if it is to be ended, and returns its exit code."""
-    until = len(models.requests) + count if count is not None else None
+    """Runs a command, until so many more requests are answered if it is to be ended, and returns its exit code."""
+    models.answers = count
+    models.holding.clear()
     with (cwd / "said").open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "ares_exp", *words], cwd=cwd, env=SECRET_FREE | NO_ENGINE, stdout=said, stderr=said
         )
     try:
-        while until is not None and process.poll() is None:
-            if len(models.requests) >= until:
-                process.send_signal(number)
-                break
-            models.arrived.wait(0.2)
-            models.arrived.clear()
+        if count is not None:
+            assert models.holding.wait(100), (cwd / "said").read_text()
+            process.send_signal(number)
         return process.wait(100)
     finally:
         process.kill()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from ares_exp.containers.cancellation import in_thread
 from ares_exp.environments.twenty_questions.objects import HiddenObject
 from ares_exp.environments.twenty_questions.oracle_prompt import Answer, asked_again, oracle_request, parse_answer
 from ares_exp.environments.twenty_questions.oracle_record import MAX_SAID_CHARS, Asked, OracleRecord, readable
@@ -217,8 +218,8 @@ class GameOracle:
         )
         self.used += asked.usage
         self._oracle.count(len(responses), asked.usage)
-        if self._record is not None:
-            await asyncio.to_thread(self._record.append, asked)
+        if (record := self._record) is not None:
+            await in_thread(lambda: record.append(asked))  # on Ctrl-C, too: it is paid for
 
 
 async def _ask(client: LLMClient, request: LLMRequest) -> LLMResponse:
