@@ -22,8 +22,9 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.playing import Playing
 from ares_exp.progress import Progress
-from ares_exp.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, RunSummary
+from ares_exp.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.scheduler import Again, Scheduler
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.sink import knows_handles

@@ -24,9 +24,10 @@ from ares_exp.experiment import Experiment
 from ares_exp.hydra_records import scrub_hydra_records
 from ares_exp.policies.policy import RunReport, as_policy
 from ares_exp.provenance import collect_provenance
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
 from ares_exp.resumed_config import restore
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
 from ares_exp.session import close_session, open_session, task_digests
 from ares_exp.summary import render_summary

@@ -21,8 +21,9 @@ from ares_exp.earlier_sessions import EarlierSessions, RecordedUsage, settle
 from ares_exp.errors import ConfigError
 from ares_exp.record_files import read_json_object, read_record, read_yaml
 from ares_exp.recorded_run import begins_where_started
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
 from ares_exp.run_dir import RunDir, append_line, write_atomically
+from ares_exp.run_summary import RunSummary
 from ares_exp.secrets import scrub_argv
 from ares_exp.tasks.recorded_digest import changed_files, content_of
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from ares_exp.progress import encodable, format_duration, format_number
-from ares_exp.results import EpisodeResult, RunSummary, count_outcomes
+from ares_exp.results import EpisodeResult, count_outcomes
+from ares_exp.run_summary import RunSummary
 from ares_exp.statistics.estimate import Estimate
 from ares_exp.statistics.pass_rates import PassRate
 from ares_exp.statistics.run_statistics import RunStatistics

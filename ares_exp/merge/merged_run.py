@@ -14,8 +14,8 @@ from ares_exp.merge.shards import SELECTION, Shard, Shards
 from ares_exp.new_folder import appearing
 from ares_exp.override_text import listed
 from ares_exp.record_files import read_yaml
-from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, sync_to_disk
+from ares_exp.run_summary import RunSummary
 from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 PARTS = "parts"

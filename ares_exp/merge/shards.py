@@ -14,8 +14,9 @@ from ares_exp.errors import ConfigError
 from ares_exp.record_files import read_json_object, read_yaml
 from ares_exp.recorded_results import MAX_NUMBER, read_results
 from ares_exp.recorded_run import is_recorded_run
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
 from ares_exp.run_dir import RunDir, open_regular
+from ares_exp.run_summary import RunSummary
 from ares_exp.session import HARMLESS
 
 SHOWN = 5

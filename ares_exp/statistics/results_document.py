@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ares_exp.results import RunSummary
+from ares_exp.run_summary import RunSummary
 from ares_exp.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.statistics.task_statistics import TaskStatistics
 

@@ -13,8 +13,8 @@ from ares_exp.errors import ConfigError
 from ares_exp.hydra_resolvers import HYDRA_RECORDS
 from ares_exp.record_files import read_json_object, read_yaml
 from ares_exp.recorded_results import read_results
-from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.secrets import scrub
 from ares_exp.sweeps.failure_note import FailureNote
 

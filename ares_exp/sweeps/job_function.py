@@ -17,7 +17,7 @@ from ares_exp import exit_codes
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ares_exp.results import RunSummary
+    from ares_exp.run_summary import RunSummary
     from ares_exp.sweeps.interruption import JobProcess
 
 logger = logging.getLogger(__name__)

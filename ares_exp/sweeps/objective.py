@@ -6,7 +6,8 @@ import logging
 
 from ares_exp.config import close_matches
 from ares_exp.errors import ConfigError
-from ares_exp.results import EpisodeResult, Outcome, RunSummary
+from ares_exp.results import EpisodeResult, Outcome
+from ares_exp.run_summary import RunSummary
 
 DEFAULT = "mean_reward"
 PREFIX = "stat/"

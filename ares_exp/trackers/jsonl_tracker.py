@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
 from ares_exp.run_dir import RunDir, append_text, dump_json
+from ares_exp.run_summary import RunSummary
 from ares_exp.secrets import scrub
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, total_metrics

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
+from ares_exp.run_summary import RunSummary
 
 ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "generated_tokens", "cost")
 """What of the results of attempts is shown as histograms."""

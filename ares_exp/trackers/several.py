@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
+from ares_exp.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.options import Mode, WandbOptions, effective_mode

@@ -35,8 +35,8 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.experiment import Experiment
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
-from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from ares_exp.conf_dir import conf_dir
 from ares_exp.config import ExperimentConfig, instantiate_several
 from ares_exp.errors import ConfigError
-from ares_exp.results import RunSummary
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.several import SeveralTrackers

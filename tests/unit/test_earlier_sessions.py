@@ -15,8 +15,9 @@ from ares_exp.episode_plan import PlannedEpisode, episode_seed, plan_episodes
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.results import EpisodeResult, Outcome, Replayed, RunSummary
+from ares_exp.results import EpisodeResult, Outcome, Replayed
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import serialize_llm_request
 from tests.unit.trajectories.chats import chat, write

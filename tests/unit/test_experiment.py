@@ -20,8 +20,8 @@ from ares_exp.experiment import Experiment
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import SharedPolicy
-from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector

@@ -10,8 +10,9 @@ from ares_exp.errors import AgentError
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.playing import Playing
 from ares_exp.recorded_results import read_results
-from ares_exp.results import Outcome, RunSummary
+from ares_exp.results import Outcome
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 
 PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 

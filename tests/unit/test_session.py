@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.results import EpisodeResult, Outcome, RunSummary
+from ares_exp.results import EpisodeResult, Outcome
 from ares_exp.run_dir import RunDir
+from ares_exp.run_summary import RunSummary
 from ares_exp.session import Session, close_session, open_session
 from ares_exp.tasks.recorded_digest import with_files
 

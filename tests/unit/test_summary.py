@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, RunSummary
+from ares_exp.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome
+from ares_exp.run_summary import RunSummary
 from ares_exp.summary import render_summary
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ares_exp.results import RunSummary
 from ares_exp.run_dir import RunDir, dump_json
+from ares_exp.run_summary import RunSummary
 from ares_exp.secrets import KnownSecrets, scrub
 from ares_exp.tasks.content_digest import content_digest, digested_files
 from ares_exp.tasks.recorded_digest import content_of

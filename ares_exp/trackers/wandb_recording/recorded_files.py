@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ares_exp.results import EpisodeResult, RunSummary
+from ares_exp.results import EpisodeResult
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.wandb_recording import artifacts
 from ares_exp.trackers.wandb_recording.episodes_table import EpisodesTable
 from ares_exp.trackers.wandb_recording.recording import WandbRecording

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from ares_exp.answer_log import AnswerLog, LoggedEpisode
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, RunSummary, StageResult
+from ares_exp.results import EpisodeResult, ErrorInfo, Outcome, StageResult
+from ares_exp.run_summary import RunSummary
 from ares_exp.tasks.content_digest import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from tests.unit.trajectories.chats import chat, write

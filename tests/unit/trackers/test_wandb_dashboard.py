@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.results import RunSummary
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.commands.dashboard import BARS, LINES, TABLE
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.tracked_run import RESULTS, run_info

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.results import RunSummary
+from ares_exp.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.leaks import wait_until

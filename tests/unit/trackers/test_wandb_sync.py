@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.results import RunSummary
+from ares_exp.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.commands.command_line import main
 from ares_exp.trackers.wandb_recording.record_file import next_step, read_records, record_files, write_records

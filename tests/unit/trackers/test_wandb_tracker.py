@@ -17,7 +17,7 @@ import pytest
 import yaml
 from hydra.utils import instantiate
 
-from ares_exp.results import RunSummary
+from ares_exp.run_summary import RunSummary
 from ares_exp.trackers.tracker import Tracker
 from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
 from tests.closed_port import closed_port
