@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from ares_exp.containers.daytona import DaytonaContainerFactory as DaytonaContainerFactory
     from ares_exp.containers.docker import DockerContainerFactory as DockerContainerFactory
     from ares_exp.containers.local import LocalContainerFactory as LocalContainerFactory
+    from ares_exp.environment import Environment as Environment
+    from ares_exp.environment import TimeStep as TimeStep
     from ares_exp.environments.code_environment import CodeEnvironment as CodeEnvironment
-    from ares_exp.environments.environment import Environment as Environment
     from ares_exp.environments.episode_limits import EpisodeLimits as EpisodeLimits
-    from ares_exp.environments.time_step import TimeStep as TimeStep
     from ares_exp.llms.request import LLMRequest as LLMRequest
     from ares_exp.llms.response import LLMResponse as LLMResponse
-    from ares_exp.registry import EnvironmentInfo as EnvironmentInfo
-    from ares_exp.registry import info as info
-    from ares_exp.registry import list_presets as list_presets
-    from ares_exp.registry import make as make
-    from ares_exp.registry import register_env as register_env
-    from ares_exp.registry import register_preset as register_preset
+    from ares_exp.presets.registry import EnvironmentInfo as EnvironmentInfo
+    from ares_exp.presets.registry import info as info
+    from ares_exp.presets.registry import list_presets as list_presets
+    from ares_exp.presets.registry import make as make
+    from ares_exp.presets.registry import register_env as register_env
+    from ares_exp.presets.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor import load_task as load_task
@@ -39,8 +39,8 @@ _OWNERS = {
     "CodeEnvironment": "ares_exp.environments.code_environment",
     "DaytonaContainerFactory": "ares_exp.containers.daytona",
     "DockerContainerFactory": "ares_exp.containers.docker",
-    "Environment": "ares_exp.environments.environment",
-    "EnvironmentInfo": "ares_exp.registry",
+    "Environment": "ares_exp.environment",
+    "EnvironmentInfo": "ares_exp.presets.registry",
     "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
@@ -49,14 +49,14 @@ _OWNERS = {
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
-    "TimeStep": "ares_exp.environments.time_step",
+    "TimeStep": "ares_exp.environment",
     "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
-    "info": "ares_exp.registry",
-    "list_presets": "ares_exp.registry",
+    "info": "ares_exp.presets.registry",
+    "list_presets": "ares_exp.presets.registry",
     "load_task": "ares_exp.tasks.harbor",
-    "make": "ares_exp.registry",
-    "register_env": "ares_exp.registry",
-    "register_preset": "ares_exp.registry",
+    "make": "ares_exp.presets.registry",
+    "register_env": "ares_exp.presets.registry",
+    "register_preset": "ares_exp.presets.registry",
     "run_episode": "ares_exp.rollout",
     "wrap_as_gym": "ares_exp.wrappers.wrap",
 }

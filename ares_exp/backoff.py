@@ -1,4 +1,4 @@
-"""How long to wait before something is tried again."""
+"""Waiting times before a retry."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from email.utils import parsedate_to_datetime
 
 
 def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Random) -> float:
-    """Exponential backoff with jitter, in seconds.
+    """Computes an exponential backoff with jitter, in seconds.
 
     Args:
-        tries: How many tries failed, from 1.
-        base_sec: Longest wait after the first; doubled after each further one.
+        tries: Number of failed tries, from 1.
+        base_sec: Longest wait after the first failure; doubled after each further one.
         max_sec: Longest wait of all.
-        rng: Source of the jitter, which takes off up to half. Timing only: no result depends on it.
+        rng: Source of the jitter, which shortens the wait by up to half. Timing only: no result depends on it.
     """
     return min(max_sec, base_sec * 2.0 ** min(tries - 1, 60)) * rng.uniform(0.5, 1.0)
 
 
 def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
-    """Seconds that `Retry-After` asks to wait (a number or an HTTP date), or `None` when it says nothing usable.
+    """Returns the wait of `Retry-After` in seconds (a number or an HTTP date); `None` when it has no usable value.
 
     Args:
         headers: Response headers, by lower-case name.

@@ -1,4 +1,4 @@
-"""Every error that ares_exp raises on purpose. The class says whose fault it was.
+"""Every error that ares_exp raises on purpose. The class says where the fault lies.
 
 ```
 AresExpError
@@ -10,14 +10,14 @@ AresExpError
 │   │   └── UnsupportedTaskError      well-formed, but uses a feature that is not built or not possible here
 │   └── PreflightError              something the run needs is not there: a daemon, a key, an endpoint
 │       └── GitError                    a git repository cannot be reached, or has no such commit
-├── EpisodeError                  one episode has no reward; siblings go on
+├── EpisodeError                  one episode has no reward; the others continue
 │   ├── AgentError                  the code agent raised
 │   │   ├── NoRequestError            it ended without one LLM request
 │   │   └── AgentSetupTimeoutError
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one
-│   │   ├── ResumeDivergedError       likewise, of a resumed attempt that is to be started anew
+│   │   ├── ResumeDivergedError     likewise, in a resumed attempt, which is then started again
 │   │   ├── UnansweredError           there was no answer in time when the request was first asked, so there is none now
 │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
 │   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
@@ -31,7 +31,7 @@ AresExpError
 │   │   └── WireFormatError (ValueError)  something does not fit the wire format
 │   │       ├── UnsendableRequestError  our request
 │   │       └── MalformedAnswerError    their answer
-│   ├── ContainerError              the box, not the command in it, failed
+│   ├── ContainerError              the container, not the command in it, failed
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
@@ -50,7 +50,7 @@ AresExpError
 │       ├── RewardFileNotFoundError
 │       ├── RewardFileEmptyError
 │       ├── VerifierOutputParseError
-│       ├── OracleAnswerError       what knows the answers in a game gave none that can be read
+│       ├── OracleAnswerError       the oracle of a game gave no answer that can be parsed
 │       └── VerifierTimeoutError (TimeoutError)
 ├── SnapshotError                 an episode could not be exported, restored, forked or replayed
 │   ├── SnapshotTimingError (RuntimeError)  the environment does not wait for an action
@@ -73,12 +73,13 @@ AresExpError
 ```
 
 Names that Harbor has too (`RewardFileNotFoundError`, …) are spelt as there, so that reports stay portable.
-Messages say what was expected, what was found and what to do about it. One module, however long, so that the classes
-that `retry=…` and the statistics go by can be read in one place.
+Messages say what was expected, what was found and what to do about it. One long module, so that the classes
+that `retry=…` and the statistics use can be read in one place.
 """
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class GitError(PreflightError):
 
 
 class EpisodeError(AresExpError):
-    """One episode ended without a reward; the others go on."""
+    """One episode ended without a reward; the others continue."""
 
 
 class AgentError(EpisodeError):
@@ -150,13 +151,13 @@ class ReplayDivergenceError(PolicyError):
 
 
 class ResumeDivergedError(PolicyError):
-    """A resumed attempt asks something else than it did before it was cut short, and is to be started anew."""
+    """A resumed attempt asks something else than before the interruption; it is started again from the beginning."""
 
 
 class UnansweredError(PolicyError):
-    """A recorded request had no answer before its environment's time was up: given again, it has none either.
+    """A recorded request got no answer before its environment's time was up, so its replay gets none either.
 
-    It ends no episode: the environment gets `None`, as it did then.
+    Does not end the episode: the environment gets `None`, as it did the first time.
     """
 
 
@@ -191,7 +192,7 @@ class RateLimitError(EndpointError):
 
 
 class QuotaError(EndpointError):
-    """The account has no credit left, or has reached a spending limit: no waiting cures it."""
+    """The account has no credit left, or has reached a spending limit; waiting does not help."""
 
 
 class AuthenticationError(EndpointError):
@@ -206,7 +207,7 @@ class RefusalError(EndpointError):
     """The model, or a filter before or behind it, refuses.
 
     Attributes:
-        answer: The refusal, where it came as an answer: it is paid for. `None` when the request was refused.
+        answer: The refusal, if it was sent as an answer, which is paid for. `None` when the request was refused.
     """
 
     answer: LLMResponse | None = None
@@ -233,7 +234,7 @@ class UnsendableRequestError(WireFormatError):
 
 
 class MalformedAnswerError(WireFormatError):
-    """What an endpoint answered is no chat completion, or what an answer cost or used cannot be counted."""
+    """An endpoint's answer is not a chat completion, or its cost or usage cannot be counted."""
 
 
 class ContainerError(EpisodeError):
@@ -272,7 +273,7 @@ class ContainerServiceError(ContainerError):
     retryable = False
 
     def __init__(self, message: str, *, status: int | None = None, retry_after_sec: float | None = None) -> None:
-        """Keeps what the service said."""
+        """Takes the service's message, status and requested wait."""
         super().__init__(message)
         self.status = status
         self.retry_after_sec = retry_after_sec
@@ -293,7 +294,7 @@ class ContainerAuthorizationError(ContainerServiceError):
 
 
 class ContainerNotFoundError(ContainerServiceError):
-    """What was asked for is not there: an image, a snapshot, a container."""
+    """The requested object does not exist: an image, a snapshot, a container."""
 
 
 class ContainerServiceUnavailableError(ContainerServiceError):
@@ -331,10 +332,10 @@ class VerifierOutputParseError(VerifierError):
 
 
 class OracleAnswerError(VerifierError):
-    """What knows the answers in a game could not be asked, or gave no answer that can be read.
+    """The oracle of a game could not be asked, or gave no answer that can be parsed.
 
-    It decides what is true, as a verifier does: without it there is no honest reward, and neither the policy nor its
-    endpoint is to blame.
+    The oracle decides what is true, as a verifier does: without it there is no honest reward, and neither the policy
+    nor its endpoint is to blame.
     """
 
 
@@ -343,7 +344,7 @@ class VerifierTimeoutError(VerifierError, TimeoutError):
 
 
 class BudgetExhaustedError(AresExpError):
-    """The run, or its sweep, may spend no more: running episodes are cancelled, and resuming can go on later."""
+    """The budget of the run, or of its sweep, is used up: running episodes are cancelled, and can be resumed later."""
 
 
 class EpisodeStateError(AresExpError, RuntimeError):
@@ -399,7 +400,7 @@ class JournalError(SnapshotError):
 
 
 class NondeterministicCallError(JournalError):
-    """The agent reached for the world past its container, its LLM and its event loop."""
+    """The agent used something outside its container, its LLM and its event loop."""
 
 
 class DivergenceError(JournalError):
@@ -412,3 +413,9 @@ class RestoreError(SnapshotError):
 
 class TrajectoryFormatError(AresExpError, ValueError):
     """A trajectory file cannot be read; the message names the path and the place."""
+
+
+def close_matches(word: str, known: list[str]) -> str:
+    """Returns ` Did you mean `x`?`, or an empty string."""
+    matches = difflib.get_close_matches(word, [name for name in known if "_target_" not in name], n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""

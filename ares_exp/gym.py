@@ -1,4 +1,4 @@
-"""Ids in Gymnasium's registry. Importing this module puts them there, and imports gymnasium.
+"""Registration of environment ids with Gymnasium. Importing this module registers them, and imports gymnasium.
 
 ```python
 import gymnasium
@@ -6,8 +6,8 @@ import gymnasium
 env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks", container="local", step_limit=50)
 ```
 
-The part before the colon has Gymnasium import this module, so that nothing else need be imported. With `import
-ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone will do. There are
+The part before the colon makes Gymnasium import this module, so no other import is needed. With `import
+ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
 
 - `ares_exp/Harbor-v0`: Harbor tasks, from a folder (`path=`), a registry (`registry=`, `dataset=`) or git (`repo=`,
   `git_url=`). These options, and all others, are those of `env=harbor`, beside the arguments of
@@ -39,11 +39,11 @@ IDS = {
     "ares_exp/TwentyQuestions-v0": "ares_exp.wrappers.twenty_questions_gym:TwentyQuestionsGym",
     "ares_exp/Preset-v0": "ares_exp.wrappers.preset_gym:PresetGym",
 }
-"""What can be made, by what."""
+"""Environment ids and the classes behind them."""
 
 
 def register() -> None:
-    """Puts the ids of this package into Gymnasium's registry; again is no mistake."""
+    """Registers the ids of this package with Gymnasium; may be called more than once."""
     for one, entry_point in IDS.items():
         if one not in gymnasium.registry:
             gymnasium.register(one, entry_point=entry_point, nondeterministic=True)

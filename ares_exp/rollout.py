@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ares_exp.environments.environment import Environment
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep
 from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
-from ares_exp.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
+from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
 """`start`: container and agent; `policy`: an answer; `environment`: commands and, at the end, the verifier; `end`: that
 everything is released."""
 
 
-class _Patience:
-    """Until when an answer is awaited: the shorter of the runner's bound and what the environment's limit leaves."""
+class AnswerDeadline:
+    """Deadline for one answer: the earlier of the runner's limit and the end of the environment's time limit."""
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
+        """Takes both limits in seconds from now; `None` is no limit."""
         now = asyncio.get_running_loop().time()
         self._given_up_at = now + limit_sec if limit_sec is not None else math.inf
         self._time_is_up_at = now + left_sec if left_sec is not None else math.inf
@@ -32,11 +32,11 @@ class _Patience:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether it was the environment's limit that ended the waiting."""
+        """Whether the environment's limit, not the runner's, ended the wait."""
         return self.timer.expired() and self._time_is_up_at <= self._given_up_at
 
     def extend(self, seconds: float) -> None:
-        """Moves the environment's limit, of which the policy's waiting takes nothing."""
+        """Moves the environment's limit: time that the policy waits for its endpoint does not count."""
         self._time_is_up_at += seconds
         if not self.timer.expired():
             self.timer.reschedule(self._when())
@@ -46,123 +46,117 @@ class _Patience:
         return None if math.isinf(first) else first
 
 
-@dataclass(slots=True)
-class Tally:
-    """What an episode used so far, and where it is; kept by the caller, so that it survives an exception.
+@dataclass
+class EpisodeEvents:
+    """State of a running episode, and the hooks that its loop and its policy call; kept by the caller of the loop.
+
+    Subclasses override the hooks, for example to record each paid answer, or the episode at its LAST step.
 
     Attributes:
-        num_steps: Answers that were given.
-        prompt_tokens, generated_tokens, cost: Of those answers; US dollars.
-        policy_sec: Seconds that the policy took for them.
+        usage: Tokens, cost and number of the answers so far.
+        policy_sec: Seconds that the policy took for these answers.
         waited_sec: Seconds of these in which the policy waited for its endpoint's rate limit.
         waits_for: What the episode waits for now.
-        since: Since when, on the monotonic clock.
+        since: Start of that wait, in seconds of the monotonic clock.
         last: The LAST step, once it was reached.
+        deadline: Deadline of the pending answer; `None` while no answer is pending.
     """
 
-    num_steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cost: float = 0.0
+    usage: EpisodeUsage = field(default_factory=EpisodeUsage)
     policy_sec: float = 0.0
     waited_sec: float = 0.0
     waits_for: WaitsFor = "start"
     since: float = field(default_factory=time.monotonic)
     last: TimeStep[Any] | None = None
-    patience: _Patience | None = field(default=None, repr=False)
-
-    def grant(self, seconds: float) -> None:
-        """Notes that the policy has to wait so long; the pending answer may come so much later."""
-        self.waited_sec += seconds
-        if self.patience is not None:
-            self.patience.extend(seconds)
+    deadline: AnswerDeadline | None = field(default=None, repr=False)
 
     def wait_for(self, what: WaitsFor) -> None:
-        """Notes that the episode made progress, and what it waits for next."""
+        """Records that the episode made progress and now waits for `what`."""
         self.waits_for, self.since = what, time.monotonic()
 
-    def add(self, response: LLMResponse) -> None:
-        """Counts one answer of the policy."""
-        self.num_steps += 1
-        self.pay(response)
+    def waited(self, seconds: float) -> None:
+        """Adds seconds that the policy waited for its endpoint, and moves the pending answer's deadline by as much."""
+        self.waited_sec += seconds
+        if self.deadline is not None:
+            self.deadline.extend(seconds)
 
-    def pay(self, response: LLMResponse) -> None:
-        """Counts what an answer costs, also if the episode does not get it."""
-        self.prompt_tokens += response.usage.prompt_tokens
-        self.generated_tokens += response.usage.generated_tokens
-        self.cost += response.cost
+    @property
+    def is_time_up(self) -> bool:
+        """Whether the environment's time limit passed while the answer was awaited."""
+        return self.deadline is not None and self.deadline.is_time_up
+
+    @property
+    def num_stages(self) -> int:
+        """Number of finished stages of the task."""
+        return 0
+
+    def paid(self, answer: LLMResponse) -> None:
+        """Called for each answer that has to be paid for, whether or not the episode receives it."""
+
+    async def ended(self) -> None:
+        """Called at LAST, before anything is released."""
 
 
 async def run_episode(
-    environment: Environment,
+    environment: MinimalEnvironment,
     policy: LLMClient,
-    tally: Tally,
+    events: EpisodeEvents | None = None,
     *,
     policy_timeout_sec: float | None = None,
-    time_left: Callable[[], float | None] = lambda: None,
-    unanswered: Callable[[Any], None] = lambda observation: None,
-    at_last: Callable[[], Awaitable[None]] | None = None,
 ) -> TimeStep[Any]:
-    """Plays one episode and returns its LAST time step. The environment is closed, whatever happens.
+    """Plays one episode and returns its LAST time step. Closes the environment in any case.
+
+    If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
+    episode, or the current stage of its task.
 
     Args:
         environment: Is entered, reset, stepped and left.
         policy: Answers its observations.
-        tally: Counts; also when an exception ends the episode.
-        policy_timeout_sec: Bound on one answer.
-        time_left: Seconds that the environment's own time limit leaves, `None` without one. An answer that is not there
-            by then is given as `None`, and the environment ends the episode, or the stage of its task.
-        unanswered: Is told of the observation for which that is so, before the environment is.
-        at_last: Awaited when LAST was reached, before everything is released.
+        events: Receives the events of the episode; keeps the usage, also when an exception ends the episode.
+        policy_timeout_sec: Limit on one answer, in seconds.
 
     Raises:
         PolicyError: The policy failed, or gave no answer within `policy_timeout_sec`.
         AgentError, ContainerError, VerifierError: From the environment.
     """
-    async with environment:
-        time_step = await environment.reset()
+    events = events or EpisodeEvents()
+    async with EnvironmentWrapper(environment) as env:
+        time_step = await env.reset()
         while time_step.step_type != "LAST":
-            tally.wait_for("policy")
-            response = await _ask(policy, time_step.observation, tally, policy_timeout_sec, time_left(), unanswered)
-            tally.wait_for("environment")
-            time_step = await environment.step(response)
-        tally.last = time_step
-        tally.wait_for("end")
-        if at_last is not None:
-            await at_last()
+            events.wait_for("policy")
+            response = await _ask(policy, time_step.observation, events, policy_timeout_sec, env.time_left_sec)
+            events.wait_for("environment")
+            time_step = await env.step(response)
+        events.last = time_step
+        events.wait_for("end")
+        await events.ended()
     return time_step
 
 
 async def _ask(
-    policy: LLMClient,
-    request: Any,
-    tally: Tally,
-    limit_sec: float | None,
-    left_sec: float | None,
-    unanswered: Callable[[Any], None],
+    policy: LLMClient, request: Any, events: EpisodeEvents, limit_sec: float | None, left_sec: float | None
 ) -> LLMResponse | None:
-    """The policy's answer; `None` when the environment's time is up before."""
-    tally.patience = patience = _Patience(limit_sec, left_sec)
+    """Returns the policy's answer; `None` when the environment's time is up first."""
+    events.deadline = deadline = AnswerDeadline(limit_sec, left_sec)
     began = time.perf_counter()
     try:
-        async with patience.timer:
+        async with deadline.timer:
             response = await policy(request)
     except UnansweredError:
         return None
     except PolicyError as error:
         if isinstance(error, RefusalError) and error.answer is not None:
-            tally.pay(error.answer)
+            events.usage.pay(error.answer)
         raise
     except (Exception, SystemExit) as error:
-        if patience.is_time_up:
-            unanswered(request)
+        if deadline.is_time_up:
             return None
-        if patience.timer.expired():
+        if deadline.timer.expired():
             raise PolicyTimeoutError(f"The policy gave no answer within its limit of {limit_sec:g} s.") from error
         raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
     finally:
-        tally.patience = None
-        tally.policy_sec += time.perf_counter() - began
+        events.deadline = None
+        events.policy_sec += time.perf_counter() - began
     if not isinstance(response, LLMResponse):
         raise PolicyError(f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}.")
     if not is_countable(response):
@@ -170,5 +164,5 @@ async def _ask(
             f"Expected the policy's answer to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
             f"0 or more tokens, below {MAX_COUNT:,}, got cost={response.cost!r:.80}, usage={response.usage!r:.200}."
         )
-    tally.add(response)
+    events.usage.add(response)
     return response

@@ -20,12 +20,48 @@ SECRET_FREE = {name: value for name, value in os.environ.items() if not name.sta
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
+QUICK = (
+    "e2e/test_main_job.py",
+    "e2e/test_presets.py",
+    "docker/test_docker_contract.py",
+    "docker/test_docker_container.py",
+    "docker/test_docker_images.py",
+)
+"""Tests of `SLOW` folders that say whether this machine can play."""
+
+SLOW = (
+    "compatibility/test_harbor_reference.py",
+    "daytona/",
+    "docker/",
+    "e2e/",
+    "unit/containers/test_leftover_groups.py",
+    "unit/containers/test_local_escape.py",
+    "unit/containers/test_local_lifetime.py",
+    "unit/containers/test_local_ordinary_user.py",
+    "unit/environments/test_snapshots_refused.py",
+    "unit/environments/test_swebench.py",
+    "unit/environments/test_untrusted_containers.py",
+    "unit/snapshots/test_killed_writers.py",
+    "unit/tasks/swebench/",
+    "unit/tasks/task_sources/",
+    "unit/trackers/test_wandb",
+)
+"""Folders and files whose tests have the marker `slow`."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Signals as in a terminal: under `nohup … &` they are ignored, which every process started here inherits."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `SLOW`, but for those of `QUICK`."""
+    for item in items:
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        if name.startswith(SLOW) and not name.startswith(QUICK):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,9 @@ class Site:
             metadata / "entry_points.txt": f"[ares_exp.plugins]\n{points}",
             **{self._folder / path: text for path, text in (files or {}).items()},
         }
+        packages = {Path(path).parts[0] for path in files or ()}
+        for name in [one for one in sys.modules if one.partition(".")[0] in packages]:
+            self._monkeypatch.delitem(sys.modules, name)  # another test has installed one of that name
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -1,18 +1,21 @@
-"""The `CodeAgent` protocol: ordinary code that awaits an LLM client and works in a container."""
+"""The contracts of a code agent, ordinary code that awaits an LLM client and works in a container, and its factory."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, ClassVar, Protocol, Unpack, runtime_checkable
 
+from ares_exp.config.parts import completed, kind_of, name_of
 from ares_exp.containers.container import ExecOptions, ExecResult
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.agent_context import AgentContext
 
 
 class AgentContainer(Protocol):
-    """What a code agent sees of its container: it may work in it, but neither start nor stop it."""
+    """A container as its code agent sees it: a place to work in, which it can neither start nor stop."""
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `Container.exec`. `user` defaults to the task's agent user."""
@@ -37,7 +40,7 @@ class CodeAgent(Protocol):
 
 @runtime_checkable
 class ContextualAgent(CodeAgent, Protocol):
-    """An agent that can use what a task gives it besides its instruction; its factory has `supports`."""
+    """An agent that can use further parts of a task than the instruction; its factory has `supports`."""
 
     def set_context(self, context: AgentContext) -> None:
         """Takes it, before `run` or `resume`."""
@@ -46,7 +49,7 @@ class ContextualAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class StatefulAgent(CodeAgent, Protocol):
-    """An agent that can be stopped at an LLM call and go on from a state of its own, instead of being run again.
+    """An agent that can be stopped at an LLM call and continued from its own state, instead of being run again.
 
     Attributes:
         state_version: Raised whenever the meaning of the state changes.
@@ -55,7 +58,7 @@ class StatefulAgent(CodeAgent, Protocol):
     state_version: int
 
     def get_state(self) -> Mapping[str, Any]:
-        """What it takes to come to the LLM call that it waits for. JSON-ready."""
+        """Returns the state from which the pending LLM call is made again. JSON-ready."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -63,19 +66,75 @@ class StatefulAgent(CodeAgent, Protocol):
         ...
 
     async def resume(self, task: str) -> None:
-        """Goes on: its first call is the LLM call that it waited for. As `run` from there."""
+        """Continues: its first call is the LLM call that it waited for. As `run` from there."""
         ...
 
 
 class CodeAgentFactory(Protocol):
-    """Makes a fresh agent for each episode. What it may have besides is optional.
+    """Makes a fresh agent for each episode: the agent's class, a function, or an object with options.
 
-    `async preflight()` is called before the first episode. `deterministic = False` says that its agents reach for the
-    world past their container and their LLM (sockets, processes, threads): they get the whole event loop, and their
-    episodes cannot be run again from a journal. What all others have to keep to is told, and checked, by
-    `ares_exp.agents.conformance`. `options`, JSON-ready, are what it was made with, for the records.
+    What else can be asked of a factory, and what is assumed of one that does not have it, is `AgentFactoryBase`.
     """
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:
-        """An agent that works in `container` and asks `llm_client`."""
+        """Makes an agent that works in `container` and asks `llm_client`."""
         ...
+
+
+class AgentFactoryBase(CodeAgentFactory):
+    """Everything that is asked of a factory of code agents. All but calling it has its default here.
+
+    Attributes:
+        harmless_options: Names of the constructor's options that a snapshot may bring. A snapshot can come from
+            anybody: with any other option set, it is restored only with a factory that the user gives. Default: none.
+    """
+
+    harmless_options: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The agent's name in records. Default: the name of the class without `Factory`, or of the function."""
+        return name_of(self).removesuffix("Factory")
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The constructor's options that snapshots record, JSON-ready, without secrets. Default: none."""
+        return {}
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """Names of what of `AgentContext` its agents, then `ContextualAgent`s, can use. Default: nothing.
+
+        A task that gives its agent more is refused.
+        """
+        return frozenset()
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether its agents can be run again from a journal, by the rules of `ares_exp.testing.check_agent`.
+
+        Agents that reach for the world past their container and their LLM (sockets, processes, threads) cannot. They
+        get the whole event loop, and have snapshots only as `StatefulAgent`s. Default: yes.
+        """
+        return True
+
+    @property
+    def source_digest(self) -> str | None:
+        """Digest of the agent's code, in case a snapshot cannot be restored. Default: of the module of the factory."""
+        try:
+            source = inspect.getsource(inspect.getmodule(kind_of(self)) or object)
+        except (OSError, TypeError):
+            return None
+        return f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
+
+    async def preflight(self) -> None:
+        """Checks, before the first episode, what its agents need.
+
+        Raises:
+            PreflightError: With the remedy.
+        """
+
+
+def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
+    """Returns `factory` with the defaults of `AgentFactoryBase` for what it lacks."""
+    return completed(factory, AgentFactoryBase)

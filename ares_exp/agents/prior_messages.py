@@ -10,7 +10,7 @@ from ares_exp.llms.request import Message
 
 
 def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """The messages with calls of tools written out as text; what a tool or the system said, the user says."""
+    """Writes calls of tools out as text; messages of tools and of the system become the user's."""
     return [_plain(message) for message in messages]
 
 

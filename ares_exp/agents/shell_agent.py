@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.skills import find_skills
 from ares_exp.containers.container import ExecResult
@@ -28,10 +28,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 OPENERS = frozenset({"```bash", "```sh", "```shell"})
 
 
-class ShellAgentFactory:
+class ShellAgentFactory(AgentFactoryBase):
     """Makes shell agents that share one set of compiled templates."""
 
     supports = frozenset({"messages", "skills_dir"})
+    harmless_options = frozenset({"command_timeout_sec", "max_output_chars", "templates_dir"})
 
     @validate_call
     def __init__(
@@ -41,7 +42,7 @@ class ShellAgentFactory:
         max_output_chars: Annotated[int, Field(ge=100)] = 10_000,
         templates_dir: Path | None = None,
     ) -> None:
-        """Validates the options; touches nothing.
+        """Validates the options.
 
         Args:
             command_timeout_sec: Bound on one command in seconds.
@@ -54,7 +55,7 @@ class ShellAgentFactory:
         self.templates_dir = templates_dir
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ShellAgent:
-        """A fresh agent."""
+        """Makes an agent."""
         return ShellAgent(
             container=container,
             llm_client=llm_client,
@@ -65,7 +66,7 @@ class ShellAgentFactory:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, JSON-ready."""
+        """The constructor's options, JSON-ready."""
         return {
             "command_timeout_sec": self.command_timeout_sec,
             "max_output_chars": self.max_output_chars,
@@ -118,7 +119,7 @@ def _compile(environment: Environment, name: str) -> Template:
 
 
 def bash_blocks(reply: str) -> list[str]:
-    """The contents of the fenced bash blocks of a reply. A block that is not closed is none."""
+    """Finds the contents of the fenced bash blocks of a reply. A block that is not closed does not count."""
     blocks: list[str] = []
     block: list[str] | None = None
     for line in reply.replace("\r\n", "\n").split("\n"):
@@ -145,7 +146,6 @@ class ShellAgent:
         command_timeout_sec: float,
         max_output_chars: int,
     ) -> None:
-        """See `ShellAgentFactory` for the options."""
         self._container = container
         self._llm = llm_client
         self._templates = templates
@@ -154,7 +154,7 @@ class ShellAgent:
         self._context = AgentContext()
 
     def set_context(self, context: AgentContext) -> None:
-        """Takes an earlier conversation, which comes before the task, and skills, which the LLM is told of."""
+        """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
         self._context = context
 
     async def run(self, task: str) -> None:
@@ -171,7 +171,7 @@ class ShellAgent:
             messages.append(Message(role="user", content=observation))
 
     async def _told(self, task: str) -> str:
-        """The task, and the skills that there are for it."""
+        """Renders the task, and its skills."""
         told = self._templates.instance.render(task=task)
         if self._context.skills_dir is None:
             return told
@@ -179,7 +179,7 @@ class ShellAgent:
         return f"{told}\n\n{self._templates.skills.render(skills=skills)}" if skills else told
 
     async def _act(self, reply: str) -> str | None:
-        """Runs the command in `reply`; returns what the LLM is told of it, `None` when it submitted."""
+        """Runs the command in `reply`; returns the next message to the LLM, `None` when it submitted."""
         blocks = bash_blocks(reply)
         if len(blocks) != 1:
             return self._templates.format_error.render(blocks=len(blocks))

@@ -22,11 +22,11 @@ _FOLDED = re.compile(r"[>|][+-]?\d?")
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """What an agent is told of one skill.
+    """One skill, as described to an agent.
 
     Attributes:
-        name: As its `SKILL.md` says, or else its directory's.
-        description: What it is for; empty where it does not say.
+        name: The name in its `SKILL.md`, or else its directory's.
+        description: Its purpose; empty when it states none.
         path: Of its `SKILL.md` in the container.
     """
 
@@ -36,7 +36,7 @@ class Skill:
 
 
 async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: float) -> list[Skill]:
-    """The skills in a directory of the container, sorted by their directories. A warning where there are none.
+    """Finds the skills in a directory of the container, sorted by their directories. Warns when there are none.
 
     Raises:
         ContainerError: The container failed.
@@ -48,19 +48,19 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
     )
     parts = result.output.split("\0")[1:]
     if not parts:
-        _logger.warning("The agent is told of no skills: the container has no */SKILL.md in %s.", folder)
+        _logger.warning("The agent gets no skills: the container has no */SKILL.md in %s.", folder)
     return [read_skill(text, posixpath.join(folder, path)) for path, text in zip(parts[::2], parts[1::2], strict=False)]
 
 
 def read_skill(text: str, path: str) -> Skill:
-    """The skill whose `SKILL.md`, at `path`, begins with `text`."""
+    """Reads the skill whose `SKILL.md`, at `path`, begins with `text`."""
     fields = _front_matter(text)
     name = fields.get("name") or posixpath.basename(posixpath.dirname(path))
     return Skill(name[:100], fields.get("description", "")[:MAX_DESCRIPTION_CHARS], path)
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """The two fields, of the little of YAML that they are written in: one line, quoted or not, or indented ones."""
+    """Reads the two fields from the subset of YAML in use: one line, quoted or not, or indented ones."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         return {}

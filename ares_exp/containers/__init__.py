@@ -1,1 +1,4 @@
-"""Containers: the boxes that code agents work in."""
+"""Containers that code agents work in: one contract, and the backends local, Docker and Daytona.
+
+Imports filesystem and records; imported by everything that records or plays an episode, never by policies.
+"""

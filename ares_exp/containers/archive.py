@@ -1,4 +1,4 @@
-"""Tar archives in and out of containers: packed with care, unpacked with suspicion. Blocking."""
+"""Tar archives in and out of containers; incoming ones are untrusted. Blocking."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_MEMBERS = 100_000
 _SPOOL_BYTES = 8 * 1024 * 1024
 _PREFIX = ".download-"
 _SHOWN = 5
-"""So many of the members that are left out are named in the warning."""
+"""Number of skipped members that the warning names."""
 
 _logger = logging.getLogger(__name__)
 
 
 def pack(source: Path, file_name: str) -> IO[bytes]:
-    """A tar of a host file, named `file_name`, or of a host directory's contents, named relative to it.
+    """Packs a host file, named `file_name`, or a host directory's contents, named relative to it, into a tar.
 
     Modes and symlinks are kept (a `source` that is itself a link is followed); owner and group are root.
 
@@ -66,11 +66,11 @@ def unpack_directory(
     max_bytes: int = MAX_BYTES,
     max_members: int = MAX_MEMBERS,
 ) -> None:
-    """Unpacks an untrusted tar stream into the host directory `target`, which is made when missing.
+    """Unpacks an untrusted tar stream into the host directory `target`, creating it if missing.
 
-    Links that could leave `target` and special files are left out, with one warning. Symlinks are made last, so that no
-    member is ever written through one. Everything is unpacked beside and moved when it is complete, so that a download
-    that breaks off leaves `target` as it was.
+    Links that could leave `target` and special files are skipped, with one warning. Symlinks are created last, so that
+    no member is written through one. Everything is unpacked into a scratch directory and moved when complete, so that
+    an interrupted download leaves `target` unchanged.
 
     Args:
         stream: Only its `read(size)` is used.
@@ -107,13 +107,11 @@ def unpack_directory(
         raise TransferError(f"Cannot unpack a download into {target}: {error}.") from error
     if left_out:
         shown, more = "; ".join(left_out[:_SHOWN]), len(left_out) - _SHOWN
-        _logger.warning(
-            "Left out of the download to %s: %s%s.", target, shown, f"; and {more} more" if more > 0 else ""
-        )
+        _logger.warning("Skipped in the download to %s: %s%s.", target, shown, f"; and {more} more" if more > 0 else "")
 
 
 def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Writes the one regular file of an untrusted tar stream to the host path `target`; its parents are made.
+    """Writes the one regular file of an untrusted tar stream to the host path `target`, creating its parents.
 
     Args:
         stream: Only its `read(size)` is used.
@@ -150,7 +148,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """The members, checked one by one against the bounds and for names that lead out."""
+    """Yields the members, each checked against the bounds and for names that lead out."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -172,7 +170,7 @@ def _bounded(
 
 
 def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
-    """Whether it is a hard link to a file that has been unpacked before it."""
+    """Returns whether the member is a hard link to a file unpacked before it."""
     to = PurePosixPath(member.linkname)
     if not member.islnk() or to.is_absolute() or ".." in to.parts:
         return False
@@ -200,18 +198,18 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 
 def _safe_mode(mode: int) -> int:
-    """The mode of an unpacked file: readable and writable for its owner, writable for nobody else, never setuid."""
+    """Returns the mode of an unpacked file: writable for its owner only, never setuid."""
     return (mode if mode & 0o100 else mode & ~0o111) & 0o755 | 0o600
 
 
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
-    """Makes a link that cannot leave `target`: relative, and going up only at its beginning and not beyond the top.
+    """Creates a symlink if it cannot leave `target`: relative, with `..` only at its beginning and not beyond the top.
 
     The directory that it lies in is a real one, not a link, so counting `..` against its depth is exact; what follows
     can only pass through links that obey the same rule.
 
     Returns:
-        Whether it is such a link.
+        Whether the link was created.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
@@ -240,7 +238,7 @@ def _move(new: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a directory with all that is in it, if it is there."""
+    """Removes a file, a link or a directory with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

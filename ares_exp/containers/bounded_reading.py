@@ -1,4 +1,4 @@
-"""Reading of a container's files in a thread that gives up when it takes too long, or when nobody waits any more."""
+"""File reading in a thread, with a time limit and cancellation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.errors import CaptureError
 from ares_exp.filesystem.delta import Entry
 
@@ -14,11 +14,11 @@ READ_SEC = 300.0
 """Bound on the reading of a container's files."""
 
 Skip = Callable[[str], bool]
-"""Whether a path is left out."""
+"""A function that returns whether a path is skipped."""
 
 
 async def bounded(read: Callable[[Skip], dict[str, Entry]], skip: Skip) -> dict[str, Entry]:
-    """Runs `read` in a thread. It is told to give up by `skip`, when it takes too long or the caller is cancelled.
+    """Runs `read` in a thread. Its `skip` raises after `READ_SEC`, or when the caller is cancelled.
 
     Raises:
         CaptureError: It took longer than `READ_SEC`; or what `read` raises.

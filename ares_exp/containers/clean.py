@@ -1,34 +1,30 @@
-"""The command that removes what dead runs of this machine left, on it and at services."""
+"""The command `python -m ares_exp.containers clean`: removal of leftovers of dead runs."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 
-from ares_exp.containers.daytona.credentials import has_credentials
-from ares_exp.containers.daytona.leftovers import find_all as find_sandboxes
-from ares_exp.containers.docker.engine import connect, engine_errors, reason
-from ares_exp.containers.docker.leftovers import find as find_on_engine
-from ares_exp.containers.docker.leftovers import find_locks
+from ares_exp.config.targets import import_target, option_targets
+from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived
-from ares_exp.errors import ContainerServiceError, PreflightError
+from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
 
 EXIT_OK, EXIT_REMAINS, EXIT_INTERRUPTED = 0, 1, 130
 
 _DESCRIPTION = """\
 Removes what dead runs of this machine left: containers, networks, volumes and images on the Docker engine, the
-directories and cgroups of local boxes, temporary directories of builds and verifiers, and, where DAYTONA_API_KEY is
-set, sandboxes of the Daytona service. What belongs to a run that lives, to another machine or to another user is not
-touched. Every run does the same when it starts; this is for when no run is to follow.
+directories and cgroups of local containers, temporary directories of builds and verifiers, and, where DAYTONA_API_KEY
+is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to another user is kept.
+Every run does the same at its start.
 """
 _EXIT_CODES = (
-    "Exit codes: 0 nothing of dead runs is left (without a Docker engine: outside of one); 1 something could not be "
-    "removed, or a service not be asked; 2 the command line is wrong."
+    "Exit codes: 0 no leftovers remain (without a Docker engine: outside of one); 1 something could not be "
+    "removed, or a service did not answer; 2 the command line is wrong."
 )
 _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -43,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ares_exp.containers", description="Looks after the containers of runs.")
+    parser = argparse.ArgumentParser("python -m ares_exp.containers", description="Manages the containers of runs.")
     commands = parser.add_subparsers(required=True, metavar="command")
     clean = commands.add_parser(
         "clean", help="remove what dead runs of this machine left", description=_DESCRIPTION, epilog=_EXIT_CODES
@@ -72,32 +68,24 @@ def _clean(*, dry_run: bool, images: bool, snapshots: bool) -> int:
         remaining += bool(problem)
         _say(f"{leftover.kind:<13}  {leftover.name}  of {leftover.whose}{_age(leftover)}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(f"left alone: {count} of {whose}, which lives, or cannot be known from here to be dead")
+        _say(f"kept {count} of {whose}: still running, or not verifiable from this machine")
     _say(_total(len(stale), remaining, dry_run=dry_run))
     return EXIT_REMAINS if remaining or failed else EXIT_OK
 
 
 def _found(*, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
-    """All that runs made here, and whether an engine or a service that is there would not say what it has."""
-    found = [*find_locks(), *find_short_lived()]
-    failed = False
-    if sys.platform == "linux":
-        from ares_exp.containers.local.leftovers import find as find_boxes
-
-        found += find_boxes()
-    try:
-        engine = asyncio.run(connect())
-        found += find_on_engine(engine.api, cached_images=images)
-    except PreflightError as error:
-        _say(f"Docker was left out. {error}")
-    except engine_errors() as error:
-        _say(f"The Docker engine could not be asked what it has: {reason(error)}.")
-        failed = True
-    if has_credentials():
+    """Lists the things that runs made here, for every backend; also returns whether a reachable backend failed."""
+    found, failed = [*find_short_lived()], False
+    for name, target in option_targets("container").items():
         try:
-            found += find_sandboxes(snapshots=snapshots)
-        except (PreflightError, ContainerServiceError) as error:
-            _say(f"The Daytona service could not be asked what it has. {error}")
+            backend = import_target(target)
+            if isinstance(backend, type) and issubclass(backend, ContainerFactoryBase):
+                for leftover in backend.find_leftovers(images=images, snapshots=snapshots):
+                    found.append(leftover)  # one by one: those before an error count
+        except (PreflightError, ConfigError) as error:
+            _say(f"{name.capitalize()} was left out. {error}")
+        except ContainerServiceError as error:
+            _say(str(error))
             failed = True
     return found, failed
 
@@ -112,7 +100,7 @@ def _age(leftover: Leftover) -> str:
 
 def _total(count: int, remaining: int, *, dry_run: bool) -> str:
     if not count:
-        return "Nothing of dead runs is left."
+        return "No leftovers found."
     things = "1 thing" if count == 1 else f"{count} things"
     if dry_run:
         return f"{things} would be removed."

@@ -1,13 +1,12 @@
-"""The egress proxy: the one way out of a container under an allow-list.
+"""The egress proxy: the only way out of a container under an allow-list.
 
-It runs in this process, one for each container, on a socket that listens inside the container's own network (see
-`network_namespace`), where there is nothing else. Clients reach it by the usual variables (`HTTPS_PROXY`, …); what
-ignores them has no network at all. It speaks `CONNECT` and plain HTTP, to any port of an allowed host.
+It runs in this process, one per container, on a socket that listens inside the container's network (see
+`network_namespace`), which has no other interface. Clients find it by the usual variables (`HTTPS_PROXY`, …); programs
+that ignore them have no network. It speaks `CONNECT` and plain HTTP, to any port of an allowed host.
 
-A name is looked up here, only if it is allowed, and the connection goes to the address that was judged. Addresses of
-this machine's own loopback and of its link (cloud metadata, for one) are never reached. Other addresses that are not
-public need an entry of their own: whoever owns an allowed name must not choose which machine of a private network it
-means.
+A name is resolved here, only if it is allowed, and the connection goes to the checked address. Loopback and link-local
+addresses of this machine (cloud metadata, for example) are never reached. Other non-public addresses need their own
+entry: the owner of an allowed name must not choose which machine of a private network it means.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from ares_exp.containers.egress_request import MAX_HEAD_BYTES, ProxyRequest, Ref
 from ares_exp.containers.network_policy import IPAddress, NetworkPolicy
 
 MAX_CONNECTIONS = 64
-"""Of one container, at a time. More get an error, and twice as many not even that."""
+"""Simultaneous connections of one container. Further ones get an error, beyond twice as many they are dropped."""
 
 HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
 CONNECT_TIMEOUT_SEC = 15.0
 IDLE_TIMEOUT_SEC = 600.0
-"""How long a connection may stay without a byte in either direction."""
+"""Bound on a connection's silence, both directions together."""
 
 _LINGER_SEC = 2.0
 _DROP_SEC = 5.0
@@ -44,10 +43,10 @@ Resolve = Callable[[str], Awaitable[Sequence[IPAddress]]]
 
 
 async def resolve_name(name: str) -> Sequence[IPAddress]:
-    """The addresses of a DNS name, as this machine sees it.
+    """Resolves a DNS name on this machine.
 
     Raises:
-        OSError: It has none.
+        OSError: It has no address.
     """
     find = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_resolvers(os.getpid()), find)
@@ -56,7 +55,7 @@ async def resolve_name(name: str) -> Sequence[IPAddress]:
 
 @functools.lru_cache(maxsize=4)
 def _resolvers(pid: int) -> ThreadPoolExecutor:
-    """Threads apart from everybody else's: a container may ask for many names that answer slowly."""
+    """Returns separate threads for lookups: a container may ask for many names that answer slowly."""
     return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="egress names")
 
 
@@ -72,12 +71,12 @@ class EgressProxy:
         idle_timeout_sec: float = IDLE_TIMEOUT_SEC,
         head_timeout_sec: float = HEAD_TIMEOUT_SEC,
     ) -> None:
-        """Touches nothing yet.
+        """Opens nothing yet.
 
         Args:
-            policy: What may be reached. Only an `allowlist` allows anything: under another policy nobody should ask.
-            known_hosts: Addresses of names that are not looked up, as in /etc/hosts; trusted to be meant so.
-            resolve: Looks the others up.
+            policy: The policy. Only an `allowlist` allows anything; other policies do not use the proxy.
+            known_hosts: Addresses of names that are not looked up, as in /etc/hosts; trusted.
+            resolve: Looks up the other names.
             idle_timeout_sec: Bound on a connection's silence.
             head_timeout_sec: Bound on the arrival of a request.
         """
@@ -90,25 +89,25 @@ class EgressProxy:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket) -> None:
-        """Serves whoever connects to `listener`, which it takes over."""
+        """Takes over `listener` and serves its connections."""
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_HEAD_BYTES)
 
     async def set_policy(self, policy: NetworkPolicy) -> None:
-        """Judges by `policy` from now on, and cuts off every open connection."""
+        """Puts `policy` in force and cuts every open connection."""
         self._policy = policy
         await self._drop_connections()
 
     async def close(self) -> None:
-        """Stops listening and cuts off every connection. Idempotent."""
+        """Stops listening and cuts every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
         await self._drop_connections()
 
     async def destinations(self, host: str) -> list[IPAddress]:
-        """Where `host`, a name or an address in canonical form, may be reached: at least one address.
+        """Returns the addresses at which `host`, a name or an address in canonical form, may be reached; at least one.
 
         Raises:
-            RefusedError: Nowhere, or its name cannot be looked up.
+            RefusedError: It may not be reached, or its name cannot be resolved.
         """
         policy = self._policy
         literal = _as_address(host)
@@ -126,7 +125,7 @@ class EgressProxy:
         if not allowed:
             raise RefusedError(
                 "403 Forbidden",
-                f"{host} is {', '.join(map(str, found))} here, no public address; one of a private network has to be "
+                f"{host} is {', '.join(map(str, found))} here, no public address; a private address has to be "
                 "in allowed_hosts itself, and loopback and link-local ones are never reached.",
             )
         return allowed
@@ -138,7 +137,7 @@ class EgressProxy:
             await asyncio.wait(self._connections, timeout=_DROP_SEC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= 2 * MAX_CONNECTIONS:  # each costs this process a descriptor
+        if len(self._connections) >= 2 * MAX_CONNECTIONS:  # each takes a descriptor of this process
             writer.transport.abort()
             return
         connection = asyncio.current_task()
@@ -177,7 +176,7 @@ class EgressProxy:
         """Connects to an allowed address of the requested host.
 
         Raises:
-            RefusedError: There is none, or none answers.
+            RefusedError: No address is allowed, or none answers.
         """
         last: OSError | None = None
         for address in await self.destinations(request.host):
@@ -203,7 +202,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Passes bytes both ways until the far side has ended; the near side may end its own half before."""
+        """Copies bytes both ways until the far side ends; the near side may end its half earlier."""
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(self._idle_timeout_sec) as idle:
 
@@ -230,7 +229,7 @@ class EgressProxy:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
-    """Answers with an error, and waits a little for the client to take it: closing at once may lose it."""
+    """Sends an error and waits briefly for the client to read it: closing at once may lose it."""
     _logger.debug("The egress proxy refused a request: %s", refused)
     body = f"ares_exp: {refused}\n".encode()
     head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
@@ -250,10 +249,10 @@ def _as_address(host: str) -> IPAddress | None:
 
 
 def _unmapped(address: IPAddress) -> IPAddress:
-    """`::ffff:127.0.0.1` is 127.0.0.1 to the kernel."""
+    """Returns the IPv4 address of a mapped one: the kernel takes `::ffff:127.0.0.1` for 127.0.0.1."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Whether an address means this machine, or something that answers to this machine alone."""
+    """Returns whether an address means this machine or its link."""
     return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast

@@ -1,4 +1,4 @@
-"""The head of a request to the egress proxy: what a hostile client may send, read strictly."""
+"""Strict parser for the head of an egress proxy request, which may come from a hostile client."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HOP_BY_HOP = {"host", "connection", "proxy-connection", "keep-alive", "proxy-au
 
 
 class RefusedError(Exception):
-    """A request that gets an error for an answer.
+    """A refused proxy request.
 
     Attributes:
-        status: HTTP status and its name.
+        status: HTTP status code and reason phrase.
     """
 
     def __init__(self, status: str, sentence: str) -> None:
@@ -33,12 +33,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """Whom a client wants to reach.
+    """The target of a proxy request.
 
     Attributes:
         host: A DNS name or an IP address, canonical.
         port: 1 to 65535.
-        head: What to send there first: nothing for `CONNECT`, the rewritten request for plain HTTP.
+        head: Bytes to send there first: empty for `CONNECT`, the rewritten request for plain HTTP.
     """
 
     host: str
@@ -56,7 +56,7 @@ async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
 
     Raises:
         RefusedError: It is malformed or too long.
-        EOFError: The client left.
+        EOFError: The client disconnected.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -80,7 +80,7 @@ async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     path = found["path"] or "/"
     path = path if path.startswith("/") else f"/{path}"
     shown = found["host"] + (f":{found['port']}" if found["port"] else "")
-    # One request a connection: the next one of a connection that stays open might be for another host.
+    # One request per connection: the next one of a connection that stays open might be for another host.
     lines = [f"{method} {path} HTTP/1.1", f"Host: {shown}", *kept, "Connection: close", "", ""]
     return ProxyRequest(host, port, "\r\n".join(lines).encode("latin-1"))
 

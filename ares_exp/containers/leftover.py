@@ -1,4 +1,4 @@
-"""One thing that a run made and that outlives it unless somebody removes it."""
+"""A thing that a run made outside this process and that outlives the run unless it is removed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of a run, of ours or of another process.
+    """A thing made by a run, of this process or of another.
 
     Attributes:
-        kind: `container`, `network`, `volume`, `image`, `build lock`, `box directory`, `directory`, `cgroup`,
+        kind: `container`, `network`, `volume`, `image`, `build lock`, `directory`, `cgroup`,
             `sandbox`, `snapshot`.
-        name: What the engine, the service or the file system calls it.
+        name: Its name on the engine, at the service or in the file system.
         whose: The owner, for humans.
-        is_stale: Whether the owner is certainly dead. Anything else is not ours to touch.
-        created: When it was made, seconds since the epoch; `None` when that is not known.
-        remove: Removes it and returns why it is still there, `""` when it is gone. Blocking; raises nothing.
+        is_stale: Whether the owner is certainly dead. Other things must not be touched.
+        created: Creation time, seconds since the epoch; `None` if unknown.
+        remove: Removes it and returns why it is still there, `""` when it is gone. Blocking; never raises.
     """
 
     kind: str

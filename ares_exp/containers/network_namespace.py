@@ -1,7 +1,7 @@
 """Sockets inside the network namespace of another process.
 
-A socket belongs to the namespace that it was made in, whoever holds it. So a thread that visits a container's namespace
-for a moment can bring back a socket that listens in there, and the container needs no way out of its own.
+A socket belongs to the namespace in which it was made, whichever process holds it. So a thread that briefly enters a
+container's namespace can bring back a socket that listens there, and the container needs no route to this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def obstacle() -> str | None:
-    """Why this process cannot enter the network of a container, a clause; `None` when it can."""
+    """Returns why this process cannot enter the network of a container, as a clause; `None` when it can."""
     if sys.platform != "linux":
         return "this machine does not run Linux"
     try:
@@ -32,11 +32,11 @@ def obstacle() -> str | None:
 
 
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
-    """A socket that listens at `address` in the network of a container. Blocking, for a millisecond.
+    """Opens a socket that listens at `address` in the network of a container. Blocking, for a millisecond.
 
     Args:
-        pid: The container's first process, as this machine counts.
-        container_id: Its full id, which tells it from a process that only has the same number here.
+        pid: The container's first process, as numbered on this machine.
+        container_id: Its full id, which distinguishes it from a local process of the same number.
         address: An address of that network, and a port.
 
     Raises:
@@ -50,7 +50,7 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:
-    """Does `act` in a thread that enters `namespace` and ends there."""
+    """Runs `act` in a thread that enters `namespace` and ends there."""
     results: list[_T] = []
     errors: list[OSError] = []
 

@@ -17,12 +17,12 @@ _MAX_NAME = 253
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """What a container may reach besides itself: everything, nothing, or the hosts of a list.
+    """The hosts that a container may reach besides itself: all, none, or those of a list.
 
     Attributes:
         mode: `"public"`, `"no-network"` or `"allowlist"`.
-        allowed_hosts: Entries as `normalise_host` takes them, kept in canonical form; for `"allowlist"` only, where
-            none at all means that nothing may be reached.
+        allowed_hosts: Entries as `normalise_host` takes them, kept in canonical form; for `"allowlist"` only. Empty: no
+            host may be reached.
 
     Raises:
         ValueError: No such mode, a malformed entry, or hosts under another mode.
@@ -39,18 +39,18 @@ class NetworkPolicy:
         object.__setattr__(self, "allowed_hosts", frozenset(normalise_host(entry) for entry in self.allowed_hosts))
 
     def with_hosts(self, entries: Iterable[str]) -> NetworkPolicy:
-        """This policy with more hosts allowed: `no-network` becomes an allow-list, `public` has them all already."""
+        """Returns this policy with more hosts allowed: `no-network` becomes an allow-list, `public` stays."""
         more = frozenset(entries)
         return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
 
     def allows_name(self, name: str) -> bool:
-        """Whether a DNS name in canonical form may be reached. `*.a.b` has all names below `a.b`, not `a.b`."""
+        """Returns whether a canonical DNS name may be reached. `*.a.b` covers all names below `a.b`, not `a.b`."""
         above = name.split(".")[1:]
         wildcards = ("*." + ".".join(above[start:]) for start in range(len(above)))
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
 
     def allows_address(self, address: IPAddress) -> bool:
-        """Whether an IP address may be reached under its own number."""
+        """Returns whether an entry allows this IP address itself."""
         return self.mode == "public" or any(address in network for network in self._networks())
 
     def _networks(self) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
@@ -64,7 +64,7 @@ NO_NETWORK = NetworkPolicy("no-network")
 
 
 def normalise_host(entry: str) -> str:
-    """The canonical form of one entry of `allowed_hosts`.
+    """Returns the canonical form of one entry of `allowed_hosts`.
 
     Args:
         entry: A DNS name, `*.` and a DNS name, an IP address, or a network in CIDR notation without host bits.
@@ -77,7 +77,7 @@ def normalise_host(entry: str) -> str:
     if canonical is None:
         raise ValueError(
             f"expected a host name, *.name, an IP address or a CIDR network without host bits, got {entry!r}. "
-            "URLs, ports, paths and brackets do not belong here"
+            "Remove URL schemes, ports, paths and brackets"
         )
     return canonical
 

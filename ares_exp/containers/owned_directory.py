@@ -1,4 +1,4 @@
-"""Temporary directories that go with the process that made them, or with the next run when that was killed."""
+"""Temporary directories removed with the process that made them, or by the next run if it was killed."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.leftover import Leftover
 
-_UNLOCKED_SEC = 60.0  # far longer than a new directory is without its lock
+_UNLOCKED_SEC = 60.0  # far longer than a new directory lacks its lock
 ShortLived = Literal["build", "fork", "transfer", "verifier"]
-"""What such directories are for; part of their names."""
+"""Purposes of such directories; part of their names."""
 
 
 def name_prefix(purpose: str) -> str:
-    """How the names of directories for a purpose begin; the number of the process that made it follows."""
+    """Returns the name prefix of directories for a purpose; the process number of the maker follows it."""
     return f"ares_exp-{purpose}-"
 
 
 class OwnedDirectory:
-    """A temporary directory, locked for as long as the process that made it lives.
+    """A temporary directory, locked while the process that made it lives.
 
-    The lock is the kernel's (`flock` on the directory): it ends with the process however that dies, and it holds
-    across pid namespaces, where a process number would say nothing.
+    The lock is the kernel's (`flock` on the directory): it ends with the process, however that dies, and works across
+    pid namespaces, where a process number means nothing.
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
-        """Makes the directory, readable by us alone.
+        """Creates the directory, readable only by this user.
 
         Args:
-            prefix: How its name begins; `name_prefix` of a purpose and our process number at least.
-            folder: Where; `None`: with the temporary files.
+            prefix: Name prefix: `name_prefix` of a purpose and the process number, at least.
+            folder: Its parent; `None`: the directory of temporary files.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be created.
         """
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = fresh.rename(fresh.with_name(fresh.name[1:]))  # only now does a sweep take it for stale: locked
+        # Renamed only once it is locked: a cleanup takes an unlocked one for stale.
+        self.path = fresh.rename(fresh.with_name(fresh.name[1:]))
 
     def remove(self) -> None:
-        """Deletes it with all that is in it. Idempotent."""
+        """Deletes it with its contents. Idempotent."""
         self._delete()
         if self._lock >= 0:
             os.close(self._lock)
@@ -61,24 +62,24 @@ class OwnedDirectory:
 
 
 def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
-    """A directory for one piece of work, which the caller removes when that is done.
+    """Creates a directory for one piece of work; the caller removes it afterwards.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     return OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-")
 
 
 @asynccontextmanager
 async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
-    """A `short_lived_directory` for as long as the body takes; removed whatever ends that.
+    """Provides a `short_lived_directory` for the body; removed however the body ends.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     making = asyncio.ensure_future(asyncio.to_thread(short_lived_directory, purpose))
     try:
-        await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
+        await finish(asyncio.wait({making}))  # also when the caller is cancelled: the directory has to be removed
         yield making.result().path
     finally:
         if not making.cancelled() and making.exception() is None:
@@ -86,25 +87,25 @@ async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
 
 
 def delete(path: Path) -> bool:
-    """Deletes a directory. Whether it is gone."""
+    """Deletes a directory; returns whether it is gone."""
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
 
 
 def find_short_lived() -> Iterator[Leftover]:
-    """The directories of builds and verifiers of this user, those of the living included. Blocking."""
+    """Yields the directories of builds and verifiers of this user, those of running processes included. Blocking."""
     for purpose in get_args(ShortLived):
         yield from find(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
 
 def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Iterable[Path]) -> Iterator[Leftover]:
-    """This user's directories for a purpose, those of the living included. Blocking.
+    """Yields this user's directories for a purpose, those of running processes included. Blocking.
 
     Args:
         purpose: As in their names.
-        kind: What to call them.
-        delete: Deletes one; whether it is gone.
-        folders: Where they may lie.
+        kind: Their `Leftover.kind`.
+        delete: Deletes one; returns whether it is gone.
+        folders: Their possible parents.
     """
     prefix = name_prefix(purpose)
     for path in (
@@ -128,7 +129,7 @@ def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Itera
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Whether the process that made it is dead; `then` deletes it, while nobody else can."""
+    """Returns whether the process that made it is dead; `then` deletes it under the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -1,8 +1,8 @@
-"""Whose a thing is that outlives its maker: a container, a network, an image. And whether that owner is dead.
+"""Owners of things that outlive their maker (containers, networks, images), and whether an owner is dead.
 
-Labels carry the answer, or a mark in its name. A process number alone says little: another machine, another boot and
-another container have the same ones. So the labels also name the machine, its boot, the namespace in which process
-numbers mean the same, and when the process started.
+The owner is in the labels of the thing, or as a mark in its name. A process number alone is ambiguous: other machines,
+boots and containers have the same ones. So the labels also name the machine, its boot, the pid namespace, and the start
+time of the process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RUN = "ares_exp.run"
-"""The label that every thing of a run has."""
+"""The label on everything that a run makes."""
 
 HOST = "ares_exp.host"
-"""The label that things of a machine have in common, for a search. Another machine may have it too."""
+"""The label of the machine's host name, for searches. Another machine may have the same name."""
 
 _MACHINE, _BOOT = "ares_exp.machine", "ares_exp.boot"
 _NAMESPACE, _USER = "ares_exp.pid-namespace", "ares_exp.user"
@@ -32,7 +32,7 @@ _QUESTION_SEC = 10.0
 
 
 def owner_labels() -> dict[str, str]:
-    """Labels of what this process makes. An empty one: it cannot be found out here."""
+    """Returns the labels of this process; the value is empty where it cannot be determined."""
     return dict(_labels_of(os.getpid()))
 
 
@@ -51,44 +51,44 @@ def _labels_of(pid: int) -> Mapping[str, str]:
 
 
 def owner_mark() -> str:
-    """Tells whose a thing is that has a name but no labels: `<process number>-<its start>-<where these mean the same>`.
+    """Returns the owner mark for names of things without labels: `<process number>-<its start>-<scope digest>`.
 
-    For what ends with the boot of the machine.
+    For things that do not survive a reboot. The scope digest covers host, boot, pid namespace and user.
     """
     labels = owner_labels()
-    return f"{labels[_PID]}-{labels[_START]}-{_place(labels)}"
+    return f"{labels[_PID]}-{labels[_START]}-{_scope(labels)}"
 
 
 def is_dead_mark(mark: str) -> bool:
-    """As `is_dead`, for a thing of this machine with an `owner_mark`."""
+    """Returns as `is_dead`, for a thing of this machine with an `owner_mark`."""
     ours = owner_labels()
     pid, _, rest = mark.partition("-")
-    start, _, place = rest.partition("-")
-    return place == _place(ours) and is_dead({**ours, _PID: pid, _START: start})
+    start, _, scope = rest.partition("-")
+    return scope == _scope(ours) and is_dead({**ours, _PID: pid, _START: start})
 
 
-def _place(labels: Mapping[str, str]) -> str:
-    place = " ".join(labels[name] for name in (HOST, _BOOT, _NAMESPACE, _USER))
-    return hashlib.sha256(place.encode()).hexdigest()[:12]
+def _scope(labels: Mapping[str, str]) -> str:
+    scope = " ".join(labels[name] for name in (HOST, _BOOT, _NAMESPACE, _USER))
+    return hashlib.sha256(scope.encode()).hexdigest()[:12]
 
 
 def machine_mark() -> str:
-    """Tells the things of this user on this machine from those of others, where only a name can say so."""
+    """Returns the mark of this user on this machine, for names of things without labels."""
     labels = owner_labels()
-    place = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
-    return hashlib.sha256(place.encode()).hexdigest()[:8]
+    scope = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
+    return hashlib.sha256(scope.encode()).hexdigest()[:8]
 
 
 def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
-    """Whether the owner of a thing is certainly dead, and was of our user. What cannot be known counts as alive.
+    """Returns whether the owner of a thing is certainly dead and had our user. An unknown owner counts as alive.
 
-    Certain is: the process is not there, where its number and ours mean the same; or its machine, this one, has been
-    started anew since. Blocking on macOS, where it asks `ps`.
+    Certain means: the process does not exist in our pid namespace; or its machine, this one, has rebooted since.
+    Blocking on macOS, where it runs `ps`.
 
     Args:
-        labels: Of the thing.
-        since_boot: Whether only the former counts. For things outside of this machine: machines that are copies of each
-            other have the same names, but each has a boot of its own.
+        labels: The labels of the thing.
+        since_boot: Whether only a missing process counts. For things outside this machine: cloned machines have the
+            same names, but different boots.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -98,13 +98,13 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-    """`process 4711 on host`, and the user where it is another one."""
+    """Returns `process 4711 on host`, and the user if it is another one."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
     return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
 
 def _agree(labels: Mapping[str, str], name: str) -> bool:
-    """Whether a label is known and the same as ours."""
+    """Returns whether a label is set and equal to ours."""
     return bool(labels.get(name)) and labels.get(name) == owner_labels()[name]
 
 
@@ -112,7 +112,7 @@ def _is_gone(pid: str, start: str) -> bool:
     if not re.fullmatch(r"[0-9]{1,9}", pid) or int(pid) == 0 or not start:
         return False
     try:
-        os.kill(int(pid), 0)  # unlike /proc, which may hide the processes of others, it tells whether there is one
+        os.kill(int(pid), 0)  # unlike /proc, which may hide other users' processes
     except ProcessLookupError:
         return True
     except OSError:
@@ -125,7 +125,7 @@ _ENDED = "ended"
 
 
 def _process_start(pid: int) -> str:
-    """When a process started, which tells it from a later one of the same number; empty when that is not to be had."""
+    """Returns a process's start time, which distinguishes it from a later one of the same number; empty if unknown."""
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
     try:
@@ -133,11 +133,11 @@ def _process_start(pid: int) -> str:
     except OSError:
         return ""
     state, threads, start = fields[0], int(fields[17]), fields[19]
-    return _ENDED if state in "ZX" and threads <= 1 else start  # a zombie: nobody has asked for its exit code yet
+    return _ENDED if state in "ZX" and threads <= 1 else start  # a zombie: its parent has not reaped it yet
 
 
 def _namespace() -> str:
-    """The same for two processes to which process numbers, and the clock of their start, mean the same."""
+    """Returns an id of the pid and time namespaces of this process."""
     if not _IS_LINUX:
         return sys.platform
     spaces = [path for path in (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time")) if path.is_symlink()]
@@ -154,7 +154,7 @@ def _boot() -> str:
 
 
 def _machine() -> str:
-    """Tells machines of the same name apart. Hashed: the number itself is not for others to see (`man machine-id`)."""
+    """Returns a hash of the machine id, which must not be published itself (`man machine-id`)."""
     number = _read("/etc/machine-id")
     return hashlib.sha256(f"ares_exp {number}".encode()).hexdigest()[:16] if number else ""
 
@@ -167,7 +167,7 @@ def _read(path: str) -> str:
 
 
 def _ask(*command: str) -> str:
-    """What a program of the system says, the same in every language and time zone; empty when it fails."""
+    """Returns the output of a system program, independent of language and time zone; empty when it fails."""
     env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C", "TZ": "UTC"}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=env, timeout=_QUESTION_SEC, check=False)

@@ -1,4 +1,4 @@
-"""What comes out of a channel's shell: marks are told from output, and of the output only head and tail are kept."""
+"""Parsing of a channel's output: marks are separated, and only head and tail of the rest are kept."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _MAX_WORD_BYTES = 8192
 class MarkParser:
     """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame its scripts.
 
-    A mark may be cut anywhere by the transport. Only new bytes and a carry shorter than a mark are searched: looking
-    through all that came so far would cost the square of the output.
+    The transport may cut a mark anywhere. Only new bytes and a carry shorter than a mark are searched: searching
+    everything received so far would take quadratic time.
     """
 
     def __init__(self, key: str) -> None:
-        """Args: key: Random hex, unknown to what runs in the box."""
+        """Args: key: Random hex, unknown to programs in the container."""
         self._prefix = _MARK + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields (output, mark that follows it) pairs; the mark is `None` when none has come yet.
+        """Yields (output, following mark) pairs; the mark is `None` while none has arrived.
 
         Raises:
-            ValueError: A mark does not end, so it is none of ours.
+            ValueError: A mark does not end, so it is not ours.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -45,7 +45,7 @@ class MarkParser:
 
 
 class BoundedOutput:
-    """The first and the last `limit / 2` bytes of a stream of any length, in memory of the order of `limit`."""
+    """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
 
     def __init__(self, limit: int) -> None:
         """Args: limit: Bytes to keep, at least 0."""
@@ -57,7 +57,7 @@ class BoundedOutput:
 
     @property
     def elided_bytes(self) -> int:
-        """Bytes that fell out between head and tail."""
+        """Bytes dropped between head and tail."""
         return self._total - len(self._head) - min(len(self._tail), self._tail_limit)
 
     def add(self, data: bytes) -> None:
@@ -68,11 +68,11 @@ class BoundedOutput:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        if len(self._tail) > 2 * self._tail_limit + 65536:  # now and then, so that the copying stays linear
+        if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that the copying stays linear
             self._trim()
 
     def text(self) -> str:
-        """Head and tail, decoded as UTF-8; invalid bytes become U+FFFD."""
+        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD."""
         self._trim()
         if not self.elided_bytes:
             return (self._head + self._tail).decode("utf-8", "replace")

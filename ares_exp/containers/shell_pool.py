@@ -1,196 +1,169 @@
-"""Commands of one container through persistent shells, so that no command costs an engine call.
+"""The persistent shells of one container: opened on demand, lent to one script at a time, kept for the next.
 
-A command borrows a free channel, or opens one. The channel is free again when nobody in the box holds the command's
-output any more: a background process that a command leaves behind lives on, yet neither hangs it nor writes into the
-output of the next one. Time limits and cancellation kill the command's processes through another channel.
+A channel returns to the pool by itself, when its shell is ready again or has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
-import posixpath
-import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.command_killer import CommandKiller
-from ares_exp.containers.container import MAX_OUTPUT_BYTES, ExecResult, Shell, User
-from ares_exp.containers.shell_channel import Channel, Script, ScriptRun
-from ares_exp.containers.shell_output import BoundedOutput
-from ares_exp.containers.shell_script import BoxShell, check_arguments, command_script, end_of_sink, sink_script
-from ares_exp.containers.shell_stock import MAX_IDLE, OpenStream, ShellStock
-from ares_exp.errors import ContainerDiedError
+from ares_exp.containers.container import User
+from ares_exp.containers.shell_channel import Channel, ChannelStream
+from ares_exp.errors import ContainerDiedError, ContainerError
 
-# A ready channel begins within milliseconds. One that has not by then was stopped by a signal, most likely.
-_BEGIN_SEC = 10.0
-# How often a channel is asked again whose connection is slow.
-_DOUBT_SEC = 1.0
-# What an ended command wrote is here within milliseconds; the rest is for a loaded machine.
-_COLLECT_SEC = 8.0
+OPEN_TIMEOUT_SEC = 60.0
+"""Bound on opening a channel: a loaded engine takes seconds, a hanging one must not hang us."""
+
+MAX_IDLE = 16
+"""Number of idle channels kept per user."""
+
+_STOPPED = "The container has been stopped and runs no more commands."
+
+OpenStream = Callable[[User | None], Awaitable[ChannelStream]]
+"""Opens a fresh POSIX `sh` (source from stdin) in the container as that user, `None` being the container's default.
+
+Its working directory is the container's default. Raises `ContainerDiedError` with the reason when the container is
+gone, and another `ContainerError` when this user cannot get a shell.
+"""
 
 
 class ShellPool:
-    """Runs the commands of one container on persistent shells, as many at the same time as asked."""
+    """Channels by user: idle, lent, and the spare that is opened ahead.
 
-    def __init__(
-        self,
-        open_stream: OpenStream,
-        *,
-        workdir: str | None = None,
-        starts_there: bool = False,
-        try_again: Callable[[str], bool] = lambda why: False,
-        shell: Shell = "bash -lc",
-        root: User | None = None,
-    ) -> None:
-        """Keeps what is needed to open shells; opens none yet.
+    Attributes:
+        is_closed: Whether `close` was called.
+    """
+
+    def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
+        """Opens no channel yet.
 
         Args:
             open_stream: Opens one shell.
-            workdir: Default directory of commands; `None` is where the shells start. Relative `cwd`s start there.
-            starts_there: Whether shells that are opened in `workdir` are there for their user to work in, also if the
-                user cannot enter it: a container engine puts them there.
-            try_again: Is told why a stream was no shell, and says whether another one may be.
-            shell: What reads commands that do not say.
-            root: The user who may end everybody's processes; `None` when that is the default one.
+            try_again: Called with the reason why a stream was no shell; returns whether to open another one.
         """
-        self._workdir = workdir
-        self._starts_there = starts_there
-        self._shell: Shell = shell
-        self._shells = ShellStock(open_stream, shell, try_again)
-        self._killer = CommandKiller(self._shells, root)
+        self.is_closed = False
+        self._open_stream = open_stream
+        self._try_again = try_again
+        self._channels: dict[User | None, set[Channel]] = collections.defaultdict(set)
+        self._free: dict[User | None, collections.deque[Channel]] = collections.defaultdict(collections.deque)
+        self._spares: dict[User | None, asyncio.Task[None]] = {}
 
-    async def open(self) -> None:
-        """Opens the default user's first two shells: one to run a command, one to end it.
+    async def fill(self) -> None:
+        """Opens the default user's first two channels: one to run a command, one to kill it.
 
         Raises:
-            ContainerError: No shell can be had; `ContainerDiedError` when the container is gone.
+            ContainerError: No shell can be opened; `ContainerDiedError` when the container is gone.
         """
-        await self._shells.fill()
+        opened = await asyncio.gather(self.open(None), self.open(None), return_exceptions=True)
+        for one in opened:
+            if isinstance(one, BaseException):
+                raise one
+            self._changed(one)
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: User | None = None,
-        timeout_sec: float | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
-        shell: Shell | None = None,
-        separate_stderr: bool = False,
-    ) -> ExecResult:
-        """As `Container.exec`. A command that kills the shell around it has exit code 137."""
-        check_arguments(command, cwd, env or {})
-        stays = cwd is None and self._starts_there
-        if self._workdir is not None:
-            cwd = posixpath.join(self._workdir, cwd) if cwd else self._workdir
-        exec_id, started_at = secrets.token_hex(8), time.monotonic()
-        output, errors = BoundedOutput(max_output_bytes), BoundedOutput(max_output_bytes)
-        sink = await self._open_sink(user, errors) if separate_stderr else None
-        stderr = sink[1].sink.result() if sink is not None else None
+    async def take(self, user: User | None) -> Channel:
+        """Returns a ready channel: a free one, one about to become free, or a new one.
 
-        reader: Shell = shell or self._shell
+        Raises:
+            ContainerError: As `open`.
+        """
+        while True:
+            if self.is_closed:
+                raise ContainerDiedError(_STOPPED)
+            if free := self._free[user]:
+                return free.popleft()
+            if coming := self._coming(user):
+                await asyncio.wait(coming, timeout=max(coming.values()), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                return await self.open(user)
 
-        def script(key: str, box: BoxShell) -> str:
-            return command_script(
-                command,
-                key=key,
-                box=box,
-                exec_id=exec_id,
-                cwd=cwd,
-                stays=stays,
-                env=env or {},
-                shell=reader,
-                in_place=reader == self._shell != "bash -lc",
-                stderr=stderr,
-            )
+    async def open(self, user: User | None, *, again: bool = True) -> Channel:
+        """Opens a new channel, ready and lent to the caller.
 
+        Args:
+            user: Whose shell it is.
+            again: Whether `try_again` may be followed, once: a program that an agent put in the place of the shell can
+                print any complaint.
+
+        Raises:
+            ContainerDiedError: The container is gone, or does not answer.
+            ContainerError: This user gets no shell.
+        """
         try:
-            run, timed_out = await self._run(script, user, output, timeout_sec, exec_id)
-        finally:
-            if sink is not None:
-                await finish(self._close_sink(*sink))
-        return ExecResult(
-            output=output.text(),
-            stderr=errors.text() if separate_stderr else None,
-            exit_code=None if timed_out else run.exit_code(),
-            duration_sec=time.monotonic() - started_at,
-            timed_out=timed_out,
-            elided_bytes=output.elided_bytes + errors.elided_bytes,
-        )
+            async with asyncio.timeout(OPEN_TIMEOUT_SEC):
+                channel = Channel(await self._open_stream(user), user, self._changed)
+                try:
+                    await asyncio.wait({channel.ready})
+                except BaseException:
+                    channel.close()
+                    raise
+        except TimeoutError:
+            raise ContainerDiedError(
+                f"The container no longer answers: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
+            ) from None
+        if self.is_closed:
+            channel.close()
+            raise ContainerDiedError(_STOPPED)
+        channel.raise_if_lost()
+        if channel.complaint and not channel.is_open:
+            if again and self._try_again(channel.complaint):
+                return await self.open(user, again=False)
+            raise ContainerError(
+                f"No shell could be opened in the container as {user or 'its default user'}: {channel.complaint}"
+            )
+        if not channel.is_open:
+            raise ContainerError("The container runs no commands: a shell opened in it ended at once.")
+        self._channels[user].add(channel)
+        return channel
+
+    def keep_spare(self, user: User | None) -> None:
+        """Opens one more channel in the background if none is or will be free, at most one at a time.
+
+        It alternates with the first when commands follow each other quickly. And it can kill: where a command has used
+        up all process numbers, the spare still works, as its next process has already been forked.
+        """
+
+        async def open_spare() -> None:
+            with contextlib.suppress(ContainerError):  # the next `take` reports the reason
+                self._changed(await self.open(user))
+
+        if self._free[user] or self._coming(user):
+            return
+        if user not in self._spares or self._spares[user].done():
+            self._spares[user] = asyncio.create_task(open_spare())
+
+    def idle(self, user: User | None) -> tuple[Channel, ...]:
+        """Returns this user's channels that are ready and not lent."""
+        return tuple(self._free[user])
 
     async def close(self) -> None:
-        """Closes every shell; commands under way raise `ContainerDiedError`. Idempotent. Kills no command by itself."""
-        await self._shells.close()
-
-    async def _run(
-        self, script: Script, user: User | None, output: BoundedOutput, timeout_sec: float | None, exec_id: str
-    ) -> tuple[ScriptRun, bool]:
-        """Runs a command to its exit code or its time limit; returns it and whether the limit ended it."""
-        deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
-        for _ in range(MAX_IDLE + 2):
-            channel = await self._shells.take(user)
-            run = channel.begin(output)
-            self._shells.keep_spare(user)
-            try:
-                await channel.play(run, script, _until(deadline, at_most=_BEGIN_SEC))
-                while not (run.begun or run.answered.is_set()) and channel.in_doubt and _until(deadline) != 0:
-                    await _answered(run, _until(deadline, at_most=_DOUBT_SEC))
-                if run.begun and not run.answered.is_set():
-                    await _answered(run, _until(deadline))
-                timed_out = not run.answered.is_set() and _until(deadline) == 0
-                if run.lost or not run.answered.is_set():
-                    await self._killer.end(channel, run, exec_id)
-            except asyncio.CancelledError:
-                await finish(self._killer.end(channel, run, exec_id))
-                raise
-            if self._shells.is_closed:
-                raise ContainerDiedError("The container was stopped while a command ran in it.")
-            if not (run.word or timed_out):
-                channel.raise_if_lost()  # it is not run again: it may have been run
-            if run.begun or timed_out:
-                return run, timed_out
-        raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
-
-    async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
-        """A channel whose output is the stderr of a command in another one.
-
-        Raises:
-            ContainerDiedError: The container is gone.
-        """
-        for take in (self._shells.take, self._shells.open):  # the first may have died idle, or was stopped by a signal
-            channel = await take(user)
-            run = channel.begin(errors)
-            try:
-                await channel.send(lambda key, _: sink_script(key=key))
-                await asyncio.wait({run.sink}, timeout=_BEGIN_SEC)
-            except BaseException:
-                channel.close()
-                raise
-            if run.sink.done() and not run.sink.cancelled():
-                return channel, run
+        """Closes every channel, lent ones too. Idempotent."""
+        self.is_closed = True
+        spares = list(self._spares.values())
+        for task in spares:
+            task.cancel()
+        await asyncio.gather(*spares, return_exceptions=True)
+        channels = [one for channels in self._channels.values() for one in channels]
+        for channel in channels:
             channel.close()
-        raise ContainerDiedError("The container no longer answers: no stream for stderr could be had.")
+        await asyncio.gather(*(channel.wait_closed() for channel in channels))
 
-    async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
-        """Collects what the command, which has ended, wrote to the sink."""
-        await channel.send(lambda key, _: end_of_sink(key=key))
-        if not await _answered(run, _COLLECT_SEC):
+    def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
+        """Returns the `ready` futures of channels that have just answered, each with the seconds it may take."""
+        now = time.monotonic()
+        return {one.ready: one.settling_until - now for one in self._channels[user] if one.settling_until > now}
+
+    def _changed(self, channel: Channel) -> None:
+        """Keeps a ready channel, forgets a closed one."""
+        known, free = self._channels[channel.user], self._free[channel.user]
+        if not channel.is_open:
+            known.discard(channel)
+            if channel in free:
+                free.remove(channel)
+        elif channel in known and len(free) < MAX_IDLE and not self.is_closed:
+            free.append(channel)
+        elif channel in known:
             channel.close()
-
-
-async def _answered(run: ScriptRun, seconds: float | None) -> bool:
-    """Waits for an exit code, so long at most; whether it is known then, or known never to come."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await run.answered.wait()
-    return run.answered.is_set()
-
-
-def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:
-    """Seconds until then, at least 0; `None` for no bound."""
-    bounds = [] if at_most is None else [at_most]
-    bounds += [] if deadline is None else [max(0.0, deadline - time.monotonic())]
-    return min(bounds, default=None)

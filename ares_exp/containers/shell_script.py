@@ -1,7 +1,7 @@
-"""The `sh` source that a channel's shell is fed: the server, one command, the killing of process trees.
+"""The `sh` source of a channel's shell: the script server, one command, the kill script.
 
-POSIX `sh` only: the box may have nothing but busybox. Everything that the runner has to know comes as marks in the
-output (see `MarkParser`): `hello` once; for each script `ready`, `start` and an exit code.
+POSIX `sh` only: the container may have only busybox. The shell reports by marks in the output (see `MarkParser`):
+`hello` once; for each script `ready`, `start` and an exit code.
 """
 
 from __future__ import annotations
@@ -15,38 +15,37 @@ from dataclasses import dataclass
 from ares_exp.containers.container import Shell
 
 EXEC_ID_VARIABLE = "ARES_EXEC"
-"""Every process of a command carries its id in this environment variable; killing a tree finds them by it."""
+"""The environment variable with the command's id, by which the kill script finds its processes."""
 
-# One argument of exec() is limited to 128 KiB by the kernel; a longer command travels as a here-document.
+# The kernel limits one argument of exec() to 128 KiB; a longer command is sent as a here-document.
 _MAX_ARGUMENT_BYTES = 100_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
-class BoxShell:
-    """What a channel's shell says of itself.
+class ShellInfo:
+    """The facts that a channel's shell reports of itself.
 
     Attributes:
-        pid: Its process in the box; 0 when not known.
-        bash: Absolute path; empty where the image has none.
+        pid: Its process number in the container; 0 if unknown.
+        bash: Absolute path of bash; empty where the image has none.
     """
 
     pid: int = 0
     bash: str = ""
 
 
-def server(key: str, shell: Shell) -> str:
-    """Makes the shell serve scripts: it forks the next one's process ahead, while nobody waits for it.
+def server(key: str) -> str:
+    """Returns the source of the script server, which forks the next script's process ahead of time.
 
-    That process, a shell in a session of its own with its output already on the way through `cat`, reads one script
-    from the stream and becomes the command. It is the one that `shell` names, so that it need not even be replaced;
-    but `sh` for login shells, whose profile files must be read when the command begins. `cat` lets the exit code come
-    in order after all that the command itself printed, while the server goes on only when nobody holds the pipe any
-    more, background processes included. It forks the next when it then reads a line that is the key, which may be sent
-    as soon as the script has begun.
+    That process, a shell in its own session with its output piped through `cat`, reads one script from the stream and
+    becomes the command: the command's shell replaces it, with the environment (`BASH_ENV` too), line numbers and traces
+    of a manual start. `cat` orders the exit code after all output of the command itself, while the server continues
+    only when no process holds the pipe any more, background processes included. It forks the next process when it then
+    reads a line that is the key, which may be sent as soon as the script has begun.
     """
-    return _SERVER.replace("KEY", key).replace("INNER", '"${_bash:-sh}"' if shell == "bash -c" else "sh")
+    return _SERVER.replace("KEY", key)
 
 
 _SERVER = r"""{
@@ -56,7 +55,7 @@ while IFS= read -r _line; do
   [ "$_line" = KEY ] || continue
   { (
     printf '\036KEY ready\036' >&3
-    (exec ${_setsid:+"$_setsid"} INNER) 2>&1
+    (exec ${_setsid:+"$_setsid"} sh) 2>&1
     printf '\036KEY %d\036' $?
   ) 2>/dev/null | cat 3>&-; } 3>&1
 done
@@ -64,17 +63,17 @@ done
 """
 
 
-def parse_hello(word: str) -> BoxShell:
-    """Reads what follows `hello`."""
+def parse_hello(word: str) -> ShellInfo:
+    """Parses the text after `hello`."""
     pid, _, bash = word.partition("|")
-    return BoxShell(parse_number(pid) if pid else 0, bash)
+    return ShellInfo(parse_number(pid) if pid else 0, bash)
 
 
 def parse_number(word: str) -> int:
-    """A process number or an exit code.
+    """Parses a process number or an exit code.
 
     Raises:
-        ValueError: No number that a shell would print.
+        ValueError: It is not a number that a shell would print.
     """
     if not _NUMBER.fullmatch(word):
         raise ValueError(f"Expected a small number, got {word[:40]!r}.")
@@ -82,7 +81,7 @@ def parse_number(word: str) -> int:
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    """Refuses what no shell can be given.
+    """Refuses arguments that no shell can receive.
 
     Raises:
         ValueError: A NUL or a lone surrogate in `command`, `cwd` or `env`, or a variable's name that is not an
@@ -105,57 +104,55 @@ def command_script(
     command: str,
     *,
     key: str,
-    box: BoxShell,
+    info: ShellInfo,
     exec_id: str,
     cwd: str | None,
     stays: bool = False,
     env: Mapping[str, str],
     shell: Shell,
-    in_place: bool,
     stderr: int | None = None,
 ) -> str:
-    """A script that becomes `command`.
+    """Returns a script that becomes `command`.
 
     Args:
         command: Shell source text.
         key: The channel's.
-        box: What the channel's shell said of itself.
-        exec_id: By which the command's processes are known.
-        cwd: Where it starts; `None` is where the channel's shell stands.
-        stays: Whether it starts where the shell stands, other than `/`, if `cwd` cannot be entered: in a directory that
-            was removed meanwhile, it can be made anew.
+        info: The channel's shell.
+        exec_id: The id by which the kill script finds the command's processes.
+        cwd: Its working directory; `None` is that of the channel's shell.
+        stays: Whether it starts in the shell's directory, if that is not `/`, when `cwd` cannot be entered: a directory
+            removed meanwhile can then be created again.
         env: Exported to it.
-        shell: What reads it.
-        in_place: Whether that is the shell that the script is read by.
-        stderr: A process of the box whose stdout takes the command's stderr; `None` leaves both together.
+        shell: The shell of the command.
+        stderr: A process of the container whose stdout takes the command's stderr; `None` merges both.
     """
     lines = [] if stderr is None else [_redirect_stderr(stderr)]
     lines += [*_change_directory(cwd, stays), *(f"export {name}={shlex.quote(env[name])}" for name in env)]
-    lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _become(command, key, box, shell, in_place=in_place)]
-    return _script(key, "; ".join(lines))  # one line: the command's own then counts from 1
+    lines += [f"export {EXEC_ID_VARIABLE}={exec_id}", _become(command, key, info, shell)]
+    return _script(key, "; ".join(lines))  # one line: the command's line numbers then count from 1
 
 
 def sink_script(*, key: str) -> str:
-    """A script that prints the mark `sink` with its process id, and ends when it gets `end_of_sink`.
+    """Returns a script that prints the mark `sink` with its process id, and ends when it reads `end_of_sink`.
 
-    Until then, and as long as others have opened its stdout, what they write there is its output.
+    Until then, and while other processes have its stdout open, their writes there are its output.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
 
 
 def end_of_sink(*, key: str) -> str:
-    """Ends a sink; the server's line comes after it, since the sink has read the first."""
+    """Returns the input that ends a sink, and the server's line after it, as the sink has read the first one."""
     return f"end\n{key}\n"
 
 
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
-    """A script that kills every process of these commands, and the processes `pids` with all below them.
+    """Returns a script that kills every process of these commands, and the processes `pids` with all their descendants.
 
-    SIGSTOP until no new one turns up, then SIGKILL, until none is left. A process belongs to a command when its
-    environment says so, when its parent does, or when a session leader of the command leads it (`setsid`, double forks
-    and daemons are found by the first, a program that cleared its environment by the others). Builtins only: where the
-    box is out of processes, nothing could be forked. Exit code 0 when none is left.
+    It sends SIGSTOP until no new process turns up, then SIGKILL, until no process is left. A process belongs to a
+    command if its environment has the id, if its parent belongs to it, or if its session leader does (the first finds
+    `setsid`, double forks and daemons, the others a program that cleared its environment). Builtins only: a container
+    at its process limit cannot fork. Exit code 0 when no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -163,7 +160,7 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 
 def _script(key: str, body: str) -> str:
-    """One compound command, so that all of it has been read when it begins."""
+    """Returns one compound command, so that the shell has read all of it when it begins."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
@@ -182,10 +179,8 @@ def _change_directory(cwd: str | None, stays: bool) -> list[str]:
     return [f"cd -- {shlex.quote(path)} 2>/dev/null || {refuse}"]
 
 
-def _become(command: str, key: str, box: BoxShell, shell: Shell, *, in_place: bool) -> str:
-    if in_place:
-        return f"exec </dev/null; eval {shlex.quote(command)}"
-    program = "sh" if shell == "sh -c" or not box.bash else box.bash
+def _become(command: str, key: str, info: ShellInfo, shell: Shell) -> str:
+    program = "sh" if shell == "sh -c" or not info.bash else info.bash
     words = f"exec {shlex.quote(program)} {'-lc' if shell == 'bash -lc' else '-c'}"
     if len(command.encode("utf-8", "surrogateescape")) <= _MAX_ARGUMENT_BYTES:
         return f"{words} {shlex.quote(command)} </dev/null"
@@ -193,7 +188,7 @@ def _become(command: str, key: str, box: BoxShell, shell: Shell, *, in_place: bo
     return f"{words} 'eval \"$(cat <&3)\" 3<&-' </dev/null 3<<'{key}'\n{command}\n{key}"
 
 
-# Names begin with "_": a variable of the box must not be overwritten.
+# Names begin with "_" so as not to overwrite a variable of the container.
 _KILL = r"""{
 _owned() {
   while IFS= read -r _line || [ -n "$_line" ]; do

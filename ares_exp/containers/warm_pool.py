@@ -1,7 +1,7 @@
-"""Containers that are started before anybody asks for them.
+"""A pool of containers that are started before they are requested.
 
-Most of an episode's start is the start of its container, and the next attempt needs one just like it. So the next ones
-of a kind that was asked for are started in the background, and handed out after a look whether they are alive.
+Most of an episode's start is the start of its container, and the next attempt needs an equal one. So the next
+containers of a requested kind are started in the background, and handed out after a liveness check.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, SnapshottableContainer
-from ares_exp.containers.container_start import refuse_second_start
+from ares_exp.cancellation import finish
+from ares_exp.containers.container import (
+    Container,
+    ContainerSpec,
+    ExecOptions,
+    ExecResult,
+    SnapshottableContainer,
+    refuse_second_start,
+)
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import ContainerDiedError, ContainerStartError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.objects import ObjectStore
 
 MAX_WARM = 32
-"""Bound on the containers that wait, of all kinds together."""
+"""Bound on the waiting containers, all kinds together."""
 
 _ALIVE_WITHIN_SEC = 5.0
 _STOP_WITHIN_SEC = 10.0
@@ -33,11 +39,11 @@ _logger = logging.getLogger(__name__)
 
 
 class WarmPool:
-    """Keeps containers of the kinds that were asked for last started.
+    """Keeps started containers of the most recently requested kinds.
 
-    It knows of a container only that it starts, runs a command and stops. What waits in it belongs to the event loop
-    that asked first and ends with it; on other loops containers are started when they are asked for. One container is
-    started at a time, and only while nobody waits for one.
+    It only starts containers, runs a command in them and stops them. The waiting ones belong to the event loop that
+    asked first and end with it; on other loops containers are started on request. One container is started at a time,
+    and only while no request waits for one.
     """
 
     def __init__(
@@ -50,9 +56,9 @@ class WarmPool:
         """Starts nothing.
 
         Args:
-            make: Makes a container, not started yet.
-            ahead: How many of a kind wait, from 1 to `MAX_WARM`.
-            kind_of: Equal for two specs whose containers can take each other's place.
+            make: Makes an unstarted container.
+            ahead: Number of waiting containers per kind, from 1 to `MAX_WARM`.
+            kind_of: Returns equal values for two specs whose containers are interchangeable.
         """
         self.make = make
         self.kind_of = kind_of
@@ -63,30 +69,30 @@ class WarmPool:
         self._keeper: asyncio.Task[None] | None = None
 
     def container(self, spec: ContainerSpec) -> Container:
-        """A container that is taken out of the pool when it is started, and else starts by itself.
+        """Returns a container whose start takes one out of the pool, or starts a new one if the pool is empty.
 
-        One that starts with changed files is like no other: it neither comes out of the pool nor has others started.
+        A container that starts with changed files is unique: it neither comes out of the pool nor has others started.
         """
         return _PooledContainer(spec, self) if spec.changes is None else self.make(spec)
 
     async def take(self, kind: Hashable) -> Container | None:
-        """A warm container that has just run a command, or `None`. It is the caller's now."""
+        """Hands over a warm container that has just passed the liveness check, or `None`."""
         while self._is_here() and (found := self._kinds.get(kind)) is not None and found.ready:
-            box = found.ready.popleft()
+            container = found.ready.popleft()
             self._changed.set()
             alive = False
             try:
-                alive = await _is_alive(box)
+                alive = await _is_alive(container)
             finally:
                 if not alive:
-                    await finish(_stop([box]))
+                    await finish(_stop([container]))
             if alive:
-                return box
-            _logger.info("A container that was started ahead for %s is dead.", found.spec.name)
+                return container
+            _logger.info("A container started ahead for %s is dead.", found.spec.name)
         return None
 
     def expect(self, kind: Hashable, spec: ContainerSpec) -> None:
-        """Has the next containers of this kind started, once nobody waits for one."""
+        """Schedules the start of the next containers of this kind, once no request waits."""
         if self._keeper is None or self._keeper.done() or self._keeper.get_loop().is_closed():
             self._kinds, self._changed = OrderedDict(), asyncio.Event()
             self._keeper = asyncio.create_task(self._keep(self._kinds), name="containers started ahead")
@@ -96,8 +102,8 @@ class WarmPool:
             self._changed.set()
 
     @contextmanager
-    def somebody_waits(self) -> Iterator[None]:
-        """Nothing is started ahead meanwhile."""
+    def paused(self) -> Iterator[None]:
+        """Suspends starting ahead during the `with` block."""
         self._waiting += 1
         try:
             yield
@@ -107,7 +113,7 @@ class WarmPool:
                 self._changed.set()
 
     async def close(self) -> None:
-        """Stops the containers that wait. Idempotent, bounded; the pool can be used again."""
+        """Stops the waiting containers. Idempotent, bounded; the pool can be used again."""
         if self._is_here():
             keeper, self._keeper = self._keeper, None
             assert keeper is not None
@@ -116,15 +122,15 @@ class WarmPool:
 
     @property
     def ready(self) -> int:
-        """How many containers wait."""
+        """The number of waiting containers."""
         return sum(len(kind.ready) for kind in self._kinds.values())
 
     def _is_here(self) -> bool:
-        """Whether what waits belongs to the running event loop."""
+        """Returns whether the waiting containers belong to the running event loop."""
         return self._keeper is not None and self._keeper.get_loop() is asyncio.get_running_loop()
 
     async def _keep(self, kinds: OrderedDict[Hashable, _Kind]) -> None:
-        """The owner of what waits: it starts it, and stops it when it is cancelled itself."""
+        """Owns the waiting containers: starts them, and stops them when it is cancelled."""
         try:
             while True:
                 await self._changed.wait()
@@ -133,26 +139,26 @@ class WarmPool:
                 while not self._waiting and (kind := self._next(kinds)) is not None:
                     await self._start(kind)
         finally:
-            await finish(_stop(box for kind in kinds.values() for box in kind.ready))
+            await finish(_stop(container for kind in kinds.values() for container in kind.ready))
             kinds.clear()
 
     def _next(self, kinds: OrderedDict[Hashable, _Kind]) -> _Kind | None:
-        """Of the kinds that lack containers, the one that was asked for last."""
+        """Returns the most recently requested kind that lacks containers."""
         lacking = (kind for kind in reversed(kinds.values()) if not kind.failed and len(kind.ready) < self._ahead)
         return next(lacking, None)
 
     async def _start(self, kind: _Kind) -> None:
-        box = self.make(kind.spec)
+        container = self.make(kind.spec)
         try:
-            await box.start()
-        except Exception as error:  # whatever it is: who asks for such a container next will be told
+            await container.start()
+        except Exception as error:  # any error: the next request for such a container reports it
             kind.failed = True
-            _logger.warning("No more containers are started ahead for %s: %s", kind.spec.name, error)
+            _logger.warning("Stopped starting containers ahead for %s: %s", kind.spec.name, error)
         else:
-            kind.ready.append(box)
+            kind.ready.append(container)
 
     async def _drop_surplus(self, kinds: OrderedDict[Hashable, _Kind]) -> None:
-        """Drops the kinds that were asked for longest ago, to keep within `MAX_WARM`."""
+        """Drops the least recently requested kinds, to keep within `MAX_WARM`."""
         while len(kinds) > MAX_WARM // self._ahead:
             _, kind = kinds.popitem(last=False)
             await finish(_stop(kind.ready))
@@ -160,7 +166,7 @@ class WarmPool:
 
 @dataclass(slots=True)
 class _Kind:
-    """Containers that can take each other's place."""
+    """Interchangeable containers."""
 
     spec: ContainerSpec
     ready: deque[Container] = field(default_factory=deque)
@@ -168,32 +174,32 @@ class _Kind:
 
 
 class _PooledContainer(Container):
-    """A `Container` whose inside comes out of a pool, or is started when the pool has none."""
+    """A `Container` that wraps one from the pool, or a new one if the pool has none."""
 
     def __init__(self, spec: ContainerSpec, pool: WarmPool) -> None:
         self._spec = spec
         self._pool = pool
-        self._box: Container | None = None
+        self._container: Container | None = None
         self._begun = self._stopped = False
 
     @property
     def image(self) -> str | None:
         """As `Container.image`."""
-        return self._box.image if self._box is not None else None
+        return self._container.image if self._container is not None else None
 
     async def start(self) -> None:
         """As `Container.start`."""
         refuse_second_start(begun=self._begun or self._stopped)
         self._begun = True
-        with self._pool.somebody_waits():
+        with self._pool.paused():
             kind = await self._pool.kind_of(self._spec)
             warm = await self._pool.take(kind)
-            self._box = box = warm or self._pool.make(self._spec)
+            self._container = container = warm or self._pool.make(self._spec)
             if self._stopped:
-                await box.stop()
+                await container.stop()
                 raise ContainerStartError("The container was stopped while it was being started.")
             if warm is None:
-                await box.start()
+                await container.start()
             self._pool.expect(kind, self._spec)
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
@@ -214,32 +220,32 @@ class _PooledContainer(Container):
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         """As `SnapshottableContainer.capture_changes`."""
-        box = self._started()
-        if not isinstance(box, SnapshottableContainer):
+        container = self._started()
+        if not isinstance(container, SnapshottableContainer):
             raise SnapshotUnsupportedError("Containers of this backend cannot be captured.")
-        return await box.capture_changes(objects)
+        return await container.capture_changes(objects)
 
     async def stop(self) -> None:
         """As `Container.stop`."""
         self._stopped = True
-        if self._box is not None:
-            await self._box.stop()
+        if self._container is not None:
+            await self._container.stop()
 
     def _started(self) -> Container:
-        if self._box is None:
+        if self._container is None:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._box
+        return self._container
 
 
-async def _is_alive(box: Container) -> bool:
+async def _is_alive(container: Container) -> bool:
     try:
-        result = await box.exec("echo alive", cwd="/", timeout_sec=_ALIVE_WITHIN_SEC, shell="sh -c")
-    except Exception:  # whatever it is: a container that does not run this is of no use
+        result = await container.exec("echo alive", cwd="/", timeout_sec=_ALIVE_WITHIN_SEC, shell="sh -c")
+    except Exception:  # any error: a container that cannot run this is unusable
         return False
     return result.output == "alive\n"
 
 
-async def _stop(boxes: Iterable[Container]) -> None:
+async def _stop(containers: Iterable[Container]) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOP_WITHIN_SEC):
-            await asyncio.gather(*(box.stop() for box in boxes), return_exceptions=True)
+            await asyncio.gather(*(container.stop() for container in containers), return_exceptions=True)

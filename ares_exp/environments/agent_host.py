@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
 from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory
-from ares_exp.containers.container import Container, User
-from ares_exp.environments.activity import Activity
+from ares_exp.containers.activity import Activity
+from ares_exp.containers.container import Container, Shell, User
 from ares_exp.environments.hosted_agent import AgentState, HostedLLM, with_context, with_state
 from ares_exp.environments.hosted_container import HostedContainer
 from ares_exp.errors import (
@@ -59,6 +59,7 @@ class AgentHost:
         journal: Journal | None,
         *,
         user: User | None = None,
+        shell: Shell | None = None,
         env: Mapping[str, str] | None = None,
         limit_commands: bool = True,
         activity: Activity | None = None,
@@ -69,6 +70,7 @@ class AgentHost:
             container: The started container.
             journal: What the agent does is written down there; `None` for an agent that is not deterministic.
             user: Who runs the agent's commands unless it says otherwise.
+            shell: What reads them unless it says otherwise; `None`: what the container's backend was told.
             env: Variables that every command of the agent gets on top of its own.
             limit_commands: Whether the agent's own limits on single commands hold; the oracle's solution runs under
                 the limit of the whole agent phase only.
@@ -81,6 +83,7 @@ class AgentHost:
             container,
             self.runtime,
             user=user,
+            shell=shell,
             env=env or {},
             limit_commands=limit_commands,
             activity=activity or Activity(),
@@ -144,13 +147,13 @@ class AgentHost:
         given_up = Call(shown, "llm", requests[shown])  # maybe: then its answer has no effect, as it would have had
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
-    def relive(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
+    def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
         """Has what an agent that has ended asked its LLM in its journal again. Nothing is carried out; to be cancelled.
 
         Raises:
             JournalError: The agent, run again, did something else.
         """
-        self.runtime.relive(lambda: self._run(factory, instruction, context))
+        self.runtime.rerun_finished_stage(lambda: self._run(factory, instruction, context))
 
     def _limit(self, timeout_sec: float | None) -> None:
         if timeout_sec is not None:
@@ -217,6 +220,15 @@ class AgentHost:
         while self._pending and not self.runtime.waits_for(self._pending[0]):
             self._pending.popleft()  # the agent gave the call up itself
         return self._pending[0] if self._pending else None
+
+    @property
+    def pending(self) -> Sequence[Call]:
+        """The LLM calls that wait for an answer, in the order in which they were made, but for the observed one first.
+
+        That one is there also when the agent has given it up meanwhile.
+        """
+        others = [call for call in self._pending if call is not self.observed and self.runtime.waits_for(call)]
+        return [self.observed, *others] if self.observed is not None else others
 
     @property
     def time_left_sec(self) -> float | None:
@@ -297,8 +309,3 @@ class AgentHost:
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-
-
-def is_deterministic(factory: CodeAgentFactory) -> bool:
-    """Whether the factory's agents can be run again from a journal; they can unless it says otherwise."""
-    return bool(getattr(factory, "deterministic", True))

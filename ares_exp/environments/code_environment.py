@@ -5,37 +5,50 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ares_exp.agents.code_agent import CodeAgentFactory
-from ares_exp.containers.container import ContainerFactory
-from ares_exp.environments.activity import Activity
-from ares_exp.environments.environment import check_action
+from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
+from ares_exp.containers.activity import Activity
+from ares_exp.containers.container import ContainerFactory, as_container_factory
+from ares_exp.environment import (
+    MAIN_LANE,
+    Concurrent,
+    EpisodeReport,
+    Exportable,
+    Inspectable,
+    LimitName,
+    OneCallAtATime,
+    PastStep,
+    PendingRequest,
+    Recordable,
+    Reporting,
+    Timed,
+    TimeStep,
+    Truncating,
+    check_action,
+    no_episode,
+)
 from ares_exp.environments.episode import Episode
-from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
+from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.past_stage import results_of
 from ares_exp.environments.task_choice import choose_task
-from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import StageResult
 from ares_exp.tasks.task import Task, Verdict
 
 if TYPE_CHECKING:
-    from ares_exp.environments.message_edit import MessageEdit
-    from ares_exp.environments.past_step import PastStep
     from ares_exp.environments.restoring import Continuation
     from ares_exp.environments.source import EpisodeParts
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
-class CodeEnvironment:
+class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent):
     """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
     An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
@@ -43,6 +56,9 @@ class CodeEnvironment:
     commands are killed, the verifier scores the container, and the container is removed. Whenever it waits for an
     action the episode can be exported, restored elsewhere, and forked.
     """
+
+    time_step: TimeStep[LLMRequest] | None = None
+    activity: Activity | None = None
 
     def __init__(
         self,
@@ -73,17 +89,19 @@ class CodeEnvironment:
             raise ConfigError("Expected at least one task for the environment, got none.")
         self._tasks = list(tasks)
         self._setup = EpisodeSetup(
-            container_factory, code_agent_factory, limits or EpisodeLimits(), provide_solution, output_dir
+            as_container_factory(container_factory),
+            as_agent_factory(code_agent_factory),
+            limits or EpisodeLimits(),
+            provide_solution,
+            output_dir,
         )
         self._random = random.Random(seed)
         self._seed = seed
         self._episodes = 0
         self._start_from = start_from
         self._episode: Episode | None = None
-        self._busy = ""
+        self._calls = OneCallAtATime()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.time_step: TimeStep[LLMRequest] | None = None
-        self.activity = Activity()
 
     @classmethod
     def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
@@ -113,7 +131,8 @@ class CodeEnvironment:
             AgentError, ContainerError, SnapshotError: As the class says; nothing is left running.
             ConfigError: No such task.
         """
-        with self._one_call_at_a_time("reset()"):
+        with self._calls.during("reset()"):
+            self._loop = asyncio.get_running_loop()
             self.time_step = None
             await self._release()
             if seed is not None:
@@ -150,17 +169,37 @@ class CodeEnvironment:
             TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
         """
         check_action(action)
-        with self._one_call_at_a_time("step()"):
-            episode = self._require_running()
-            try:
-                self.time_step = await episode.step(action)
-            except BaseException:
-                self.time_step = None
-                await self._release()
-                raise
-            finally:
-                self._take_activity()
-            return self.time_step
+        with self._calls.during("step()"):
+            return await self._go_on("step()", lambda episode: episode.step(action))
+
+    async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
+        """Ends the episode, which waits for an action, because `limit` was reached.
+
+        Returns:
+            LAST with discount 1.0, and the verifier's reward if `verify_on_truncation` says so.
+
+        Raises:
+            EpisodeStateError, ContainerError, VerifierError: As `step`.
+        """
+        with self._calls.during("truncate()"):
+            return await self._go_on("truncate()", lambda episode: episode.truncate(limit))
+
+    async def _go_on(
+        self, what: str, act: Callable[[Episode], Coroutine[Any, Any, TimeStep[LLMRequest]]]
+    ) -> TimeStep[LLMRequest]:
+        """Takes the episode under way to its next time step; it is released when that fails."""
+        self._check_loop(what)
+        if self._episode is None or self._episode.host is None:
+            raise no_episode(ended=self._episode is not None)
+        try:
+            self.time_step = await act(self._episode)
+        except BaseException:
+            self.time_step = None
+            await self._release()
+            raise
+        finally:
+            self._take_activity()
+        return self.time_step
 
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
@@ -273,7 +312,7 @@ class CodeEnvironment:
 
         Empty for an agent that is not deterministic.
         """
-        from ares_exp.environments.past_step import past_steps
+        from ares_exp.environments.past_steps import past_steps
 
         return past_steps(self._episode) if self._episode is not None else ()
 
@@ -298,39 +337,35 @@ class CodeEnvironment:
         return self._episode.verdict if self._episode is not None else None
 
     @property
-    def stage_results(self) -> tuple[StageResult, ...]:
-        """What the stages of the episode came to that are over; none of a task with only one."""
-        return results_of(self._episode.task, self._episode.past_stages) if self._episode is not None else ()
-
-    @property
-    def phase(self) -> str | None:
-        """What the episode is busy with: `start`, `agent` or `verify`; `None` while it waits for an action."""
-        return self._episode.clock.phase if self._episode is not None else None
-
-    @property
-    def has_container(self) -> bool:
-        """Whether the episode holds a container, started or being started."""
-        return self._episode is not None and self._episode.container is not None
-
-    @property
-    def phase_sec(self) -> dict[str, float]:
-        """Wall seconds of the episode by phase: `start`, `agent`, `verify`."""
-        return self._episode.clock.seconds if self._episode is not None else {}
-
-    @property
-    def container_image(self) -> str | None:
-        """What the container's files come from."""
-        return self._episode.container_image if self._episode is not None else None
-
-    @property
     def lineage(self) -> Mapping[str, Any]:
         """Where the episode was branched off; empty for one that was begun."""
         return self._episode.lineage if self._episode is not None else {}
 
-    @property
-    def edits(self) -> Sequence[MessageEdit]:
-        """What of the conversation the policy is shown otherwise than the agent wrote it."""
-        return self._episode.edits if self._episode is not None else ()
+    def report(self) -> EpisodeReport:
+        """Facts about the episode; see `EpisodeReport`."""
+        episode = self._episode
+        if episode is None:
+            return EpisodeReport()
+        return EpisodeReport(
+            task_name=episode.task.name,
+            truncated_by=episode.truncated_by,
+            rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
+            stages=results_of(episode.task, episode.past_stages),
+            phase=episode.clock.phase,
+            phase_sec=dict(episode.clock.seconds),
+            has_container=episode.container is not None,
+            container_image=episode.container_image,
+            lineage=episode.lineage,
+            edits=episode.edits,
+        )
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        """The LLM calls that the agent awaits: the observation, then the others in the order in which it made them."""
+        if self._episode is None or self._episode.host is None or self.time_step is None:
+            return ()
+        return tuple(
+            PendingRequest(call_id, MAIN_LANE, request) for call_id, request in self._episode.pending_requests()
+        )
 
     def check_start(self) -> None:
         """Whether the task and the agent are those of the snapshot that the first `reset()` goes on with. Blocking.
@@ -381,42 +416,26 @@ class CodeEnvironment:
         digest = hashlib.sha256(f"{self._seed}/{self._episodes}".encode()).digest()
         return int.from_bytes(digest[:8], "big")
 
-    def _require_running(self) -> Episode:
-        if self._episode is None or self._episode.host is None:
-            state = "has not been reset" if self._episode is None else "has ended its episode"
-            raise EpisodeStateError(f"step() on an environment that {state}: call reset() first.")
-        return self._episode
+    def _check_loop(self, what: str) -> None:
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise EpisodeStateError(
+                f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
+                "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
+            )
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[tuple[Episode, TimeStep[LLMRequest]]]:
         """The episode and its pending time step, with every other call refused meanwhile."""
-        episode, time_step = self._episode, self.time_step
-        if self._busy or episode is None or episode.host is None or time_step is None or time_step.last():
+        episode, time_step, busy = self._episode, self.time_step, self._calls.under_way
+        if busy or episode is None or episode.host is None or time_step is None or time_step.last():
             state = (
-                f"{self._busy} is under way"
-                if self._busy
+                f"{busy} is under way"
+                if busy
                 else "it has not been reset"
                 if episode is None
                 else "its episode has ended"
             )
             raise SnapshotTimingError(f"{what} needs an environment that waits for an action, but {state}.")
-        with self._one_call_at_a_time(what):
+        with self._calls.during(what):
+            self._check_loop(what)
             yield episode, time_step
-
-    @contextmanager
-    def _one_call_at_a_time(self, what: str) -> Iterator[None]:
-        if self._busy:
-            raise EpisodeStateError(f"{what} while {self._busy} is under way: await that one first.")
-        loop = asyncio.get_running_loop()
-        if what == "reset()":
-            self._loop = loop
-        elif self._loop is not None and loop is not self._loop:
-            raise EpisodeStateError(
-                f"{what} on another event loop than the one that reset the environment, where its agent runs: call it "
-                "there. Behind a GymWrapper that is `gym.loop_thread.run(…)`."
-            )
-        self._busy = what
-        try:
-            yield
-        finally:
-            self._busy = ""

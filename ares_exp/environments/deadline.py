@@ -1,4 +1,4 @@
-"""The time limit of an episode, which is moved by what the episode need not answer for."""
+"""The time limit of an episode, moved by delays that are not the episode's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class DeadlinePassedError(Exception):
 
 
 class Deadline:
-    """Until when an episode may go on."""
+    """The moment at which an episode must end."""
 
     def __init__(self, limit_sec: float | None) -> None:
-        """The time runs from now; `None` is no limit."""
+        """Starts the time; `None` is no limit."""
         self._at = None if limit_sec is None else time.monotonic() + limit_sec
         self._timer: asyncio.Timeout | None = None
 

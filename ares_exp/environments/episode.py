@@ -12,27 +12,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
+from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.environments.activity import Activity
-from ares_exp.environments.agent_host import AgentHost, TimeIsUpError, is_deterministic
-from ares_exp.environments.episode_limits import LimitName
+from ares_exp.environment import LimitName, TimeStep, restart, termination, transition, truncation
+from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
+from ares_exp.environments.collect_on_abort import collect_on_abort
 from ares_exp.environments.episode_setup import EpisodeSetup
-from ares_exp.environments.episode_usage import EpisodeUsage
 from ares_exp.environments.hosted_agent import AgentState
-from ares_exp.environments.message_edit import MessageEdit, edited
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
-from ares_exp.environments.rescue import rescue
 from ares_exp.environments.scoring import Scoring
-from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
+from ares_exp.llms.message_edit import MessageEdit, edited
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Stage, Task, Verdict
 
@@ -112,7 +111,7 @@ class Episode:
                 self._solution_env = await stage.upload_solution(container)
             await container.set_network(stage.agent_network)  # until its end; a failing phase ends the container
         self._refuse_if_released()
-        is_journaled = is_deterministic(self.setup.code_agent_factory)
+        is_journaled = self.setup.code_agent_factory.deterministic
         journal = Journal(time.time(), self._stage_seed) if is_journaled else None
         host = self.host = self._make_host(container, journal)
         with self.clock.during("agent"), self._unless_released():
@@ -156,7 +155,7 @@ class Episode:
             raise SnapshotUnsupportedError(
                 f"Containers of {self.setup.container_factory.name!r} cannot start with captured files."
             )
-        await self._relive_past_stages(container)
+        await self._rerun_finished_stages(container)
         host = self.host = self._make_host(container, journal)
         host.restore(
             self.setup.code_agent_factory,
@@ -171,14 +170,16 @@ class Episode:
                 await host.first_request()
         self._stepped_at = time.perf_counter()
 
-    async def _relive_past_stages(self, container: Container) -> None:
+    async def _rerun_finished_stages(self, container: Container) -> None:
         """Has what the agents of past stages asked their LLM at hand again: journals have only digests of it."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
             host = self._make_host(container, past.journal)
             try:
-                host.relive(self.setup.code_agent_factory, stage.instruction, context=self._context(number))
+                host.rerun_finished_stage(
+                    self.setup.code_agent_factory, stage.instruction, context=self._context(number)
+                )
             finally:
                 await host.cancel()
 
@@ -200,6 +201,16 @@ class Episode:
         self._note_step(time_step, policy_sec, began)
         return time_step
 
+    async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
+        """Ends the episode at its pending request; see `CodeEnvironment.truncate`. Not released when it raises."""
+        host, container = self.host, self.container
+        assert host is not None
+        assert container is not None
+        self.truncated_by = limit
+        last = await self._end_stage(host, container, ends_episode=True)
+        assert last is not None
+        return last
+
     def grant_time(self, seconds: float) -> None:
         """What was spent on something else counts neither for the agent's time limit nor for the policy."""
         self._stepped_at += seconds
@@ -217,7 +228,7 @@ class Episode:
         on_release, self.on_release = self.on_release, None
         try:
             if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
-                await rescue(self.stage, host, container, self.setup.output_dir)
+                await collect_on_abort(self.stage, host, container, self.setup.output_dir)
         finally:
             try:
                 if host is not None or container is not None:
@@ -260,6 +271,7 @@ class Episode:
             container,
             journal,
             user=self.stage.agent_user,
+            shell=self.stage.agent_shell,
             env=self._solution_env,
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
@@ -286,13 +298,19 @@ class Episode:
             self.truncated_by = "time"
             return False
         if request is not None:
-            self.truncated_by = self.usage.limit_reached(self.setup.limits)
+            self.truncated_by = self.setup.limits.reached(self.usage)
         return request is not None and not self.truncated_by
 
     def _shown(self, host: AgentHost) -> LLMRequest:
         """The pending request as the policy is to see it."""
         assert host.observed is not None
         return edited(host.observed.arguments, self.edits, self.usage.step_count)
+
+    def pending_requests(self) -> Iterator[tuple[int, LLMRequest]]:
+        """The LLM calls without an answer, with their numbers, the observed one first."""
+        assert self.host is not None
+        for call in self.host.pending:
+            yield call.call_id, edited(call.arguments, self.edits, self.usage.step_count)
 
     def pending_request(self) -> LLMRequest:
         """The pending request, as the policy is to see it."""
@@ -319,7 +337,9 @@ class Episode:
                 )
             )
 
-    async def _end_stage(self, host: AgentHost, container: Container) -> TimeStep[LLMRequest] | None:
+    async def _end_stage(
+        self, host: AgentHost, container: Container, *, ends_episode: bool = False
+    ) -> TimeStep[LLMRequest] | None:
         """Kills what the agent runs, and scores the stage. LAST, or `None` when another stage is to be played."""
         limits = self.setup.limits
         await host.cancel()
@@ -327,12 +347,13 @@ class Episode:
         self._refuse_if_released()
         stage, limit = self.stage, self.truncated_by
         is_last = stage is self.task.stages[-1]
-        ends_episode = limit not in (None, "time")  # a time limit is the stage's own, any other one the episode's
+        if limit not in (None, "time"):  # a time limit is the stage's own, any other one the episode's
+            ends_episode = True
         verify = limit is None or limits.verify_on_truncation
         verdict = await self._score(container, verify=verify, is_last=is_last or ends_episode)
         self._note_stage(host, verdict)
         if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
-            self.truncated_by = self.usage.limit_reached(self.setup.limits)
+            self.truncated_by = self.setup.limits.reached(self.usage)
             if self.truncated_by is None:
                 return None
         await self.release()

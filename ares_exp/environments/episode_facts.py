@@ -1,54 +1,57 @@
-"""What a snapshot tells of its episode, as far as there are no fields for it in the document."""
+"""The facts of a snapshot's episode for which the document has no fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.message_edit import MessageEdit
 from ares_exp.environments.past_stage import PastStage, read_stage
 from ares_exp.errors import ConfigError, SnapshotMetadataError
+from ares_exp.llms.message_edit import MessageEdit
+from ares_exp.records.validation import explain_validation
 
 if TYPE_CHECKING:
     from ares_exp.filesystem.objects import ObjectStore
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
+T = TypeVar("T")
+_NUMBER = pydantic.TypeAdapter(float)
+_INTEGER = pydantic.TypeAdapter(int)
+_NUMBERS = pydantic.TypeAdapter(dict[str, float])
+
+
 class EpisodeFacts:
     """The `episode` table of a snapshot, checked where it is used."""
 
     def __init__(self, snapshot: EnvironmentSnapshot) -> None:
-        """Reads nothing yet."""
         self._where = f"{snapshot.snapshot_dir}: `episode`"
         self._data = snapshot.episode
         self._step_count = snapshot.step_count
 
     def number(self, name: str) -> float:
-        """A number. Raises `SnapshotMetadataError` when it is none; so do the others."""
-        value = self._data.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SnapshotMetadataError(f"{self._where}: expected `{name}` to be a number, got {value!r:.60}.")
-        return float(value)
+        """Returns a number. Raises `SnapshotMetadataError` when it is none; so do the others."""
+        return self._checked(name, _NUMBER)
 
     def integer(self, name: str) -> int:
-        """An integer."""
-        value = self._data.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise SnapshotMetadataError(f"{self._where}: expected `{name}` to be an integer, got {value!r:.60}.")
-        return value
+        """Returns an integer."""
+        return self._checked(name, _INTEGER)
 
     def numbers(self, name: str) -> dict[str, float]:
-        """A table of numbers."""
-        value = self._data.get(name)
-        if not isinstance(value, Mapping) or not all(isinstance(one, int | float) for one in value.values()):
-            raise SnapshotMetadataError(f"{self._where}: expected `{name}` to be a table of numbers.")
-        return {str(key): float(one) for key, one in value.items()}
+        """Returns a table of numbers."""
+        return self._checked(name, _NUMBERS)
+
+    def _checked(self, name: str, kind: pydantic.TypeAdapter[T]) -> T:
+        try:
+            return kind.validate_python(self._data.get(name), strict=True)
+        except pydantic.ValidationError as error:
+            raise SnapshotMetadataError(f"{self._where}: {explain_validation(error, within=name)}.") from None
 
     def past_stages(self, objects: ObjectStore, names: Sequence[str]) -> list[PastStage]:
-        """The stages that are over, of a task with stages of these names. Blocking."""
+        """Reads the stages that are over, of a task with stages of these names. Blocking."""
         recorded = self._data.get("past_stages") or []
         if not isinstance(recorded, list) or len(recorded) >= len(names):
             raise SnapshotMetadataError(f"{self._where}: expected less than {len(names)} `past_stages`.")
@@ -81,14 +84,14 @@ class EpisodeFacts:
         return self._data.get("provide_solution") is True
 
     def edits(self) -> tuple[MessageEdit, ...]:
-        """What the policy was shown otherwise than the agent wrote it."""
+        """Reads the edits of the conversation that the policy saw."""
         try:
             return tuple(MessageEdit.from_dict(one) for one in self._data.get("edits") or ())
         except (ValueError, AttributeError, TypeError) as error:
             raise SnapshotMetadataError(f"{self._where}: `edits`: {error}.") from None
 
     def limits(self) -> EpisodeLimits:
-        """The limits that were in force."""
+        """Reads the limits that were in force."""
         try:
             return pydantic.TypeAdapter(EpisodeLimits).validate_python(self._data.get("limits") or {})
         except (ValueError, ConfigError) as error:

@@ -1,18 +1,17 @@
-"""Episode limits: what an episode may use before it is truncated."""
+"""Limits of an episode: steps, tokens, cost and time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from ares_exp.environment import LimitName
+from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.tasks.time_limits import TimeLimits
-
-LimitName = Literal["steps", "time", "tokens", "cost"]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """What an episode may use before it is truncated. `None` is unlimited.
+    """Limits of an episode, which is truncated when it reaches one. `None` is unlimited.
 
     Attributes:
         steps: LLM responses.
@@ -28,11 +27,11 @@ class EpisodeLimits:
     time: TimeLimits = field(default_factory=TimeLimits)
     verify_on_truncation: bool = True
 
-    def reached(self, *, steps: int, tokens: int, cost: float) -> LimitName | None:
-        """The first limit that these totals reach, if any."""
+    def reached(self, usage: EpisodeUsage) -> LimitName | None:
+        """Finds the first limit, other than those on time, that the usage reaches: it allows no further step."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
-            ("steps", steps, self.steps),
-            ("tokens", tokens, self.tokens),
-            ("cost", cost, self.cost),
+            ("steps", usage.num_steps, self.steps),
+            ("tokens", usage.tokens, self.tokens),
+            ("cost", usage.cost, self.cost),
         )
         return next((name for name, amount, limit in used if limit is not None and amount >= limit), None)

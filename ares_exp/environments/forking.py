@@ -1,4 +1,4 @@
-"""Several environments that go on from the same point of an episode."""
+"""Forks: several environments that continue from the same point of an episode."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
+from ares_exp.environment import TimeStep
 from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
-from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import ConfigError, SnapshotError
 from ares_exp.llms.request import LLMRequest
 
@@ -35,10 +35,10 @@ async def fork_episode(
     *,
     diversify: bool,
 ) -> list[EnvironmentT]:
-    """Environments that wait where the episode waits; see `CodeEnvironment.fork`.
+    """Makes environments that wait where the episode waits; see `CodeEnvironment.fork`.
 
     Args:
-        episode: Where they go on.
+        episode: Their starting point.
         time_step: The pending one.
         n: How many, at least 1.
         make: Makes one, not reset yet.
@@ -91,7 +91,7 @@ class _Shared:
         self._users = users
 
     async def give_up(self) -> None:
-        """One environment has released its episode; the last one removes the directory."""
+        """Releases the episode of one environment; the last one removes the directory."""
         self._users -= 1
         if not self._users:
             await asyncio.to_thread(self._directory.remove)
@@ -109,7 +109,7 @@ async def _close_all(environments: Sequence[_Environment]) -> None:
 
 
 def _setup_of(setup: EpisodeSetup, name: str) -> EpisodeSetup:
-    """The same, with a place of its own for the verifier's files."""
+    """Copies the setup, with a separate directory for the verifier's files."""
     if setup.output_dir is None:
         return setup
     return replace(setup, output_dir=setup.output_dir.with_name(f"{setup.output_dir.name}-fork-{name}"))

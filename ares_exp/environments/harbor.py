@@ -11,7 +11,7 @@ from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.refusals import refuse_together
-from ares_exp.environments.source import EpisodeParts, Report
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.tasks.harbor import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
 from ares_exp.tasks.recorded_digest import with_files
@@ -23,7 +23,7 @@ Entry = int | str
 MAX_TIMEOUT_SEC = 7 * 86_400
 
 
-class HarborEnvironments:
+class HarborEnvironments(SourceBase):
     """Harbor tasks, from a folder, a `registry.json` or git repositories, as a source of environments."""
 
     exports_state = True
@@ -47,24 +47,26 @@ class HarborEnvironments:
         extra_instruction_paths: list[Path] | None = None,
         extra_instructions: list[str] | None = None,
     ) -> None:
-        """Validates the options; reads nothing yet.
+        """Validates the options.
 
         Args:
             path: A folder of tasks, or one task; with `git_url` the task in that repository, with `repo` the folder of
                 tasks in it. None of these three and no registry: the bundled samples.
             registry: A `registry.json`; with `repo`, a path in that repository.
-            dataset: Which of its data sets: `name[@version]`.
-            git_url: The repository of one task.
-            git_commit: The commit, branch or tag to take that task from; `None`: the default branch.
-            repo: A repository of tasks: `org/name[@ref]`, or an address.
+            dataset: Which data set of the registry: `name[@version]`.
+            git_url: The git repository of one task; `path` is its folder there.
+            git_commit: The commit, branch or tag of `git_url`; `None`: the default branch.
+            repo: A repository of tasks: `org/name[@ref]`, an address, with `/tree/<ref>/<folder>` if need be, or
+                `git@host:org/name[@ref]`.
             cache_dir: Where tasks of repositories are kept; `None`: `~/.cache/ares_exp/tasks`.
             git_timeout_sec: What one git command may take.
-            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`); `None` for all.
+            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+                `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
             reward_key: Which key of `reward.json` is the reward, where there are several and none is `reward`.
             extra_instruction_paths: Files whose text is appended to every instruction, each after a blank line.
-            extra_instructions: More texts that are appended, after those.
+            extra_instructions: Texts that are appended to every instruction, after those files.
         """
         self._source = task_source(
             path=path,
@@ -97,12 +99,12 @@ class HarborEnvironments:
 
     @property
     def origins(self) -> Mapping[str, TaskOrigin]:
-        """What `load` selected and took from git repositories: from which, and at which commit."""
+        """The git repositories and commits of the tasks that `load` selected."""
         return {name: task.origin for name, task in self._tasks.items() if task.origin is not None}
 
     @property
     def tasks(self) -> Sequence[HarborTask]:
-        """What `load` selected, in order."""
+        """The tasks that `load` selected, in order."""
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
@@ -117,10 +119,10 @@ class HarborEnvironments:
         return list(self._tasks)
 
     async def close(self) -> None:
-        """Ends a `load` that goes on in a thread nobody waits for any more."""
+        """Ends a `load` that still runs in a thread."""
         self._source.stop()
 
-    def keep(self, task_names: Iterable[str]) -> None:
+    def keep(self, task_names: Sequence[str]) -> None:
         """Leaves out the other tasks that `load` selected."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
@@ -128,7 +130,7 @@ class HarborEnvironments:
         """Refuses tasks that cannot be played with these parts, all of them in one message."""
         for task in self._tasks.values():
             _each(report, task.warnings)
-        supported: frozenset[str] = getattr(parts.code_agent_factory, "supports", frozenset())
+        supported = parts.code_agent_factory.supports
 
         def check(task: HarborTask) -> None:
             task.check_runnable(
@@ -140,11 +142,11 @@ class HarborEnvironments:
         refuse_together(self._tasks.values(), check)
 
     def digest(self, task_name: str) -> str:
-        """What tells whether the files of a task have changed, or those that go with its instruction. Blocking."""
+        """Computes the digest of a task's files, and of those that go with its instruction. Blocking."""
         return with_files(self._tasks[task_name].digest, self._extra_texts)
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        """The environment of one episode."""
+        """Makes the environment of one episode."""
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
 

@@ -1,4 +1,4 @@
-"""What an agent is given by its host: its LLM client, its context, and the state that it goes on from."""
+"""The parts that an agent gets from its host: its LLM client, its context, and its earlier state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ares_exp.llms.response import LLMResponse
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """What an agent's `get_state` gave.
+    """The state that an agent's `get_state` returned.
 
     Attributes:
         version: Its `state_version` then.
@@ -29,17 +29,16 @@ class HostedLLM:
     """The LLM client that the agent holds."""
 
     def __init__(self, runtime: AgentRuntime) -> None:
-        """Asks nothing."""
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """The answer that the policy gives."""
+        """Asks the policy."""
         response: LLMResponse = await self._runtime.call("llm", request)
         return response
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:
-    """The agent, as one that takes a context: its factory says so, and the task was let in for that.
+    """Returns the agent as one that takes a context: its factory says so, and the task was accepted for that.
 
     Raises:
         AgentError: It takes none.
@@ -52,7 +51,7 @@ def with_context(agent: CodeAgent) -> ContextualAgent:
 
 
 def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
-    """The agent, with the state.
+    """Gives the agent its state.
 
     Raises:
         SnapshotMismatchError: It does not take it.

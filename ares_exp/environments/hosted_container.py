@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from ares_exp.containers.container import Container, ExecOptions, ExecResult, User
-from ares_exp.environments.activity import Activity, CommandRecord
+from ares_exp.containers.activity import Activity, CommandRecord
+from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
 from ares_exp.errors import ContainerDiedError, DivergenceError
 from ares_exp.journal.host_files import HostFiles, digest_of
 from ares_exp.journal.journal import frozen_options
@@ -29,15 +29,16 @@ class HostedContainer:
         runtime: AgentRuntime,
         *,
         user: User | None,
+        shell: Shell | None,
         env: Mapping[str, str],
         limit_commands: bool,
         activity: Activity,
     ) -> None:
-        """Calls nothing yet; see `AgentHost` for the arguments."""
         self.died: ContainerDiedError | None = None
         self._container = container
         self._runtime = runtime
         self._user = user
+        self._shell = shell
         self._env = dict(env)
         self._limit_commands = limit_commands
         self._activity = activity
@@ -75,6 +76,8 @@ class HostedContainer:
         options = {**options, "env": {**(options.get("env") or {}), **self._env}}
         if options.get("user") is None:
             options["user"] = self._user
+        if self._shell is not None:
+            options.setdefault("shell", self._shell)
         if not self._limit_commands:
             options["timeout_sec"] = None
         result: ExecResult | None = None

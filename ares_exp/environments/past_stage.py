@@ -1,4 +1,4 @@
-"""A stage of an episode that is over."""
+"""A finished stage of an episode."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pydantic
 
-from ares_exp.environments.episode_limits import LimitName
+from ares_exp.environment import LimitName
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.journal.encoding import JournalEncoder, decode_journal
 from ares_exp.journal.journal import Journal
-from ares_exp.results import StageResult
+from ares_exp.records.results import StageResult
 from ares_exp.tasks.task import Task, Verdict
 
 NOT_REACHED = Verdict(0.0, {"reward": 0.0})
@@ -23,7 +23,7 @@ NOT_REACHED = Verdict(0.0, {"reward": 0.0})
 
 @dataclass(frozen=True, slots=True)
 class PastStage:
-    """What is known of a stage that is over.
+    """A finished stage.
 
     Attributes:
         name: Of the stage.
@@ -53,7 +53,7 @@ class PastStage:
 
 
 def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResult, ...]:
-    """What the stages that are over came to; none of a task with only one."""
+    """Returns the results of the finished stages; empty for a single-stage task."""
     if len(task.stages) == 1:
         return ()
     ends = [0, *(past.step_count for past in past_stages)]
@@ -61,7 +61,7 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """What an episode is worth that ended with the last of `past_stages`; `None`: its verifier was not run.
+    """Computes the score of an episode that ended with the last of `past_stages`; `None` when its verifier was not run.
 
     Args:
         task: What was played.
@@ -78,7 +78,7 @@ def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: Limit
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """How a snapshot has it: the journal as digests of its lines."""
+    """The form in a snapshot: the journal as digests of its lines."""
 
     name: str
     verdict: Verdict | None
@@ -90,7 +90,7 @@ class _Recorded:
 
 
 def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
-    """JSON-ready form; its journal goes to `objects`. Blocking."""
+    """Returns the JSON-ready form; its journal goes to `objects`. Blocking."""
     journal = past.journal
     return asdict(
         _Recorded(
@@ -106,7 +106,7 @@ def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
 
 
 def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> PastStage:
-    """What `recorded_stage` gave. Blocking.
+    """Reads the form of `recorded_stage`. Blocking.
 
     Raises:
         SnapshotMetadataError: It is none.

@@ -1,4 +1,4 @@
-"""What an episode is busy with, and for how long."""
+"""The current phase of an episode, and the seconds in each phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class PhaseClock:
     """
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
-        """Goes on from `seconds`."""
         self.phase: str | None = None
         self.seconds = seconds or {}
 

@@ -1,13 +1,15 @@
-"""What a snapshot's episode was set up with: its container, its agent and its task, as recorded."""
+"""The setup of a snapshot's episode, as recorded: its container, its agent and its task."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.agents.code_agent import CodeAgentFactory
-from ares_exp.containers.container import ContainerFactory
+from ares_exp.agents.code_agent import AgentFactoryBase, CodeAgentFactory, as_agent_factory
+from ares_exp.config.parts import name_of
+from ares_exp.config.targets import find_part, import_target, option_targets
+from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.episode_setup import EpisodeSetup
@@ -24,16 +26,6 @@ from ares_exp.tasks.task import Task
 if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
-_FACTORIES = {
-    "daytona": ("ares_exp.containers.daytona", "DaytonaContainerFactory"),
-    "docker": ("ares_exp.containers.docker", "DockerContainerFactory"),
-    "local": ("ares_exp.containers.local", "LocalContainerFactory"),
-    "ares_exp.agents.shell_agent.ShellAgentFactory": ("ares_exp.agents.shell_agent", "ShellAgentFactory"),
-}
-
-_REACHING_OPTIONS = ("network", "allowed_hosts", "extra_hosts", "snapshot")
-"""What lets a container reach, or begin with, more than its task says: networks, a snapshot in our account."""
-
 
 def recorded_setup(
     snapshot: EnvironmentSnapshot,
@@ -44,7 +36,7 @@ def recorded_setup(
     *,
     is_task_given: bool,
 ) -> EpisodeSetup:
-    """What an episode is to be set up with: what is given, and as recorded what is not.
+    """Sets an episode up from the given parts and, for the others, from the record.
 
     A file decides nothing that reaches this machine: a network, and variables for a task's solution, have to be given.
 
@@ -57,44 +49,66 @@ def recorded_setup(
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: its episode had the task's solution and the variables for it: give `task`."
         )
-    options = snapshot.container.get("options") or {}
-    if container_factory is None and (reached := [name for name in _REACHING_OPTIONS if _opens(options.get(name))]):
-        raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
-            "container may reach or begin with is not taken from a file: give `container_factory`."
-        )
     return EpisodeSetup(
-        container_factory or _made(snapshot, snapshot.container_type, options, "container_factory"),
-        code_agent_factory
-        or _made(snapshot, snapshot.agent.get("factory", ""), snapshot.agent.get("options"), "code_agent_factory"),
+        as_container_factory(container_factory or _recorded_container_factory(snapshot)),
+        as_agent_factory(code_agent_factory or _recorded_agent_factory(snapshot)),
         limits or facts.limits(),
         facts.provide_solution,
         output_dir,
     )
 
 
-def _opens(option: object) -> bool:
-    """Whether an option lets a container reach more than its task says."""
+def _recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
+    name, options = snapshot.container_type, snapshot.container.get("options") or {}
+    target = option_targets("container").get(name)
+    backend = import_target(target) if target is not None else None
+    reached = [key for key, value in options.items() if _is_set(value) and key not in _harmless(backend)]
+    if backend is not None and reached:
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: its container was made with {reached[0]}={options[reached[0]]!r:.100}. What a "
+            "container may reach or begin with is not taken from a file: give `container_factory`."
+        )
+    return _made(snapshot, name, backend, options, "container_factory")
+
+
+def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
+    name, options = snapshot.agent.get("factory", ""), snapshot.agent.get("options") or {}
+    factory = find_part("agent", name)
+    if factory is not None and (given := [key for key in options if key not in _harmless(factory)]):
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: its agent was made with {given[0]}={options[given[0]]!r:.100}, which is not "
+            "taken from a file: give `code_agent_factory`."
+        )
+    return _made(snapshot, name, factory, options, "code_agent_factory")
+
+
+def _is_set(option: object) -> bool:
+    """Whether an option may let a container reach more than its task says."""
     return bool(option) and option != "no-network"
 
 
-def _made(snapshot: EnvironmentSnapshot, name: str, options: Any, argument: str) -> Any:
-    """One of our own factories; nothing is imported by a name that a file gives."""
-    if name not in _FACTORIES:
+def _harmless(factory: Any) -> frozenset[str]:
+    """Returns the options of a class of factories that a file may give."""
+    bases = (ContainerFactoryBase, AgentFactoryBase)
+    return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
+
+
+def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
+    """Makes a factory that an option of the config names."""
+    if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: it was made with {name!r:.100}, which is not known here: give `{argument}`."
         )
-    module, attribute = _FACTORIES[name]
     try:
-        return getattr(importlib.import_module(module), attribute)(**(options or {}))
+        return factory(**options)
     except (TypeError, ValueError, ConfigError) as error:
         raise SnapshotMetadataError(
-            f"{snapshot.snapshot_dir}: the recorded options make no {attribute}: {error}. Give `{argument}`."
+            f"{snapshot.snapshot_dir}: the recorded options make no {name_of(factory)}: {error}. Give `{argument}`."
         ) from None
 
 
 def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
-    """The task where it was. Blocking.
+    """Loads the task from its recorded path. Blocking.
 
     Raises:
         SnapshotUnsupportedError, UnsafeSnapshotError: It has to be given.

@@ -1,4 +1,4 @@
-"""Going on with an episode from a snapshot."""
+"""The restoring of an episode from a snapshot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.agents.code_agent import CodeAgentFactory
+from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.config.parts import import_name
+from ares_exp.environment import TimeStep
 from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.environments.episode_setup import EpisodeSetup
-from ares_exp.environments.episode_usage import EpisodeUsage
-from ares_exp.environments.exporting import factory_name, source_digest
 from ares_exp.environments.hosted_agent import AgentState
-from ares_exp.environments.message_edit import MessageEdit
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.recorded_setup import recorded_task
-from ares_exp.environments.time_step import TimeStep
 from ares_exp.errors import (
     DivergenceError,
     SnapshotMetadataError,
@@ -30,7 +28,9 @@ from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.journal.encoding import decode_journal
 from ares_exp.journal.journal import Journal
+from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
+from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Continuation:
-    """An episode that goes on from a snapshot, once."""
+    """An episode that continues from a snapshot, once."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class Continuation:
         new_seed: int | None = None,
         on_release: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Reads nothing yet.
+        """Keeps the options.
 
         Args:
-            snapshot: Where it goes on.
+            snapshot: The starting point.
             task: The task; by default read from where it was.
-            lineage: What its trajectory is to say of where it comes from; by default what the snapshot says.
-            edits: What the policy is shown otherwise from here on, besides what the snapshot has of that.
-            new_seed: What the agent draws from here on is drawn with this seed.
-            on_release: Is awaited when the episode has been released.
+            lineage: The origin, for its trajectory; by default the snapshot's.
+            edits: Edits of the conversation that the policy sees from here on, added to those of the snapshot.
+            new_seed: Seed of the values that the agent draws from here on.
+            on_release: Awaited when the episode has been released.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -78,7 +78,7 @@ class Continuation:
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
     def episode(self, setup: EpisodeSetup, tasks: Sequence[Task]) -> Episode:
-        """The episode, with nothing started.
+        """Makes the episode, with nothing started.
 
         Args:
             setup: What its environment gives it.
@@ -101,7 +101,10 @@ class Continuation:
         setup = replace(setup, provide_solution=facts.provide_solution)
         episode = Episode(setup, checked, seed=facts.integer("seed"))
         episode.usage = EpisodeUsage(
-            snapshot.step_count, facts.unanswered, facts.integer("tokens"), facts.number("cost")
+            num_steps=snapshot.step_count - facts.unanswered,
+            unanswered=facts.unanswered,
+            prompt_tokens=facts.integer("tokens"),  # with those generated: a snapshot has their sum
+            cost=facts.number("cost"),
         )
         episode.clock = PhaseClock(facts.numbers("phase_sec"))
         episode.lineage = self._lineage
@@ -133,7 +136,7 @@ class Continuation:
         recorded = snapshot.time_step
         return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())
 
-    def _check_request(self, request: LLMRequest, factory: CodeAgentFactory) -> None:
+    def _check_request(self, request: LLMRequest, factory: AgentFactoryBase) -> None:
         """Whether an agent that was given its state asks what it asked. Blocking."""
         from ares_exp.snapshots.snapshot import encode_messages
 
@@ -144,7 +147,7 @@ class Continuation:
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
-        """The objects of the snapshot, checked. Blocking."""
+        """Reads and checks the objects of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
         delta = get_delta(objects, snapshot.filesystem)
@@ -171,7 +174,7 @@ class Continuation:
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
-    """The snapshot itself, or the one at a path. Raises as `EnvironmentSnapshot.load_from_file` does."""
+    """Returns the snapshot itself, or reads the one at a path. Raises as `EnvironmentSnapshot.load_from_file` does."""
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
     if isinstance(snapshot, EnvironmentSnapshot):
@@ -180,7 +183,7 @@ async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> Environme
 
 
 def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
-    """The task, if it is what it was."""
+    """Returns the task, if it is unchanged."""
     was, now = snapshot.task_data, task.describe()
     for key in ("name", "digest"):
         if was.get(key) != now.get(key):
@@ -191,12 +194,12 @@ def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
     return task
 
 
-def _check_agent(snapshot: EnvironmentSnapshot, factory: CodeAgentFactory) -> None:
-    recorded, options = snapshot.agent.get("factory"), dict(getattr(factory, "options", None) or {})
-    if recorded != factory_name(factory):
+def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> None:
+    recorded, options = snapshot.agent.get("factory"), factory.options
+    if recorded != import_name(factory):
         raise SnapshotMismatchError(
             f"{snapshot.snapshot_dir}: it was taken of an agent of {recorded!r:.100}, and cannot go on with one of "
-            f"{factory_name(factory)!r}."
+            f"{import_name(factory)!r}."
         )
     was = snapshot.agent.get("options") or {}
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):
@@ -207,8 +210,8 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: CodeAgentFactory) -> No
         )
 
 
-def _hint(snapshot: EnvironmentSnapshot, factory: CodeAgentFactory) -> str:
-    was, now = snapshot.agent.get("source_digest"), source_digest(factory)
+def _hint(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> str:
+    was, now = snapshot.agent.get("source_digest"), factory.source_digest
     python = snapshot.writer.get("python")
     changed = " The agent's code has changed since the snapshot was taken." if was != now else ""
     return f"{changed} (The snapshot was written under Python {python!s:.20}.)"

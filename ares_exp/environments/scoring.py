@@ -1,4 +1,4 @@
-"""Scoring: what becomes of an agent's work when its stage is over. Artifacts are collected, and the verifier is run."""
+"""Scoring: when a stage is over, artifacts are collected, and the verifier is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import working_directory
@@ -25,12 +25,12 @@ _logger = logging.getLogger(__name__)
 
 
 def stage_dir(stage: Stage, output_dir: Path) -> Path:
-    """The directory of the stage in that of its episode."""
+    """Returns the directory of the stage in that of its episode."""
     return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
 
 
 def artifacts_of(stage: Stage, output_dir: Path) -> Path:
-    """Where the artifacts of the stage are kept."""
+    """Returns the directory of the stage's artifacts."""
     return stage_dir(stage, output_dir) / ARTIFACTS_FOLDER
 
 
@@ -108,7 +108,7 @@ class Scoring:
 
     @asynccontextmanager
     async def _started(self, spec: ContainerSpec) -> AsyncIterator[Container]:
-        """A container besides the agent's."""
+        """Starts a container beside the agent's."""
         self._refuse_if_released()
         container = self._container = self._container_factory(spec)
         try:
@@ -139,7 +139,7 @@ class Scoring:
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:
-        """Where artifacts are kept, or else are for as long as they are needed."""
+        """Yields the directory of the artifacts, a temporary one when they are not kept."""
         if self._artifacts_dir is not None:
             yield self._artifacts_dir
             return

@@ -1,17 +1,20 @@
-"""The `EnvironmentSource` protocol: what an option of the `env` group is."""
+"""The contract of an environment source, which an option of the `env` group makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from ares_exp.agents.code_agent import CodeAgentFactory
-from ares_exp.config import instantiate_group
-from ares_exp.containers.container import ContainerFactory
-from ares_exp.environments.environment import Environment
+from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.parts import completed
+from ares_exp.containers.container import ContainerFactoryBase
+from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.tasks.task import Task
+from ares_exp.tasks.task_origin import TaskOrigin
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -30,11 +33,11 @@ class EpisodeParts:
         seed: Seed of the episode.
         provide_solution: Whether the task's solution goes into the container (the oracle).
         output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
-        start_from: Where the episode goes on, instead of beginning; only for a source with `exports_state`.
+        start_from: Where the episode goes on, instead of beginning; only for a source that `exports_state`.
     """
 
-    container_factory: ContainerFactory
-    code_agent_factory: CodeAgentFactory
+    container_factory: ContainerFactoryBase
+    code_agent_factory: AgentFactoryBase
     limits: EpisodeLimits
     seed: int
     provide_solution: bool = False
@@ -46,22 +49,12 @@ Report = Callable[[str], None]
 """Takes a sentence that warns the user of something that does not stop the run."""
 
 
+@runtime_checkable
 class EnvironmentSource(Protocol):
     """A task set, and the environments that play its tasks.
 
-    A source whose environments have `export_state` (and `step_count`) says so by `exports_state = True`; others are
-    refused with `snapshot=…`. One whose environments need neither container nor code agent says
-    `needs_container = False`; these are not checked then. One that holds something of its own may have
-    `async def preflight()`, which raises a `PreflightError`, and `async def close()`. One whose `load` reads nothing
-    but local files says `loads_offline = True`; others are not loaded for the sake of counting their tasks. One that
-    can leave out tasks after `load` has `def keep(task_names)`; others are checked for all their tasks, also where
-    some of them are played. One that has more to tell of its tasks has them as `tasks`, each a `Task`;
-    one that fetched some from git repositories has their `TaskOrigin`s by name as `origins`, for the run's provenance.
-
-    One whose environments ask models of their own may have, each for a thread: `def take_over(earlier, own)`, which has
-    a try told what its earlier try, whose answers it goes on with, was told by these models (both are directories of an
-    episode's files); and `def recorded_usage(files)`, the `EnvironmentUsage` that is recorded of an episode whose
-    process died. What one that lives has spent so far is its `environment_usage`.
+    These members are needed. What else can be asked of a source, and what is assumed of one that does not have it, is
+    `SourceBase`: inherit from that, or have some of its members.
     """
 
     @property
@@ -89,15 +82,65 @@ class EnvironmentSource(Protocol):
         ...
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
-        """The environment of one episode of `task_name`."""
+        """Makes the environment of one episode of `task_name`."""
         ...
 
 
-def make_source(config: DictConfig) -> EnvironmentSource:
-    """The source that the option of `env` makes.
+class SourceBase(EnvironmentSource):
+    """Everything that is asked of a source. What an `EnvironmentSource` needs not have has its default here."""
+
+    @property
+    def needs_container(self) -> bool:
+        """Whether its environments need a container and a code agent. If not, these are not checked. Default: yes."""
+        return True
+
+    @property
+    def exports_state(self) -> bool:
+        """Whether its environments have `export_state`, which `snapshot=…` and `branch_from=…` need. Default: no."""
+        return False
+
+    @property
+    def loads_offline(self) -> bool:
+        """Whether `load` reads nothing but local files. If not, it is not called only to count tasks. Default: no."""
+        return False
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The selected tasks in order, for lists of them. Default: none, of a source that knows only their names."""
+        return ()
+
+    @property
+    def origins(self) -> Mapping[str, TaskOrigin]:
+        """The tasks that were fetched from git repositories, by name, for the run's provenance. Default: none."""
+        return {}
+
+    def digest(self, task_name: str) -> str | None:
+        """Returns what tells whether a task has changed since it was played. Blocking. Default: `None`, unknown."""
+        return None
+
+    def keep(self, task_names: Sequence[str]) -> None:
+        """Leaves out the other tasks that `load` selected. Default: `check` checks those, too."""
+
+    async def preflight(self) -> None:
+        """Checks, after `load`, what the source holds besides its tasks.
+
+        Raises:
+            PreflightError: With the remedy.
+        """
+
+    async def close(self) -> None:
+        """Releases what the source holds. Idempotent."""
+
+
+def as_source(source: EnvironmentSource) -> SourceBase:
+    """Returns `source` with the defaults of `SourceBase` for what it lacks."""
+    return completed(source, SourceBase)
+
+
+def make_source(config: DictConfig) -> SourceBase:
+    """Makes the source that the option of `env` describes.
 
     Raises:
         ConfigError: It cannot be made, or is no source.
     """
-    source: EnvironmentSource = instantiate_group(config, "env")
-    return source
+    return as_source(instantiate_group(config, "env"))

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, validate_call
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.refusals import refuse_together
-from ares_exp.environments.source import EpisodeParts, Report
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.swebench.build_context import GITHUB, BuildOptions, make_context
 from ares_exp.tasks.swebench.child_process import ChildProcess
 from ares_exp.tasks.swebench.dataset import find_dataset, load_rows
+from ares_exp.tasks.swebench.eval_commands import check_command
 from ares_exp.tasks.swebench.images import check_template
 from ares_exp.tasks.swebench.official import official_version
 from ares_exp.tasks.swebench.task import SweBenchOptions, SweBenchTask, check_log_parser
-from ares_exp.tasks.swebench.test_commands import check_command
 from ares_exp.tasks.task_sources.git_command import Git
 
 Entry = int | str
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 
-class SweBenchEnvironments:
+class SweBenchEnvironments(SourceBase):
     """Rows of SWE-bench as a source of environments."""
 
     exports_state = True
@@ -64,14 +64,17 @@ class SweBenchEnvironments:
             dataset: `verified`, `lite`, `full`, the name of another data set of the Hugging Face hub, or a file of rows
                 (`.jsonl`, `.json`, `.parquet`).
             split: Which part of a data set of the hub.
-            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`); `None` for all.
+            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list;
+                `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
             hints: Whether agents are told what was said under the issue.
-            agent_network: Whether agents have a network, in which fixes can be found; the tests always do.
-            image_template: Names of images, with `{id}` in them; `None`: the row's, or those that are published.
+            agent_network: `public` or `no-network`: what agents may reach. Fixes can be found in a network; the tests
+                always have one.
+            image_template: Names of images, with `{id}` in them; `None`: the row's, or
+                `swebench/sweb.eval.x86_64.{id}:latest`.
             build: Whether images are built here instead, from the options that follow.
-            base_image: What they begin with.
+            base_image: What images that are built here begin with.
             repository: Where the repositories are: an address, with `{repo}` in it for `owner/name`, or a folder, with
                 each at `owner/name` or with the only one.
             setup: Shell commands before the repository is there; git has to be in the image after them.
@@ -80,16 +83,16 @@ class SweBenchEnvironments:
             cache_dir: Where repositories and build contexts are kept; `None`: `~/.cache/ares_exp/swebench`.
             fetch_timeout_sec: What loading the data set, and one git command, may take.
             test_command: Shell command that runs the tests, with `{files}` or `{modules}` in it; `None`: the row's
-                script, or what is usual for its repository.
-            log_parser: What reads its output; `None`: what the row says, or is usual.
+                script, or pytest.
+            log_parser: What reads its output; `None`: what the row says, or `pytest`.
             test_timeout_sec: What the tests of one episode may take.
-            grader: `official`: the harness of the package swebench; `own`: without it; `auto`: as it is installed.
+            grader: `auto`: the official harness (package swebench) for rows with an `eval_script`, as those of the
+                published data sets, and for formats that it alone can read, else ours; `official`, `own`: one of them.
 
         Raises:
             ConfigError: An option is wrong, or the harness is not installed and to grade.
         """
-        version = None if grader == "own" else official_version()
-        if grader == "official" and version is None:
+        if grader == "official" and official_version() is None:
             raise ConfigError(
                 "env.grader=official needs the package swebench, 5 or newer: `pip install 'ares-exp[swebench]'`."
             )
@@ -104,7 +107,7 @@ class SweBenchEnvironments:
             test_command=check_command(test_command),
             log_parser=check_log_parser(log_parser),
             test_timeout_sec=test_timeout_sec,
-            grader=version,
+            grader=grader,
         )
         self._dataset = find_dataset(dataset, split)
         self._selector = tasks
@@ -127,7 +130,7 @@ class SweBenchEnvironments:
 
     @property
     def tasks(self) -> Sequence[SweBenchTask]:
-        """What `load` selected, in order."""
+        """The tasks that `load` selected, in order."""
         return list(self._tasks.values())
 
     def load(self, report: Report) -> Sequence[str]:
@@ -140,7 +143,7 @@ class SweBenchEnvironments:
         self._tasks = {task.name: task for task in chosen}
         return list(self._tasks)
 
-    def keep(self, task_names: Iterable[str]) -> None:
+    def keep(self, task_names: Sequence[str]) -> None:
         """Leaves out the other tasks that `load` selected."""
         self._tasks = {name: self._tasks[name] for name in task_names}
 
@@ -176,19 +179,19 @@ class SweBenchEnvironments:
         guessed = [task for task in self._tasks.values() if not task.row.eval_script]
         if guessed and self._options.test_command is None:
             report(
-                f"{len(guessed)} of {len(self._tasks)} rows have no eval_script: their tests are run by the usual "
-                "command of their repository, and what is resolved may differ from what others report."
+                f"{len(guessed)} of {len(self._tasks)} rows have no eval_script: their tests are run by `python -m "
+                "pytest`. Set env.test_command if that is not right."
             )
 
     def digest(self, task_name: str) -> str:
-        """What tells whether a row, or how it is played and graded, has changed."""
+        """Returns the digest of a row and of how it is played and graded."""
         return self._tasks[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
-        """The environment of one episode."""
+        """Returns the environment of one episode."""
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
 
     async def close(self) -> None:
-        """Ends what fetches rows or repositories in a thread that nobody waits for any more."""
+        """Ends the threads that still fetch rows or repositories."""
         await asyncio.to_thread(self._child.stop)
         self._git.stop()

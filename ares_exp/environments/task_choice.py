@@ -1,4 +1,4 @@
-"""Which task an episode plays."""
+"""The choice of an episode's task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T", bound=Named)
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
-    """The task that `options["task"]` names, by its name or its index; without that, one that `generator` draws.
+    """Chooses the task that `options["task"]` names, by its name or its index; without that, `generator` draws one.
 
     Raises:
         ConfigError: No such task, or other options.
@@ -22,7 +22,7 @@ def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: rando
 
 
 def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: random.Random) -> int:
-    """The place of the task that `options["task"]` names among `names`; see `choose_task`."""
+    """Finds the index of the task that `options["task"]` names among `names`; see `choose_task`."""
     if unknown := sorted(options.keys() - {"task"}):
         raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {unknown}.")
     wanted = options.get("task")

@@ -1,1 +1,1 @@
-"""Exporting a run as a Harbor job: a folder that Harbor's viewer and scripts open."""
+"""The command `python -m ares_exp.export_job`; its code is in `ares_exp.harbor_export`."""

@@ -1,1 +1,4 @@
-"""What a container changed of its base: as a delta of entries, with contents in a content-addressed object store."""
+"""Changes of a file system: a delta of entries, with their contents in a content-addressed object store.
+
+Imports errors and records; imported by containers, snapshots and environments.
+"""

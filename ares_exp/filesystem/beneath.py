@@ -1,4 +1,4 @@
-"""Opens directories below another one that may hold hostile links."""
+"""Directories below another one that may hold hostile links, opened safely."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def open_beneath(root: int, path: str) -> Iterator[int]:
-    """A file descriptor of the directory at `path` below `root`, found step by step.
+    """Opens the directory at `path` below `root`, step by step; returns its file descriptor.
 
     Args:
         root: A file descriptor.

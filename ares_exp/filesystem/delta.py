@@ -94,26 +94,26 @@ class DeltaLimits:
 
 
 def is_kept(path: str) -> bool:
-    """Whether a delta may have this path: not what is the kernel's."""
+    """Returns whether a delta may have this path: the kernel's own are left out."""
     return not path.startswith(UNKEPT_DIRECTORIES) or not any(
         path == directory or path.startswith(directory + "/") for directory in UNKEPT_DIRECTORIES
     )
 
 
 def is_kept_xattr(name: str) -> bool:
-    """Whether a delta may have this attribute: other namespaces mean something else in another container."""
+    """Returns whether a delta may have this attribute: other namespaces mean something else in another container."""
     if name.startswith("user."):
         return len(name) > len("user.") and not name.startswith("user.overlay.")
     return name == "security.capability"
 
 
 def link_number(first_name: str) -> int:
-    """The number of a file whose first name, in the order of names, is this one."""
+    """Returns the number of a file whose first name, in the order of names, is this one."""
     return int.from_bytes(hashlib.sha256(os.fsencode(first_name)).digest()[:6])
 
 
 def differences(a: Delta, b: Delta) -> list[str]:
-    """What differs between two deltas, in words, one line a path and field; empty if they mean the same.
+    """Returns the differences of two deltas, one line a path and field; empty if they mean the same.
 
     Notes are not compared, nor are the numbers of hard links: only which paths are one file.
     """
@@ -148,18 +148,18 @@ def _short(value: object) -> str:
 
 
 def sorted_by_path(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The same entries, parents before children."""
+    """Returns the same entries, parents before children."""
     return {path: entries[path] for path in sorted(entries, key=os.fsencode)}
 
 
 def parents(path: str) -> Iterator[str]:
-    """The directories above a path, the nearest first, without `/`."""
+    """Yields the directories above a path, the nearest first, without `/`."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The entries whose directory is among them, parents first: of what was read, others were removed meanwhile."""
+    """Returns the entries whose directory is among them, parents first; others were removed while they were read."""
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]

@@ -1,8 +1,8 @@
-r"""A delta as lines of JSON, and back. What is read is untrusted: it is checked before anybody sees it.
+r"""Deltas as lines of JSON, and back. Lines are untrusted: they are checked before use.
 
 The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and what
 differs from the defaults of `Entry`; xattrs are hexadecimal. Chunks are digests, or the number of pieces of zeros that
-follow each other. A file of many chunks goes on in lines that are lists, so that changing a page of a large file
+follow each other. A file of many chunks continues in lines that are lists, so that changing a page of a large file
 changes few objects. Bytes of a name that are no UTF-8 are lone surrogates (`\udc80` to `\udcff`), as Python has them.
 """
 
@@ -41,7 +41,7 @@ def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
 
 
 def get_delta(objects: ObjectStore, digests: Sequence[str], *, limits: DeltaLimits | None = None) -> Delta:
-    """The delta that `put_delta` stored.
+    """Returns the delta that `put_delta` stored.
 
     Raises:
         SnapshotMetadataError: As `decode`; `SnapshotCorruptError` for a missing or damaged object.
@@ -50,7 +50,7 @@ def get_delta(objects: ObjectStore, digests: Sequence[str], *, limits: DeltaLimi
 
 
 def encode(delta: Delta) -> Iterator[bytes]:
-    """The lines of a delta, without line ends; the same delta always has the same lines."""
+    """Yields the lines of a delta, without line ends; the same delta always has the same lines."""
     yield _json({"version": _VERSION, "base": delta.base, "notes": list(delta.notes)})
     links: dict[int, int] = {}
     for path, entry in sorted_by_path(delta.entries).items():
@@ -72,7 +72,7 @@ def encode(delta: Delta) -> Iterator[bytes]:
 
 
 def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delta:
-    """The delta of these lines.
+    """Returns the delta of these lines.
 
     Raises:
         SnapshotMetadataError: They are not what `encode` writes; `SnapshotVersionError` for a newer version.
@@ -113,7 +113,7 @@ def _json(value: object) -> bytes:
 
 
 def _ends_object(line: bytes) -> bool:
-    """Whether an object of lines ends here: decided by the path alone, so that a changed entry moves no border."""
+    """Returns whether an object of lines ends here. The path alone decides, so a changed entry moves no border."""
     if line.startswith(b'{"path":'):
         return zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
     return True  # the first line, and each line of chunks

@@ -1,4 +1,4 @@
-"""Checks one entry of a delta that comes from an untrusted snapshot."""
+"""Checks of one entry of a delta that comes from an untrusted snapshot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unsafe(what: str, value: object) -> NoReturn:
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """One entry as it was in its line, each of its fields checked alone.
+    """Checks each field of one entry by itself and returns it.
 
     Args:
         value: Anything that JSON has. Changed in place.
@@ -84,7 +84,7 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
 
 
 def _bytes(text: Any, what: str) -> bytes:
-    """The bytes of a name; one spelling only, or the same file could have two entries."""
+    """Returns the bytes of a name; one spelling only, or the same file could have two entries."""
     if not isinstance(text, str):
         malformed(f"expected {what}, found", text)
     try:
@@ -136,7 +136,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
 
 
 def checked_chunks(value: Any, size: int) -> tuple[str | None, ...]:
-    """The chunks of `size` bytes at most, zeros spelled out."""
+    """Returns the chunks of `size` bytes at most, zeros spelled out."""
     if not isinstance(value, list):
         malformed("expected a list of chunks, found", value)
     chunks: list[str | None] = []

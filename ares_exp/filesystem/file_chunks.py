@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from ares_exp.errors import CaptureError, SnapshotCorruptError
 from ares_exp.filesystem.delta import Entry
 from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
-from ares_exp.secrets import KnownSecrets
+from ares_exp.records.secrets import KnownSecrets
 
 _ZEROS = bytes(CHUNK_BYTES)
 _AHEAD = 8  # chunks in memory at a time
@@ -24,7 +24,6 @@ class ChunkWriter:
     """Stores the chunks of one file, in order, and looks for secrets in them."""
 
     def __init__(self, path: str, objects: ObjectStore, pool: Executor | None, known: KnownSecrets) -> None:
-        """`path` is for messages. `pool` hashes and compresses; `None`: the caller's thread does."""
         self._path, self._objects, self._pool, self._known = path, objects, pool, known
         self._chunks: list[str | Future[str] | None] = []
         self._waiting: list[Future[str]] = []
@@ -62,7 +61,7 @@ class ChunkWriter:
         self._chunks += [None] * count
 
     def finish(self) -> tuple[str | None, ...]:
-        """The digests, when all are stored."""
+        """Returns the digests, when all are stored."""
         return tuple(chunk.result() if isinstance(chunk, Future) else chunk for chunk in self._chunks)
 
 
@@ -73,11 +72,11 @@ class FileReader:
         self._objects, self._pool, self._known = objects, pool, KnownSecrets()
 
     def still_has(self, chunks: Iterable[str | None]) -> bool:
-        """Whether all chunks are there, and stay for the next hour."""
+        """Returns whether all chunks are there, and stay for the next hour."""
         return all(chunk is None or self._objects.keep(chunk) for chunk in chunks)
 
     def read(self, path: str, file: int, size: int) -> tuple[str | None, ...]:
-        """The chunks of the first `size` bytes of an open file.
+        """Returns the chunks of the first `size` bytes of an open file.
 
         Raises:
             CaptureError: It holds a known secret.
@@ -124,7 +123,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """The content of a file, in order: the bytes of each chunk, or how many zeros there are in its place.
+    """Yields the content of a file, in order: the bytes of each chunk, or how many zeros there are in its place.
 
     Raises:
         SnapshotCorruptError: An object is missing, damaged, or not as large as the entry says.

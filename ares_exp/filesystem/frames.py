@@ -15,7 +15,7 @@ _codecs = threading.local()  # a context of zstd serves one thread at a time
 
 
 def compressed(data: bytes) -> bytes:
-    """The frame."""
+    """Returns the frame."""
     import zstandard
 
     if not hasattr(_codecs, "compressor"):
@@ -25,7 +25,7 @@ def compressed(data: bytes) -> bytes:
 
 
 def frame_size(path: Path) -> int:
-    """Bytes on the disk.
+    """Returns its size on the disk, bytes.
 
     Raises:
         SnapshotCorruptError: It is missing.
@@ -37,7 +37,7 @@ def frame_size(path: Path) -> int:
 
 
 def read_frame(path: Path, max_bytes: int) -> bytes:
-    """What a frame holds.
+    """Reads the content of a frame.
 
     Raises:
         SnapshotCorruptError: It is missing or damaged.
@@ -84,7 +84,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def damaged(path: Path, why: str) -> SnapshotCorruptError:
-    """The error for an object that is not what it should be."""
+    """Returns the error for a damaged object."""
     return SnapshotCorruptError(f"{path} is damaged: {why}. {_REMEDY}")
 
 

@@ -105,7 +105,7 @@ def _header(member: tarfile.TarInfo, *, pax: bool) -> bytes:
 
 
 def _sparse_header(member: tarfile.TarInfo, entry: Entry) -> bytes:
-    """A header with the map of a sparse file, format 1.0; sets the member's size to that of the data and the map.
+    """Returns a header with the map of a sparse file, format 1.0; sets the member's size to that of data and map.
 
     See https://www.gnu.org/software/tar/manual/html_node/PAX-1.html.
     """

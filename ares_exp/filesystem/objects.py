@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from ares_exp.filesystem.frames import compressed, damaged, frame_size, read_frame
-from ares_exp.secrets import KnownSecrets
+from ares_exp.records.secrets import KnownSecrets
 
 CHUNK_BYTES = 128 * 1024
 MAX_OBJECT_BYTES = 64 * 2**20
@@ -35,7 +35,6 @@ class ObjectStore:
     """Objects in a directory. Safe for several threads and processes."""
 
     def __init__(self, path: Path) -> None:
-        """Names the directory that has, or will have, `objects/` in it; touches nothing."""
         self.path = path
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
@@ -63,7 +62,7 @@ class ObjectStore:
         return digest
 
     def keep(self, digest: str) -> bool:
-        """Whether there is such an object. If so it counts as just put: for `sync()`, and for `remove_unneeded()`."""
+        """Returns whether there is such an object; if so it counts as just put (`sync()`, `remove_unneeded()`)."""
         path = self.file(digest)
         try:
             if time.time() - path.stat().st_mtime > _YOUNG_SEC:
@@ -78,11 +77,11 @@ class ObjectStore:
         return True
 
     def has(self, digest: str) -> bool:
-        """Whether there is such an object; its content is not looked at."""
+        """Returns whether there is such an object; its content is not looked at."""
         return self.file(digest).is_file()
 
     def get(self, digest: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
-        """The plain bytes of an object.
+        """Returns the plain bytes of an object.
 
         Raises:
             SnapshotCorruptError: It is missing or damaged, or not what its name says.
@@ -96,7 +95,7 @@ class ObjectStore:
         return data
 
     def size(self, digest: str) -> int:
-        """Bytes that an object takes on the disk.
+        """Returns the size of an object on the disk, bytes.
 
         Raises:
             SnapshotCorruptError: It is missing.
@@ -144,7 +143,7 @@ class ObjectStore:
     def get_lines(
         self, digests: Iterable[str], *, max_lines: int = MAX_LINES, max_bytes: int = MAX_LINES_BYTES
     ) -> list[bytes]:
-        """The lines that `put_lines` stored.
+        """Returns the lines that `put_lines` stored.
 
         Raises:
             SnapshotCorruptError: As `get`, or an object is no text of lines.
@@ -188,7 +187,7 @@ class ObjectStore:
                 self._durable |= pending
 
     def digests(self) -> Iterator[str]:
-        """Every object that is there."""
+        """Yields every object that is there."""
         for directory in self._directories():
             for file in directory.iterdir():
                 if _DIGEST.fullmatch(digest := directory.name + file.name):
@@ -233,7 +232,7 @@ class ObjectStore:
         return found.st_size
 
     def file(self, digest: str) -> Path:
-        """Where an object of that digest is, if there is one.
+        """Returns the path of an object of that digest, which need not exist.
 
         Raises:
             SnapshotMetadataError: `digest` is none.
@@ -256,7 +255,7 @@ class ObjectStore:
             return digest in self._durable or digest in self._pending
 
     def _is_whole(self, digest: str, data: bytes) -> bool:
-        """Whether the object that is there holds `data`: a power cut may have left an empty file under its name."""
+        """Returns whether the stored object holds `data`: a power cut may leave an empty file under its name."""
         try:
             return read_frame(self.file(digest), len(data)) == data
         except SnapshotMetadataError:

@@ -1,4 +1,4 @@
-"""Reads the upper directory of an overlay: what a container changed.
+"""The upper directory of an overlay, read as the changes of a container.
 
 Overlayfs keeps there: what was made or changed, in full; a 0/0 character device, or an empty file with the attribute
 `overlay.whiteout`, for what was deleted; the attribute `overlay.opaque` at a directory that hides the base's.
@@ -73,7 +73,7 @@ def scan(
         notes: Gets a sentence for each thing that is not kept.
         at: Where in the container the overlay is mounted: the path of `upper` itself.
         skip: Whether a path of the container is left out, with all below it: mount points, files of the engine.
-        root_ids: The uid and gid outside that are 0 inside; of a box in a user namespace.
+        root_ids: The uid and gid outside that are 0 inside; of a container in a user namespace.
         limits: Bounds.
 
     Returns:
@@ -221,7 +221,7 @@ class _Scan:
             os.close(file)
 
     def _xattrs(self, path: str, file: int) -> tuple[dict[str, bytes], dict[str, str]]:
-        """The attributes that are kept, and the marks of overlayfs."""
+        """Returns the attributes that are kept, and the marks of overlayfs."""
         kept, marks = {}, {}
         try:
             names = os.listxattr(file)

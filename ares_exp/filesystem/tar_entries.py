@@ -26,10 +26,10 @@ from ares_exp.filesystem.delta import (
 )
 from ares_exp.filesystem.file_chunks import ChunkWriter
 from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
-from ares_exp.secrets import KnownSecrets
+from ares_exp.records.secrets import KnownSecrets
 
 _MAX_HEADER_BYTES = 2**20  # what comes before one member: long names, attributes, the map of a sparse file
-_MAX_ENDS = 10  # `tarfile` goes on skipping behind the end, as far as a header said
+_MAX_ENDS = 10  # `tarfile` keeps skipping behind the end, as far as a header said
 _XATTR = "SCHILY.xattr."
 _KINDS: dict[bytes, EntryKind] = {
     **dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE), cast(Any, "file")),
@@ -106,7 +106,7 @@ _ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, R
 class _Member(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """As the original; but `tarfile` takes a header that it cannot read, or none, for the end of the archive."""
+        """Parses a header; an unreadable one is an error, where `tarfile` takes it for the end of the archive."""
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ class _Reader:
         self._entries[path] = entry
 
     def _path(self, name: str) -> str:
-        """Where a name of the archive is in the container; `""` for the root."""
+        """Returns where a name of the archive is in the container; `""` for the root."""
         names = [part for part in name.split("/") if part not in ("", ".")]
         path = "".join(f"/{part}" for part in names)
         data = os.fsencode(self._at + path)
@@ -238,6 +238,6 @@ class _Reader:
 
 
 def _mtime_ns(member: tarfile.TarInfo) -> int:
-    """Of PAX headers the digits as they are: a float has no nanoseconds."""
+    """Returns nanoseconds from the digits of PAX headers: a float does not hold them."""
     found = Decimal(member.pax_headers.get("mtime") or member.mtime).scaleb(9)
     return int(max(Decimal(-MAX_MTIME_NS), min(Decimal(MAX_MTIME_NS), found)))

@@ -1,4 +1,4 @@
-"""How the `tar` of a container is asked for files, such that `tar_entries` can read them."""
+"""Command lines for the `tar` of a container whose archives `tar_entries` can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the files of a delta below a directory of the host: an overlay's upper directory, or a plain one."""
+"""The files of a delta, made below a directory of the host: an overlay's upper directory, or a plain one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_tree(
     root_ids: tuple[int, int] = (0, 0),
     lenient: bool = False,
 ) -> list[str]:
-    """Makes entries below a directory that nobody else uses. Never follows a link, its own ones included.
+    """Makes entries below a directory that is not used by others. Never follows a link, its own ones included.
 
     Args:
         entries: With every directory above an entry, as in a `Delta`. All are at or below `at`.
@@ -156,7 +156,7 @@ class _Tree:
             os.close(file)
 
     def _give(self, path: str, entry: Entry, file: int) -> None:
-        """Owner first: the kernel takes privileges from a file that changes hands."""
+        """Sets the owner first: the kernel takes privileges from a file that changes hands."""
         self._own(path, entry, file)
         os.fchmod(file, entry.mode)
         for name, value in entry.xattrs.items():

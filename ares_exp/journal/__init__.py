@@ -1,1 +1,4 @@
-"""The episode journal: what a code agent asked of the world and was told, in order, so that it can be run again."""
+"""The episode journal: an agent's calls and their completions, in order, from which the agent can be run again.
+
+Imports llms, containers and trajectories; imported by environments and testing.
+"""

@@ -1,4 +1,4 @@
-"""The event loop that a code agent runs on: small, without sockets, and the same every time.
+"""The event loop of a code agent: small, without sockets, and the same every time.
 
 It runs only when it is pumped, and then until nothing is ready. Whoever owns it delivers one completion at a time and
 pumps; so the order of deliveries decides everything that the agent does, and delivering the same completions in the
@@ -28,14 +28,14 @@ MAX_CALLBACKS = 200_000
 
 
 class LoopOwner(Protocol):
-    """What the loop leaves to its owner: whatever depends on the world outside."""
+    """The owner of the loop: carries out whatever depends on the world outside."""
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
         """Has `AgentLoop.run_soon(handle)` and a pump follow when its time has come."""
         ...
 
     def drop_timer(self, handle: asyncio.TimerHandle) -> None:
-        """The timer was cancelled."""
+        """Drops a timer that was cancelled."""
         ...
 
     def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
@@ -43,28 +43,28 @@ class LoopOwner(Protocol):
         ...
 
     def report(self, context: dict[str, Any]) -> None:
-        """Something was raised that nobody awaits."""
+        """Reports an exception that is awaited nowhere."""
         ...
 
     def note_refusal(self, error: NondeterministicCallError) -> None:
-        """The agent asked the loop for what it does not have, from whatever thread; `error` is raised there."""
+        """Notes an operation that the loop refused, in whatever thread; `error` is raised there."""
         ...
 
 
-class _Nobody:
+class _NoOwner:
     """The owner of a loop whose agent has ended: nothing is carried out any more."""
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
         """Its time never comes."""
 
     def drop_timer(self, handle: asyncio.TimerHandle) -> None:
-        """None is set."""
+        """Does nothing: no timer is set."""
 
     def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> NoReturn:
         raise EpisodeStateError("The agent phase is over: no more threads.")
 
     def report(self, context: dict[str, Any]) -> None:
-        """Nobody asks any more what becomes of the agent."""
+        """Does nothing: the episode has ended."""
 
     def note_refusal(self, error: NondeterministicCallError) -> None:
         """As `report`."""
@@ -74,14 +74,13 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """An event loop with tasks, futures and timers, and nothing else.
 
     Attributes:
-        now: What `time()` says, seconds since the agent began; moved by the owner.
+        now: The value of `time()`, seconds since the agent began; moved by the owner.
         is_pumping: Whether agent code is running.
-        ran_away: Whether the agent went on and on without waiting for anything; it was stopped where it was.
-        tasks: Those of its tasks that somebody knows.
+        ran_away: Whether the agent was stopped because it ran without ever waiting for anything.
+        tasks: Its tasks that are still referenced.
     """
 
     def __init__(self, owner: LoopOwner) -> None:
-        """Nothing is ready."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
@@ -89,11 +88,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._ready: deque[asyncio.Handle] = deque()
 
-    def pump(self, surroundings: AbstractContextManager[object]) -> None:
+    def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
         """Runs what is ready, and what becomes ready by that, until nothing is; `MAX_CALLBACKS` at most.
 
         Args:
-            surroundings: Is entered for as long as agent code runs.
+            clock_and_random: Entered while agent code runs.
         """
         ready, left = self._ready, MAX_CALLBACKS
         outer = asyncio.events._get_running_loop()
@@ -102,7 +101,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_generator)
         self.is_pumping = True
         try:
-            with surroundings:
+            with clock_and_random:
                 while ready:
                     if not left:
                         ready.clear()
@@ -121,8 +120,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
             asyncio.events._set_running_loop(outer)
 
     def let_go(self) -> None:
-        """The agent has ended. Without its loop holding it, all that it was made of is freed at once."""
-        self._owner = _Nobody()
+        """Releases the agent that has ended, so that all its objects are freed at once."""
+        self._owner = _NoOwner()
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Closes an asynchronous generator that the agent has dropped half read; the loop outside would, otherwise."""
@@ -166,7 +165,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._owner.drop_timer(handle)
 
     def time(self) -> float:
-        """Seconds since the agent began, as of the last thing that it was told."""
+        """Seconds since the agent began, as of the last completion."""
         return self.now
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -192,7 +191,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         return False
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing."""
 
     def get_debug(self) -> bool:
         """As any event loop."""
@@ -202,7 +201,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         """Has no effect."""
 
     def get_task_factory(self) -> None:
-        """There is none."""
+        """Returns `None`: there is no task factory."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """As any event loop."""
@@ -211,10 +210,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
     default_exception_handler = call_exception_handler
 
     async def shutdown_asyncgens(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:

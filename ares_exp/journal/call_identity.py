@@ -1,4 +1,4 @@
-"""What makes two calls of an agent the same: JSON-ready and small, with secrets masked on both sides."""
+"""The identity of an agent's call: JSON-ready and small, with secrets masked on both sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from ares_exp.journal.journal import CallEntry, CallKind
 from ares_exp.llms.request import LLMRequest
-from ares_exp.secrets import mask_known_secrets
+from ares_exp.records.secrets import mask_known_secrets
+from ares_exp.trajectories.request_diff import apart
 
 SHOWN_CHARS = 160
 
@@ -27,12 +28,11 @@ class CallIdentities:
     """Computes identities; each message is read once, however often it is repeated."""
 
     def __init__(self) -> None:
-        """Knows no message yet."""
         self._known: dict[tuple[tuple[str, Any], ...], str] = {}
         self._known_objects: dict[int, tuple[Mapping[str, Any], str]] = {}
 
     def of(self, kind: CallKind, arguments: Any) -> Any:
-        """The identity of a call: a `RequestPrint` of an LLM request, JSON-ready data of anything else."""
+        """Returns the identity of a call: a `RequestPrint` of an LLM request, JSON-ready data of anything else."""
         if kind == "llm":
             return self.of_request(arguments)
         if kind in ("timer", "thread"):
@@ -40,7 +40,7 @@ class CallIdentities:
         return _plain(arguments)
 
     def of_request(self, request: LLMRequest) -> RequestPrint:
-        """The identity of a request."""
+        """Returns the identity of a request."""
         settings = {
             name: getattr(request, name)
             for name in request.__dataclass_fields__
@@ -63,7 +63,7 @@ class CallIdentities:
         return digest
 
     def shown(self, kind: CallKind, arguments: Any) -> str:
-        """A call in a few words, for a message to people."""
+        """Describes a call in a few words."""
         if kind == "llm":
             last = arguments.messages[-1] if arguments.messages else None
             return f"an LLM request with {len(arguments.messages)} messages, the last {_masked(last)[:SHOWN_CHARS]}"
@@ -72,7 +72,7 @@ class CallIdentities:
     def difference(
         self, expected: CallEntry, kind: CallKind, arguments: Any, original: LLMRequest | None = None
     ) -> str:
-        """What distinguishes a call from the recorded one, as a clause.
+        """Describes the difference between a call and the recorded one, as a clause.
 
         Args:
             expected: The recorded call.
@@ -83,8 +83,8 @@ class CallIdentities:
         if expected.kind != kind:
             return f"recorded was {recorded(expected)}, now {self.shown(kind, arguments)}"
         if kind != "llm":
-            pieces = _apart(_text(expected.arguments), _masked(arguments))
-            return f"recorded was a call for {kind} {pieces[0]}, now {pieces[1]}"
+            was, now = _apart(_text(expected.arguments), _masked(arguments))
+            return f"recorded was a call for {kind} {was}, now {now}"
         theirs, ours = expected.arguments.messages, self.of_request(arguments).messages
         at = next((i for i, (old, new) in enumerate(zip(theirs, ours, strict=False)) if old != new), None)
         if at is not None:
@@ -98,22 +98,21 @@ class CallIdentities:
 
 
 def recorded(entry: CallEntry) -> str:
-    """A call of a journal in a few words, for a message to people."""
+    """Describes a call of a journal in a few words."""
     if isinstance(entry.arguments, RequestPrint):
         return f"an LLM request with {len(entry.arguments.messages)} messages"
     return f"a call for {entry.kind} {_text(entry.arguments)[:SHOWN_CHARS]}"
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Both texts from shortly before they differ."""
-    at = next((i for i, (old, new) in enumerate(zip(was, now, strict=False)) if old != new), min(len(was), len(now)))
-    begin = at - 40 if at > SHOWN_CHARS // 2 else 0
-    dots = "…" if begin else ""
-    return dots + was[begin : begin + SHOWN_CHARS], dots + now[begin : begin + SHOWN_CHARS]
+    """Cuts both texts to begin shortly before they differ."""
+    start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
+    dots = "…" if start else ""
+    return f"{dots}{was}", f"{dots}{now}"
 
 
 def _plain(data: Any) -> Any:
-    """JSON-ready, with secrets masked."""
+    """Makes a value JSON-ready, with secrets masked."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

@@ -1,4 +1,4 @@
-r"""Journal entries as JSON lines, and back. Lines come from disk: they are checked before anything is made of them.
+r"""Journal entries as JSON lines, and back. Lines come from disk and are checked before they are used.
 
 ```
 {"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}}
@@ -24,14 +24,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ares_exp import errors
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import ExecResult
-from ares_exp.environments.activity import CommandRecord
 from ares_exp.errors import AresExpError, SnapshotMetadataError, SnapshotUnsupportedError
 from ares_exp.journal.call_identity import CallIdentities, RequestPrint
 from ares_exp.journal.host_files import HostFiles
 from ares_exp.journal.journal import CallEntry, CallKind, DoneEntry, Entry, Journal, SeedEntry, StepEntry, UnheardEntry
 from ares_exp.llms.response import LLMResponse
-from ares_exp.run_dir import dump_json
+from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.records import deserialize_llm_response, serialize_llm_response
 
 MAX_ENTRIES = 1_000_000
@@ -46,7 +46,7 @@ _PYTHONS: tuple[type[Exception], ...] = (
 )
 _OURS = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AresExpError))
 _RAISABLE = {kind.__name__: kind for kind in (*_PYTHONS, *_OURS)}
-"""What an agent may be told of by a journal: common errors of Python's own, and ours."""
+"""Exceptions that a journal may raise into an agent: common ones of Python, and ours."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -61,10 +61,10 @@ class JournalEncoder:
     _encoded: int = 0
 
     def update(self, journal: Journal) -> list[bytes]:
-        """All entries so far, a line each.
+        """Returns all entries so far, a line each.
 
         Raises:
-            SnapshotUnsupportedError: The agent was told something that no file can hold.
+            SnapshotUnsupportedError: The agent got something that no file can hold.
         """
         for entry in journal.entries[self._encoded :]:
             self.lines.append(dump_json(self._encode(entry)).encode())
@@ -126,7 +126,7 @@ def _encode_error(error: BaseException) -> dict[str, Any]:
 
 
 def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, where: str) -> Journal:
-    """The journal that `lines` hold.
+    """Reads the journal that `lines` hold.
 
     Raises:
         SnapshotMetadataError: They hold something else; with the line.

@@ -1,4 +1,4 @@
-"""Files of the host that an agent copied out of its container, or into it: small enough to be kept in its journal."""
+"""Files of the host that an agent copied out of its container, or into it: small enough for its journal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import CaptureError, SnapshotUnsupportedError
-from ares_exp.secrets import KnownSecrets
+from ares_exp.records.secrets import KnownSecrets
 
 MAX_BYTES = 1024 * 1024
 
@@ -25,7 +25,7 @@ class HostFiles:
 
     @classmethod
     def read(cls, path: Path) -> HostFiles:
-        """What is at `path`, if it is not more than `MAX_BYTES`. Blocking."""
+        """Reads the files at `path`, unless they are more than `MAX_BYTES`. Blocking."""
         total, found = 0, []
         for one in [path] if path.is_file() else sorted(path.rglob("*")):
             if one.is_symlink() or not one.is_file():
@@ -38,7 +38,7 @@ class HostFiles:
         return cls(tuple(found))
 
     def to_keep(self) -> tuple[tuple[str, int, bytes], ...]:
-        """The files, to be written down.
+        """Returns the files in the journal's form.
 
         Raises:
             SnapshotUnsupportedError: They were too much.
@@ -74,7 +74,7 @@ class HostFiles:
 
 
 def digest_of(path: Path) -> str:
-    """A digest of a file, or of a directory's files with their names. Blocking.
+    """Computes a digest of a file, or of a directory's files with their names. Blocking.
 
     Raises:
         OSError: It cannot be read.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ares_exp.environments.activity import CommandRecord
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.response import LLMResponse
 
 CallKind = Literal["llm", "exec", "upload", "download", "timer", "thread"]
@@ -30,10 +30,10 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """The agent was told the outcome of a call.
+    """The outcome of a call, delivered to the agent.
 
     Attributes:
-        call_id: Which call.
+        call_id: Number of the call.
         at: The agent's clock then, seconds since it began.
         value: The outcome: an `LLMResponse`, an `ExecResult`, …; `None` of timers and threads.
         error: What was raised instead.
@@ -50,7 +50,7 @@ class StepEntry:
     """The environment showed an LLM call as its observation.
 
     Attributes:
-        call_id: Which call.
+        call_id: Number of the call.
         timestamp: Epoch seconds.
         reward: Of that time step; `None` on FIRST.
         policy_sec: Seconds from the time step before to its answer; `None` on FIRST.
@@ -81,11 +81,11 @@ class SeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """The policy answered an LLM call that the agent had given up meanwhile.
+    """An answer of the policy to an LLM call that the agent had given up meanwhile.
 
     Attributes:
-        call_id: Which call.
-        answer: What nobody heard.
+        call_id: Number of the call.
+        answer: The answer.
     """
 
     call_id: int
@@ -97,7 +97,7 @@ Entry = CallEntry | DoneEntry | StepEntry | SeedEntry | UnheardEntry
 
 @dataclass(slots=True)
 class Journal:
-    """What happened so far.
+    """The events of an episode so far.
 
     Attributes:
         started_at: Epoch seconds at which the agent began.
@@ -110,7 +110,7 @@ class Journal:
     entries: list[Entry] = field(default_factory=list)
 
     def steps(self) -> Iterator[StepEntry]:
-        """The time steps, in order."""
+        """Returns the time steps, in order."""
         return (entry for entry in self.entries if isinstance(entry, StepEntry))
 
 

@@ -1,4 +1,4 @@
-"""Matching what an agent asks for, when it is run again, with what its journal says that it asked for."""
+"""The matching of an agent's calls, when it is run again, with those in its journal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JournalReplay:
 
         Args:
             entries: As they were read back.
-            originals: Recorded requests, where they are still known, by their calls: divergences are told with them.
+            originals: Recorded requests, where they are still known, by their calls: for messages about divergences.
         """
         self.error: DivergenceError | None = None
         self._entries = [entry for entry in entries if isinstance(entry, CallEntry | DoneEntry | SeedEntry)]
@@ -38,7 +38,7 @@ class JournalReplay:
         self.last_call = max((entry.call_id for entry in self._entries if isinstance(entry, CallEntry)), default=-1)
 
     def match(self, kind: CallKind, arguments: Any) -> int | None:
-        """The recorded number of a call that the agent makes now; `None` (and `error`) when it made no such call."""
+        """Returns the recorded number of a call that the agent makes now; `None` (and `error`) when there is none."""
         if self.error is not None:
             return None
         identity = self._identities.of(kind, arguments)
@@ -57,7 +57,7 @@ class JournalReplay:
         return None
 
     def next_event(self, *, finished: bool) -> DoneEntry | SeedEntry | None:
-        """The next completion to deliver, or seed to set; `None` at the end of the journal.
+        """Returns the next completion to deliver, or seed to set; `None` at the end of the journal.
 
         Args:
             finished: Whether the agent has returned.
@@ -80,7 +80,7 @@ class JournalReplay:
         return event
 
     def given_up(self, entry: DoneEntry) -> DivergenceError:
-        """What to raise for a completion of a call that the agent no longer waits for."""
+        """Makes the error for a completion of a call that the agent no longer waits for."""
         self._fail(self._position - 1, f"it had given up call {entry.call_id}, which it waited for then")
         assert self.error is not None
         return self.error

@@ -1,4 +1,4 @@
-"""The agent runtime: runs one agent's coroutine, carries out what it calls for, and keeps the journal.
+"""The agent runtime: runs one agent's coroutine, carries out its calls, and keeps the journal.
 
 The agent runs on its own `AgentLoop`. Work is carried out on the event loop outside; each completion is written down,
 delivered by itself, and the agent is run until it waits again. `replay` does the same from a journal instead.
@@ -21,7 +21,7 @@ from ares_exp.journal.agent_loop import AgentLoop
 from ares_exp.journal.call import Call
 from ares_exp.journal.journal import CallEntry, CallKind, DoneEntry, Journal, SeedEntry
 from ares_exp.journal.replay import JournalReplay
-from ares_exp.journal.surroundings import Surroundings
+from ares_exp.journal.virtual_clock import VirtualClockAndRandom
 from ares_exp.llms.request import LLMRequest
 
 AgentStart = Callable[[], Coroutine[Any, Any, None]]
@@ -44,13 +44,13 @@ class AgentRuntime:
         on_llm: Callable[[Call], None],
         on_change: Callable[[], None],
     ) -> None:
-        """Starts nothing.
+        """Prepares the agent's event loop.
 
         Args:
             journal: Where to write down what happens: empty, or what `replay` is to follow. `None`: the agent needs the
                 whole event loop, and cannot be run again.
-            on_llm: Is told of each LLM call, which waits for `answer`.
-            on_change: Is called whenever the agent has run, or may have.
+            on_llm: Called with each LLM call, which waits for `answer`.
+            on_change: Called whenever the agent has run, or may have.
         """
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
@@ -58,10 +58,12 @@ class AgentRuntime:
         self._outer = asyncio.get_running_loop()
         self._agent_loop: AgentLoop | None = None
         self._loop: asyncio.AbstractEventLoop = self._outer
-        self._surroundings: Surroundings | nullcontext[None] = nullcontext()
+        self._clock_and_random: VirtualClockAndRandom | nullcontext[None] = nullcontext()
         if journal is not None:
             loop = self._loop = self._agent_loop = AgentLoop(self)  # type: ignore[abstract]  # the rest it refuses
-            self._surroundings = Surroundings(seed=journal.seed, started_at=journal.started_at, now=loop.time)
+            self._clock_and_random = VirtualClockAndRandom(
+                seed=journal.seed, started_at=journal.started_at, now=loop.time
+            )
         self._on_llm = on_llm
         self._on_change = on_change
         self._open: dict[int, Call] = {}
@@ -111,7 +113,7 @@ class AgentRuntime:
 
         Args:
             agent: The agent.
-            elapsed_sec: What `elapsed_sec` is to be, for one that goes on from a state of its own.
+            elapsed_sec: Start value of `elapsed_sec`, for an agent that continues from its own state.
         """
         self._began = time.monotonic() - elapsed_sec
         self._begin(agent)
@@ -149,10 +151,10 @@ class AgentRuntime:
         return call.call_id in self._open
 
     def reseed(self, seed: int) -> None:
-        """From now on the agent draws other random values."""
-        if self.journal is not None and isinstance(self._surroundings, Surroundings):
+        """Reseeds the random values that the agent draws from now on."""
+        if self.journal is not None and isinstance(self._clock_and_random, VirtualClockAndRandom):
             self.journal.entries.append(SeedEntry(seed))
-            self._surroundings.reseed(seed)
+            self._clock_and_random.reseed(seed)
 
     def hold(self) -> None:
         """Keeps completions and new calls back until `release`, so that nothing changes."""
@@ -198,13 +200,13 @@ class AgentRuntime:
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None
     ) -> None:
-        """Starts the agent and gives it the journal's completions, up to where it was; then goes on from there.
+        """Starts the agent and gives it the journal's completions, up to their end; then continues normally.
 
         Nothing is carried out.
 
         Args:
             agent: As for `start`.
-            elapsed_sec: What `elapsed_sec` was then.
+            elapsed_sec: Value of `elapsed_sec` at the journal's end.
             originals: See `JournalReplay`.
 
         Raises:
@@ -218,8 +220,8 @@ class AgentRuntime:
             raise JournalError(f"The journal ends while the agent's call for {busy[0].kind} was being carried out.")
         self._dispatch()
 
-    def relive(self, agent: AgentStart) -> None:
-        """As `replay`, for an agent that does not go on: its requests are then in the journal again. To be cancelled.
+    def rerun_finished_stage(self, agent: AgentStart) -> None:
+        """Replays the finished stage of an agent, so that its requests are in the journal again. To be cancelled.
 
         Raises:
             JournalError: As `replay`.
@@ -235,8 +237,8 @@ class AgentRuntime:
         self._pump()
         while (entry := replay.next_event(finished=self.has_ended)) is not None:
             if isinstance(entry, SeedEntry):
-                assert isinstance(self._surroundings, Surroundings)
-                self._surroundings.reseed(entry.seed)
+                assert isinstance(self._clock_and_random, VirtualClockAndRandom)
+                self._clock_and_random.reseed(entry.seed)
                 continue
             if (call := self._open.pop(entry.call_id, None)) is None:
                 raise replay.given_up(entry)
@@ -271,7 +273,7 @@ class AgentRuntime:
 
     def _pump(self) -> None:
         if self._agent_loop is not None:
-            self._agent_loop.pump(self._surroundings)
+            self._agent_loop.pump(self._clock_and_random)
         self._has_run()
 
     def _has_run(self) -> None:
@@ -365,7 +367,7 @@ class AgentRuntime:
             self._agent_loop.run_soon(call.handle)
 
     def _give_up(self, call: Call) -> None:
-        """The agent no longer waits for a call: what is being carried out for it ends."""
+        """Gives up a call that the agent no longer waits for: whatever is being carried out for it ends."""
         if self._open.pop(call.call_id, None) is not None and call.work is not None:
             call.work.cancel()
 
@@ -416,12 +418,12 @@ def _recorded_outcome(call: Call, done: DoneEntry) -> tuple[Any, BaseException |
 
 
 def _for_the_agent(error: BaseException) -> BaseException:
-    """What is raised into the agent: a `sys.exit()` in a thread of its must not end the run."""
+    """Returns the exception to raise into the agent: a `sys.exit()` in one of its threads must not end the run."""
     return RuntimeError(f"sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """The function's, also when it comes wrapped: `asyncio.to_thread` makes it `partial(context.run, function)`."""
+    """Names a function, also a wrapped one: `asyncio.to_thread` makes it `partial(context.run, function)`."""
     wrapped = next(iter(getattr(function, "args", ())), None)
     named = wrapped if callable(wrapped) else function
     return str(getattr(named, "__qualname__", type(named).__name__))

@@ -1,1 +1,1 @@
-"""`python -m ares_exp.list`: what can be chosen, and where it comes from."""
+"""The command `python -m ares_exp.list`; its code is in `ares_exp.listing`."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from ares_exp.list.command_line import main
+from ares_exp.listing.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

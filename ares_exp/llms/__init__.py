@@ -1,1 +1,4 @@
-"""LLM requests and responses, and their wire formats."""
+"""LLM requests and responses, and their wire formats.
+
+Imports errors alone; everything may import it.
+"""

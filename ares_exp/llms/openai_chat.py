@@ -70,7 +70,7 @@ def request_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """The chat-completions request body for `request`, sent to `model`.
+    """Makes the chat-completions request body for `request`, sent to `model`.
 
     Raises:
         UnsendableRequestError: `request` has a field that the wire format cannot carry, and `strict`.
@@ -93,7 +93,7 @@ def request_to_body(
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """The request that a chat-completions body asks. Its `model` is not part of it: the caller has `body["model"]`.
+    """Reads the request in a chat-completions body. Its `model` is left to the caller, as `body["model"]`.
 
     Raises:
         WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot carry and `strict`.
@@ -126,7 +126,7 @@ def response_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """The chat-completions answer for `response`; `response_id` and `created` (epoch seconds) go into the envelope.
+    """Makes the chat-completions answer for `response`; `response_id` and `created` (epoch seconds) go into it.
 
     Raises:
         WireFormatError: The pieces are not one text followed by tool calls, which is all the form has, and `strict`.
@@ -149,7 +149,7 @@ def response_to_body(
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """The answer in a parsed chat-completions body.
+    """Reads the answer in a parsed chat-completions body.
 
     Raises:
         MalformedAnswerError: `body` is no chat completion, or has a field that an `LLMResponse` cannot carry and

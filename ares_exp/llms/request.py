@@ -1,4 +1,4 @@
-"""LLM requests: what a code agent asks, and what a policy observes."""
+"""LLM requests: a code agent's questions, which are a policy's observations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Message(dict[str, Any]):
         return Message, (dict(self),)
 
     def __deepcopy__(self, memo: object) -> Message:
-        """Itself: vector environments copy observations, and what cannot change needs no copy."""
+        """Returns itself: vector environments copy observations, and immutable objects need no copy."""
         return self
 
 
@@ -38,12 +38,12 @@ class FrozenList(tuple[Any, ...]):
     __slots__ = ()
 
     def __deepcopy__(self, memo: object) -> FrozenList:
-        """Itself."""
+        """Returns itself."""
         return self
 
 
 def freeze(value: Any) -> Any:
-    """A deep copy of JSON-like `value` that cannot change: dicts become `Message`, lists become tuples."""
+    """Makes an immutable deep copy of JSON-like `value`: dicts become `Message`, lists become tuples."""
     kind = type(value)
     if kind is str or kind is Message or kind is FrozenList or value is None:
         return value
@@ -87,7 +87,7 @@ class LLMRequest:
     top_k: int | None = None
 
     def __deepcopy__(self, memo: object) -> LLMRequest:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""LLM responses: what a policy answers, i.e. the action."""
+"""LLM responses: a policy's answers, i.e. the actions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LLMResponse:
 
     @classmethod
     def from_text(cls, text: str, **more: Any) -> LLMResponse:
-        """A response that is one piece of text."""
+        """Makes a response of one piece of text."""
         return cls([TextData(text)], **more)
 
 
@@ -84,7 +84,7 @@ OPTIONAL_RESPONSE_FIELDS = tuple(item.name for item in fields(LLMResponse) if it
 
 
 def piece_to_dict(piece: TextData | ToolCallData) -> dict[str, str]:
-    """A JSON-ready dict of a piece."""
+    """Makes a JSON-ready dict of a piece."""
     if isinstance(piece, TextData):
         return {"content": piece.content}
     return {"id": piece.id, "name": piece.name, "arguments": piece.arguments}

@@ -1,4 +1,4 @@
-"""Reading and writing of JSON bodies: typed access whose errors name the field, and what to do about losses."""
+"""Reading and writing of JSON bodies: typed access with errors that name the field, and the handling of losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, los
 
 
 def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = WireFormatError) -> Report:
-    """What is called with the name of something that cannot be carried; with `strict` it raises `error`."""
+    """Makes the callback for the name of a field that cannot be carried; with `strict` it raises `error`."""
 
     def lose(what: str) -> None:
         if strict:
@@ -32,25 +32,25 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
 
 def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """The value under `key`, which must be there and of one of `types`."""
+    """Returns the value under `key`, which must be there and of one of `types`."""
     if key not in mapping:
         raise WireFormatError(f"Expected a field `{key}`, got {shorten(mapping)}")
     return typed(mapping[key], key, *types)
 
 
 def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """The value under `key`, of one of `types`; `None` when it is absent or null."""
+    """Returns the value under `key`, of one of `types`; `None` when it is absent or null."""
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
 
 
 def list_of(mapping: Mapping[str, Any], key: str, item: type) -> list[Any] | None:
-    """The list under `key`, of items of type `item`; `None` when it is absent or null."""
+    """Returns the list under `key`, of items of type `item`; `None` when it is absent or null."""
     values = optional(mapping, key, list)
     return None if values is None else [typed(value, f"{key}[]", item) for value in values]
 
 
 def typed(value: Any, name: str, *types: type) -> Any:
-    """`value`, which must be of one of `types` (a bool is no number).
+    """Checks that `value` is of one of `types` (a bool is no number), and returns it.
 
     Raises:
         WireFormatError: It is not; `name` says what it is called on the wire.
@@ -62,13 +62,13 @@ def typed(value: Any, name: str, *types: type) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """What was got, for a message: at most `SHOWN_CHARS` of its characters."""
+    """Shortens a value, for a message, to at most `SHOWN_CHARS` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 
 
 def plain(value: Any) -> Any:
-    """A copy of frozen JSON-like data as plain dicts and lists."""
+    """Copies frozen JSON-like data into plain dicts and lists."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""Merging: the run directories of a run's shards (`env.tasks=@i/n` on n machines) become one."""
+"""The command `python -m ares_exp.merge`; its code is in `ares_exp.reporting.merge`."""

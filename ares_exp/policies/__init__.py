@@ -1,1 +1,4 @@
-"""Policies: what answers a code agent's LLM requests."""
+"""Policies: they answer the LLM requests of code agents.
+
+Imports llms and trajectories; imported by resume, environments with models of their own, running and cli.
+"""

@@ -20,7 +20,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import shorten
 from ares_exp.policies.endpoint import Endpoint
-from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.request_slots import OnWait
 from ares_exp.policies.retry import Backoff
 
@@ -55,7 +55,7 @@ def _check_url(url: str) -> str:
 
 
 def _ignore(_: float) -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,7 +64,7 @@ def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
     return extra_body
 
 
-class ChatCompletionsPolicy(SharedPolicy):
+class ChatCompletionsPolicy(Policy):
     """Answers requests by `POST {base_url}/chat/completions`.
 
     A sampling parameter of this policy's wins over the agent's; what the policy leaves `None` is the agent's, and what
@@ -98,15 +98,16 @@ class ChatCompletionsPolicy(SharedPolicy):
         on_refusal: Literal["answer", "error"] = "answer",
         strict: bool = True,
     ) -> None:
-        """Keeps the settings; opens nothing, and reads no key before the first request.
+        """Checks the settings; the key is read with the first request.
 
         Args:
             model: Name of the model, as the endpoint calls it.
-            base_url: URL of the endpoint, up to and with the version.
+            base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
-            temperature: Sampling temperature; `None` keeps the agent's, here and in the next three.
+            temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
+                engine's default, here and in the next three.
             top_p: Nucleus sampling.
-            max_output_tokens: Bound on generated tokens.
+            max_output_tokens: Bound on the generated tokens of one answer.
             stop_sequences: Strings that end generation.
             seed: Sampling seed of every request; `"episode"` for the episode's own; `None` sends none.
             timeout_sec: Bound on one try in seconds, the whole answer included.
@@ -117,9 +118,12 @@ class ChatCompletionsPolicy(SharedPolicy):
                 unless the endpoint said for how long (`Retry-After`): then all wait.
             max_answer_bytes: Bound on the size of an answer.
             preflight_timeout_sec: Bound on the check before the run, in seconds.
-            prices: Prices by model name. Without one the cost is what the endpoint reports in `usage.cost`, else 0.0.
-            extra_body: Further fields of the request body, as the endpoint calls them.
-            max_tokens_field: What the endpoint calls the bound on generated tokens.
+            prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
+                output_per_million_usd: 10}}`. Without one the cost is what the endpoint reports in `usage.cost`, else
+                0.0 with one warning.
+            extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
+            max_tokens_field: What the endpoint calls the bound on generated tokens; `max_tokens` for engines that know
+                only the older name.
             on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
                 the episode. A request that is refused is an error in any case.
             strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
@@ -164,7 +168,7 @@ class ChatCompletionsPolicy(SharedPolicy):
         await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """The policy, bound to the episode: it sends its seed (the low 31 bits) if asked to, and reports its waits."""
+        """Returns the policy of one episode: it sends its seed (the low 31 bits) if asked to, and reports its waits."""
         seed = episode.seed % 2**31 if self._seed == "episode" else self._fixed_seed
         return _Bound(self, seed, episode.on_wait if episode.on_wait is not None else _ignore)
 
@@ -219,7 +223,7 @@ class ChatCompletionsPolicy(SharedPolicy):
         return body | ({} if seed is None else {"seed": seed}) | self._extra_body
 
     async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
-        """The parsed answer, and the seconds since the first try began."""
+        """Returns the parsed answer and the seconds since the first try began."""
         slots, began = self._endpoint.slots, 0.0
         for tries in itertools.count(1):
             try:

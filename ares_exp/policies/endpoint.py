@@ -1,4 +1,4 @@
-"""One OpenAI-compatible HTTP endpoint: single tries through the official client, and what their failures mean.
+"""One OpenAI-compatible HTTP endpoint: single tries through the official client, with typed errors.
 
 The client's own retries are off: they neither spare an account without credit nor can their waits be configured.
 Its transport is aiohttp: the time that the default pool spends on a request grows with the number of parallel ones.
@@ -47,7 +47,7 @@ class Endpoint:
     """One endpoint. Opens its client at the first request, on the event loop that is running then."""
 
     def __init__(self, *, base_url: str, api_key_env: str | None, max_concurrency: int, max_answer_bytes: int) -> None:
-        """Names the endpoint; opens nothing.
+        """Takes the settings of the endpoint.
 
         Args:
             base_url: URL up to and with the version, such as `https://api.openai.com/v1`.
@@ -69,7 +69,7 @@ class Endpoint:
         return self._connect().slots
 
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
-        """One try of `POST {base_url}/chat/completions`. Returns the parsed JSON body of the answer.
+        """Tries `POST {base_url}/chat/completions` once. Returns the parsed JSON body of the answer.
 
         Raises:
             EndpointError: There was no answer with a good status within `timeout_sec`.
@@ -116,7 +116,7 @@ class Endpoint:
             raise PreflightError(str(failure))
 
     def scrub(self, text: str) -> str:
-        """`text` without the key."""
+        """Returns `text` without the key."""
         return text.replace(self._secret, "***") if self._secret else text
 
     async def close(self) -> None:
@@ -191,7 +191,7 @@ class Endpoint:
         raise MalformedAnswerError(f"Expected JSON from {self.base_url}/chat/completions, got: {shown!r}")
 
     def _failure_in(self, body: Any) -> EndpointError | None:
-        """The error that OpenRouter sends with status 200 when it happens after the headers; its code is a status."""
+        """Returns the error that OpenRouter sends with status 200 after the headers; its code is a status."""
         error = body.get("error") if isinstance(body, Mapping) and "choices" not in body else None
         status = error.get("code") if isinstance(error, Mapping) else None
         if not isinstance(status, int) or not 400 <= status < 600:
@@ -199,7 +199,7 @@ class Endpoint:
         return self._refused(f"POST {self.base_url}/chat/completions", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
-        """What `error` means; `None` for one that is not the endpoint's."""
+        """Returns the typed error for `error`; `None` for one that is not the endpoint's."""
         from aiohttp import ClientError
         from httpx2 import HTTPError
         from openai import APIConnectionError, APIStatusError
@@ -235,7 +235,7 @@ class Endpoint:
 
 
 def _innermost(error: BaseException) -> str:
-    """Type and text of the exception at the bottom: the client's own ones only say "Connection error"."""
+    """Returns type and text of the innermost exception: those of the client only say "Connection error"."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What an endpoint's refusal means: its HTTP status and error object, as a class of `ares_exp.errors`.
+"""Errors of an endpoint: HTTP status and error object as a class of `ares_exp.errors`.
 
 Servers agree on little. What they send as `error` (or, SGLang, as the whole body):
 
@@ -71,7 +71,7 @@ def refused(
     key_name: str | None,
     retry_after_sec: float | None = None,
 ) -> EndpointError:
-    """The error for an answer that is none.
+    """Returns the error for a refusal.
 
     Args:
         request: What was asked: method and URL.

@@ -1,10 +1,10 @@
-"""The oracle: plays the task's own solution, through the agent, as an LLM would."""
+"""The oracle policy: plays the task's own solution, through the agent, as an LLM would."""
 
 from __future__ import annotations
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import SharedPolicy
+from ares_exp.policies.policy import Policy
 
 ORACLE_MODEL = "oracle"
 """The model name in the oracle's responses: what tells its recordings from an LLM's."""
@@ -27,7 +27,7 @@ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
 """
 
 
-class OraclePolicy(SharedPolicy):
+class OraclePolicy(Policy):
     """Answers the first request of an episode with the solution script, the next with the submit command.
 
     The environment puts the solution into the container (`needs_solution`), so a task that its oracle does not solve is

@@ -1,14 +1,16 @@
-"""The `Policy` protocol: an `LLMClient` that the runner opens, binds to episodes, and closes."""
+"""The contract of a policy: an `LLMClient` that the runner opens, binds to episodes, and closes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, Protocol, TextIO, runtime_checkable
 
+from ares_exp.config.parts import completed
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import EpisodeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class RunReport(Protocol):
     """What a policy has to say of a whole run."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """Returns the JSON-ready form."""
         ...
 
     def render(self, stream: TextIO) -> None:
@@ -43,20 +45,21 @@ class RunReport(Protocol):
         ...
 
 
-class Policy(LLMClient, Protocol):
-    """Answers the requests of many episodes, concurrently. A plain `LLMClient` can be used in its place.
+class Policy(LLMClient):
+    """Answers the requests of many episodes, concurrently: everything that is asked of a policy.
 
-    A policy that plays recorded episodes may also have `seed_of(task_name, attempt) -> int | None`, the seed that an
-    episode is to be played with, and `report(results) -> RunReport`, asked for when all `EpisodeResult`s are there.
-    What `for_episode` gives may also have `advance(request, answer)`, if it keeps a place of its own: when an episode
-    is resumed, it is told in order of every request that is answered in its stead, and moves on as if it had answered
-    it. It raises nothing.
+    Only `__call__` is needed: a plain `LLMClient` can be used in its place. The rest has its default here.
 
     Attributes:
-        needs_solution: Whether the environment must put the task's solution into the container (the oracle).
+        needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
+            after `preflight`.
     """
 
-    needs_solution: bool
+    needs_solution: bool = False
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request."""
+        raise NotImplementedError
 
     async def preflight(self) -> None:
         """Checks, before anything starts, that requests can be answered.
@@ -64,57 +67,49 @@ class Policy(LLMClient, Protocol):
         Raises:
             PreflightError: With the remedy.
         """
-        ...
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """What answers the requests of one episode; `self` for a policy that has nothing to keep apart.
+        """Returns what answers the requests of one episode. Default: the policy, which keeps no episodes apart.
 
         Raises:
             PolicyError: This policy has nothing for that episode.
         """
-        ...
+        return self
+
+    def seed_of(self, task_name: str, attempt: int) -> int | None:
+        """Returns the seed that an episode must be played with, of a policy that plays recorded ones. Default: any."""
+        return None
+
+    def report(self, results: Sequence[EpisodeResult]) -> RunReport | None:
+        """Returns what the policy has to say of the whole run, when it is over. Default: nothing."""
+        return None
 
     async def close(self) -> None:
         """Releases connections. Idempotent."""
+
+
+@runtime_checkable
+class AdvancingClient(LLMClient, Protocol):
+    """A client of one episode, from `Policy.for_episode`, that has a position (in a script, in a recording)."""
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Goes past a request that was answered in the client's stead, as if it had answered it. Raises nothing.
+
+        Called in order when an episode is resumed.
+
+        Args:
+            request: What was asked.
+            answer: What was answered; `None`: there was no answer in time.
+        """
         ...
 
 
-def as_policy(client: Policy | LLMClient) -> Policy:
-    """`client` itself if it is a policy; a plain `LLMClient`, of which nothing can be asked but answers, made one.
+def as_policy(client: LLMClient) -> Policy:
+    """Returns `client` with the defaults of `Policy` for what it lacks.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: It is neither a policy nor a plain `LLMClient`.
     """
     if not callable(client):
         raise ConfigError(f"Expected the policy to be callable with an LLMRequest, got {type(client).__name__}.")
-    if all(hasattr(client, name) for name in ("preflight", "for_episode", "close", "needs_solution")):
-        return cast("Policy", client)
-    return _PlainPolicy(client)
-
-
-class SharedPolicy:
-    """The parts of `Policy` that a policy without state per episode need not write again."""
-
-    needs_solution = False
-
-    async def preflight(self) -> None:
-        """Nothing to check."""
-
-    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """The policy itself."""
-        return self
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request."""
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        """Nothing to release."""
-
-
-class _PlainPolicy(SharedPolicy):
-    def __init__(self, client: LLMClient) -> None:
-        self._client = client
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self._client(request)
+    return completed(client, Policy)

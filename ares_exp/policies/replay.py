@@ -1,4 +1,4 @@
-"""The replay policy: answers from recorded episodes, and tells how what it is asked compares with what was recorded."""
+"""The replay policy: answers from recorded episodes, and compares the requests with the recorded ones."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, validate_call
 
-from ares_exp.environments.message_edit import edited, recorded_edits
 from ares_exp.errors import PreflightError, ReplayDivergenceError, TrajectoryFormatError, UnansweredError
+from ares_exp.llms.message_edit import edited, recorded_edits
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.normalisers import Normaliser, UserNormaliser, make_normalisers
 from ares_exp.policies.oracle import ORACLE_MODEL
-from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
-from ares_exp.policies.request_comparison import Match, RequestComparison, StepComparison
-from ares_exp.results import EpisodeResult, final_results
-from ares_exp.trajectories.first_difference import Difference, first_difference
+from ares_exp.records.results import EpisodeResult, final_results
+from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, make_normalisers
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
-from ares_exp.trajectories.stored_episode import StoredEpisode
-from ares_exp.trajectories.stored_episodes import load
+from ares_exp.trajectories.request_diff import (
+    Difference,
+    Match,
+    RequestComparison,
+    StepComparison,
+    apart,
+    first_difference,
+)
+from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 SHOWN_CHARS = 120
 MAX_SEED = 2**31
@@ -35,7 +40,7 @@ def _check_names(declared: Declared) -> Declared:
     return declared
 
 
-class ReplayPolicy(SharedPolicy):
+class ReplayPolicy(Policy):
     """Plays recorded episodes again, each request compared with the recorded one before it is answered."""
 
     @validate_call
@@ -47,7 +52,7 @@ class ReplayPolicy(SharedPolicy):
         strict: Strict = True,
         normalise: Annotated[Declared, AfterValidator(_check_names)] = [],  # noqa: B006  # pydantic copies it
     ) -> None:
-        """Names the recording; reads nothing yet.
+        """Takes the path of the recording; `preflight` reads it.
 
         Args:
             trajectory: A run directory, or a file or a folder of episodes, of any format; see `trajectories.load`.
@@ -83,7 +88,7 @@ class ReplayPolicy(SharedPolicy):
             self._episodes.setdefault(episode.task_name, []).append(episode)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """The recording of that task; attempt n plays the n-th that was recorded, starting over after the last."""
+        """Returns the recording of that task: attempt n gets the n-th recorded one, modulo their number."""
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
@@ -96,13 +101,13 @@ class ReplayPolicy(SharedPolicy):
         return played
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """The seed that the recorded episode was played with, if it says so: an agent may draw from it."""
+        """Returns the recorded seed, which an agent may draw from; `None` if it is not recorded."""
         recorded = self._recorded(task_name, attempt)
         seed = None if recorded is None else recorded.metadata.get("seed")
         return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport:
-        """How what was played compares with what was recorded; for after the run.
+        """Returns the comparison of the played episodes with the recorded ones, after the run.
 
         Of a resumed run, what ended in an earlier session is left out: its requests were compared there.
         """
@@ -120,7 +125,7 @@ class ReplayPolicy(SharedPolicy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """The last try of every attempt, those of a run in the order of its attempts; what names no attempt counts too."""
+    """Returns the last retry of every attempt, in the order of attempts; episodes without an attempt all count."""
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -200,12 +205,9 @@ class _Replayed:
 
 
 def _in_words(difference: Difference, counts: str) -> str:
-    """Both texts from a little before the first character that differs."""
+    """Returns both texts from a little before the first character that differs."""
     old, new = difference.old, difference.new
     if difference.where.startswith("message") and (old is None or new is None):
         return counts
-    old, new = str(old), str(new)
-    at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    start = max(0, at - 20)
-    was, now = old[start : start + SHOWN_CHARS], new[start : start + SHOWN_CHARS]
+    start, was, now = apart(str(old), str(new), width=SHOWN_CHARS, before=20)
     return f"{difference.where}: recorded {was!r}, now {now!r} (from character {start})"

@@ -1,4 +1,4 @@
-"""Slots for requests under way: how many at once, and none while the endpoint has asked to wait."""
+"""Slots for concurrent requests, all of them closed while the endpoint has asked to wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OnWait = Callable[[float], None]
 """Is told of seconds that a request waits, other than for its answer."""
 
 MAX_PAUSES = 20
-"""How many pauses one request sits out before it tries all the same: nobody waits for ever."""
+"""Pauses that one request sits out before it tries all the same, so that it never waits for ever."""
 
 _WORTH_REPORTING_SEC = 0.01
 _REPORT_EVERY_SEC = 1.0
@@ -20,7 +20,6 @@ class RequestSlots:
     """Bounds the requests under way at once. When the endpoint asks one of them to wait, all wait."""
 
     def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """All `count` slots are free; `sleep` sits out pauses."""
         self._free = asyncio.Semaphore(count)
         self._sleep = sleep
         self._paused_until = 0.0
@@ -31,7 +30,7 @@ class RequestSlots:
 
     @asynccontextmanager
     async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
-        """A slot, given back on leaving.
+        """Holds a slot, and gives it back on leaving.
 
         Args:
             on_wait: Is told how long it takes to get one: before a pause is sat out, and while others have them all.

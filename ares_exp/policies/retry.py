@@ -1,4 +1,4 @@
-"""When to try an endpoint again, and after how long."""
+"""Retries of an endpoint: after which errors, and after how long."""
 
 from __future__ import annotations
 

@@ -10,17 +10,17 @@ from pydantic import validate_call
 from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.policy import EpisodeSpec, Policy
 
 SCRIPTED_MODEL = "scripted"
 
 
-class ScriptedPolicy(SharedPolicy):
+class ScriptedPolicy(Policy):
     """Gives each episode its replies from the first one on; concurrent episodes do not share a place."""
 
     @validate_call
     def __init__(self, *, replies: list[str] | dict[str, list[str]], repeat_last: bool = False) -> None:
-        """Keeps the replies.
+        """Checks the replies.
 
         Args:
             replies: The replies of every episode, or replies by task name. Names may be globs; an exact name wins, then
@@ -32,7 +32,7 @@ class ScriptedPolicy(SharedPolicy):
         self._without_episode: LLMClient | None = None
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """The replies for that episode's task, from the first one on.
+        """Returns the replies for that episode's task, from the first one on.
 
         Raises:
             PolicyError: There is no entry for that task.
@@ -40,7 +40,7 @@ class ScriptedPolicy(SharedPolicy):
         return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """The next reply of the script for all tasks. For those who use the policy outside of a run."""
+        """Returns the next reply of the script for all tasks, for use outside of a run."""
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
         return await self._without_episode(request)
 
@@ -68,7 +68,7 @@ class _Script:
         self._position = 0
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """The next reply."""
+        """Returns the next reply."""
         position, count = self._position, len(self._replies)
         if position >= count and not (self._repeat_last and count):
             raise PolicyError(

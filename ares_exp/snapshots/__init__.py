@@ -1,1 +1,4 @@
-"""Snapshots: an episode in the middle, on disk, to be restored, forked, replayed and branched."""
+"""Snapshots: an episode on disk, to be restored, forked, replayed and branched.
+
+Imports filesystem and the environment contract; imported by environments, resume and running.
+"""

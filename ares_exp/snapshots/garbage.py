@@ -1,4 +1,4 @@
-"""The collection of garbage in a snapshot store: what no snapshot needs, and what killed processes left."""
+"""Garbage collection of a snapshot store: unneeded objects, and leftovers of killed processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class RemovedObjects:
     """What was removed, or would be.
 
     Attributes:
@@ -40,10 +40,10 @@ class Freed:
 
 def collect(
     store: SnapshotStore, *, grace_sec: float = GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
-) -> Freed:
+) -> RemovedObjects:
     """Removes what is not needed and older than the grace time.
 
-    Nothing is removed while somebody writes, nor when a snapshot cannot be read, as nobody knows what it needs.
+    Nothing is removed while somebody writes, nor when a snapshot cannot be read: its needs are not known.
 
     Args:
         store: The store.
@@ -55,10 +55,10 @@ def collect(
         SnapshotError: A snapshot cannot be read.
     """
     if not store.path.is_dir():
-        return Freed()
+        return RemovedObjects()
     with store_lock.exclusive(store.path) as alone:
         if not alone:
-            return Freed(
+            return RemovedObjects(
                 skipped=f"Nothing was removed from {store.path}: a snapshot is being written. Try again later."
             )
         needed = _needed(store, without)
@@ -67,11 +67,11 @@ def collect(
             objects, size = _unneeded(store, needed, grace_sec)
         else:
             objects, size = store.objects.remove_unneeded(needed, older_than_sec=grace_sec)
-        return Freed(objects, size, directories)
+        return RemovedObjects(objects, size, directories)
 
 
 def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
-    """Digests of what the snapshots need, and now and then of something that only looks like it.
+    """Returns the digests that the snapshots need, and those of anything that looks like one.
 
     Whatever has the form of a digest in the journal, the delta or the agent's state is taken for one: so that what a
     later version writes into them is kept as well.
@@ -90,7 +90,7 @@ def _needed(store: SnapshotStore, without: Collection[str]) -> set[str]:
                 needed.update(map(bytes.decode, _DIGEST.findall(store.objects.get(digest))))
         except SnapshotMetadataError as error:
             raise SnapshotError(
-                f"Nothing was removed from {store.path}: nobody knows what a snapshot needs that cannot be read. "
+                f"Nothing was removed from {store.path}: a snapshot that cannot be read may need anything. "
                 f"Repair or remove {store.path / name}. {error}"
             ) from None
     return needed

@@ -1,4 +1,4 @@
-"""Finds the snapshot of an episode that is nearest to a step."""
+"""The snapshot of an episode that is nearest to a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ares_exp.snapshots.snapshot_id import step_of
 
 
 def nearest_snapshot(store: Path, episode_id: str, step: int) -> EnvironmentSnapshot | None:
-    """The last snapshot of the episode that was taken at `step` or before; `None` without one. Blocking.
+    """Returns the last snapshot of the episode that was taken at `step` or before; `None` without one. Blocking.
 
     Raises:
         SnapshotError: It cannot be read.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Protocol
 
 from pydantic import Field, validate_call
 
-from ares_exp.environments.environment import Environment
+from ares_exp.config.parts import name_of
+from ares_exp.environment import EnvironmentWrapper
 from ares_exp.errors import ConfigError
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
@@ -16,15 +17,32 @@ from ares_exp.snapshots.store import SnapshotStore
 logger = logging.getLogger(__name__)
 
 
+class Exporting(Protocol):
+    """What is asked of an environment source; see `SourceBase`."""
+
+    @property
+    def exports_state(self) -> bool:
+        """Whether its environments have `export_state`."""
+        ...
+
+
+class Capturing(Protocol):
+    """What is asked of a container factory; see `ContainerFactoryBase`."""
+
+    def check_snapshots(self) -> None:
+        """Raises a `UserError` where its containers cannot be captured."""
+        ...
+
+
 class NoSnapshots:
     """`snapshot=none`: episodes are played as they are."""
 
     output_dir: Path | None = None
 
-    def check(self, source: object, container_factory: object) -> None:
+    def check(self, source: Exporting, container_factory: Capturing) -> None:
         """There is nothing to refuse."""
 
-    def around(self, env: Environment, *, episode_id: str) -> Environment:
+    def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
         """`env` itself."""
         return env
 
@@ -60,7 +78,8 @@ class SnapshotSchedule:
             keep: The last so many of each episode are kept; `None`: all.
             success_reward: An episode whose LAST step has at least this reward loses its snapshots; `None`: none does.
             timeout_sec: A snapshot that takes longer is cancelled, reported and counted as failed.
-            gc: Whether what deleted snapshots leave in the store is removed at the end of the run.
+            gc: Whether what deleted snapshots leave in the store is removed at the end of the run; `False` where
+                several runs write to one store.
         """
         self.output_dir = output_dir
         self.timeout_sec = timeout_sec
@@ -72,30 +91,20 @@ class SnapshotSchedule:
         self._has_garbage = False
         self._told: set[str] = set()
 
-    def check(self, source: object, container_factory: object) -> None:
+    def check(self, source: Exporting, container_factory: Capturing) -> None:
         """Refuses, before anything starts, what cannot be captured.
-
-        A source says by `exports_state = True` that its environments have `export_state`; a backend has a
-        `check_snapshots()` that raises a `UserError`, or has none at all.
 
         Raises:
             UserError: With the reason and the remedy.
         """
-        if not getattr(source, "exports_state", False):
+        if not source.exports_state:
             raise ConfigError(
-                f"Expected environments that have `export_state` for snapshots, and {type(source).__name__} does not "
+                f"Expected environments that have `export_state` for snapshots, and {name_of(source)} does not "
                 "say that its own have it (`exports_state = True`). Set `snapshot=none`."
             )
-        check = getattr(container_factory, "check_snapshots", None)
-        if check is None:
-            name = getattr(container_factory, "name", type(container_factory).__name__)
-            raise ConfigError(
-                f"container={name} cannot capture its containers' files (it has no `check_snapshots`). Set "
-                "`snapshot=none`, or use container=local or container=docker."
-            )
-        check()
+        container_factory.check_snapshots()
 
-    def around(self, env: Any, *, episode_id: str) -> Environment:
+    def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
         """`env` with snapshots."""
         return SnapshottingEnvironment(env, self, episode_id=episode_id)
 

@@ -1,4 +1,4 @@
-"""Schema versions of snapshot.json, and how files of older ones are read.
+"""Schema versions of snapshot.json, and upgrades of older ones.
 
 A version is `[major, minor]`. A minor one only adds fields: an older reader keeps what it does not know as it is,
 unless the writer has named it in `must_understand`. A new major version comes with a function here that makes of the
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ares_exp.errors import SnapshotMetadataError, SnapshotVersionError
-from ares_exp.snapshots.checked_json import briefly
+from ares_exp.records.validation import briefly
 
 SCHEMA = (1, 0)
 
@@ -23,7 +23,7 @@ UPGRADES: Mapping[int, Upgrade] = {}
 
 
 def upgrade(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """`data` as the current major version has it.
+    """Returns `data` as the current major version has it.
 
     Raises:
         SnapshotVersionError: A later version than this one has written it.
@@ -41,7 +41,7 @@ def upgrade(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def schema_of(data: Mapping[str, Any], where: str) -> tuple[int, int]:
-    """The version that `data` says it was written in."""
+    """Returns the version that `data` says it was written in."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if isinstance(schema, list | tuple) and len(schema) == 2 and all(type(part) is int for part in schema):
         major, minor = schema

@@ -1,4 +1,4 @@
-"""An environment in the middle of an episode, as it is on disk: `EnvironmentSnapshot`, what snapshot.json holds."""
+"""`EnvironmentSnapshot`: the content of snapshot.json, an environment in the middle of an episode."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, Self
 
 from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotNotFoundError, SnapshotVersionError
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.run_dir import atomic_file, dump_json
-from ares_exp.snapshots import checked_parts
-from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, Fields, briefly, check_json, read_json_object
+from ares_exp.records.run_dir import atomic_file, dump_json
+from ares_exp.records.validation import briefly
+from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object
+from ares_exp.snapshots.document import check_document, place_of
 from ares_exp.snapshots.schema_versions import SCHEMA, schema_of, upgrade
 from ares_exp.snapshots.snapshot_id import check_id
 
@@ -22,12 +23,13 @@ OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
 _ABOUT_THE_FILE = ("snapshot_dir", "unknown")
 """Fields that are no keys of the JSON."""
+_LISTS = ("message_objects", "journal", "filesystem", "must_understand")
 _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """An episode that waits for an action: all that is needed to go on with it in another process.
+    """An episode that waits for an action: everything needed to continue it in another process.
 
     Contents (files, the journal, messages) are objects in the `ObjectStore` beside `snapshot_dir`, named by their
     digests. Mappings and sequences are plain JSON.
@@ -93,12 +95,12 @@ class EnvironmentSnapshot:
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of its snapshot.json: everything but where it is."""
+        """Returns the content of its snapshot.json: everything but its place."""
         return {name: getattr(self, name) for name in _KEYS} | dict(self.unknown)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str | Path, snapshot_dir: Path | None = None) -> Self:
-        """What `to_dict` gave, or anybody else: all of it is checked.
+        """Makes a snapshot of the form of `to_dict`, from whomever: all of it is checked.
 
         Args:
             data: The JSON object.
@@ -113,41 +115,17 @@ class EnvironmentSnapshot:
         check_json(data, where)
         data = upgrade(data, where)
         schema = schema_of(data, where)
-        get = Fields(data, where)
-        must_understand = get.texts("must_understand")
-        if strange := [name for name in must_understand if name not in _KEYS]:
+        check_document(data, where)
+        if strange := [name for name in data["must_understand"] if name not in _KEYS]:
             raise SnapshotVersionError(
                 f"{where}: it cannot be read rightly without `{briefly(strange[0])[1:-1]}`, which schema {SCHEMA[0]}."
                 f"{SCHEMA[1]} does not have (it says {schema[0]}.{schema[1]}). Update ares_exp to read it."
             )
-        get.false("requires_reset")
+        check_id(data["snapshot_id"], where)
+        values: dict[str, Any] = {name: tuple(data[name]) if name in _LISTS else data[name] for name in _KEYS}
         return cls(
-            snapshot_id=check_id(get.text("snapshot_id"), where),
-            created_at=get.time("created_at"),
-            snapshot_dir=snapshot_dir or get.absolute_path("snapshot_dir"),
-            step_count=get.integer("step_count"),
-            step_limit=get.optional_integer("step_limit"),
-            task_type=get.text("task_type"),
-            task_data=get.table("task_data"),
-            container_type=get.text("container_type"),
-            container_image=get.optional_text("container_image"),
-            container_dockerfile_path=get.optional_text("container_dockerfile_path"),
-            container_resources=checked_parts.resources(get.table("container_resources"), where),
-            time_step=checked_parts.time_step(get.table("time_step"), where),
-            message_objects=get.digests("message_objects"),
-            journal=get.digests("journal"),
-            journal_entries=get.integer("journal_entries"),
-            filesystem=get.digests("filesystem"),
-            filesystem_base=get.text("filesystem_base"),
-            filesystem_entries=get.integer("filesystem_entries"),
-            filesystem_bytes=get.integer("filesystem_bytes"),
-            container=checked_parts.container(get.table("container"), where),
-            agent=checked_parts.agent(get.table("agent"), where),
-            episode=checked_parts.episode(get.table("episode"), where),
-            lineage=get.table("lineage"),
-            writer=get.table("writer"),
-            schema=schema,
-            must_understand=must_understand,
+            **{**values, "schema": schema},
+            snapshot_dir=snapshot_dir or place_of(data, where),
             unknown={name: value for name, value in data.items() if name not in (*_KEYS, *_ABOUT_THE_FILE)},
         )
 
@@ -219,7 +197,7 @@ class EnvironmentSnapshot:
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Every object that it names itself, each once. The delta names those of the files."""
+        """Returns every object that it names itself, each once. The delta names those of the files."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
@@ -240,11 +218,11 @@ def _file_at(path: Path) -> Path:
             )
         return path / SNAPSHOT_FILE
     except OSError:
-        return path  # what is wrong with it will be told when it is opened
+        return path  # opening it says what is wrong
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """The text of a snapshot.json, without secrets.
+    """Returns the text of a snapshot.json, without secrets.
 
     Raises:
         SnapshotError: It would be longer than is read again.
@@ -259,12 +237,12 @@ def encode(data: Mapping[str, Any], path: Path) -> bytes:
 
 
 def encode_messages(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """Messages as lines, for `ObjectStore.put_lines`; without secrets."""
+    """Encodes messages as lines for `ObjectStore.put_lines`, without secrets."""
     return [dump_json(message).encode() for message in messages]
 
 
 def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str, Any]]:
-    """What `encode_messages` gave.
+    """Decodes the lines of `encode_messages`.
 
     Raises:
         SnapshotCorruptError: They are something else.

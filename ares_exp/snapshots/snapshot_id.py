@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ares_exp.errors import SnapshotMetadataError
-from ares_exp.snapshots.checked_json import briefly
+from ares_exp.records.validation import briefly
 
 _ID = re.compile(r"[A-Za-z0-9_@+=,-][A-Za-z0-9_@+=,.-]{0,199}")
 _OF_EPISODE = re.compile(r"(.+)@([0-9]{1,18})")
@@ -16,7 +16,7 @@ _RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
-    """`snapshot_id`, if it is one: a plain file name, safe in a path, on a command line and on a terminal.
+    """Returns `snapshot_id`, a plain file name, safe in a path, on a command line and on a terminal.
 
     Raises:
         SnapshotMetadataError: It is not.
@@ -30,16 +30,16 @@ def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
 
 
 def is_id(text: object) -> bool:
-    """Whether something is the id of a snapshot."""
+    """Returns whether something is the id of a snapshot."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None and text not in _RESERVED
 
 
 def new_id() -> str:
-    """An id that nobody else has: the time, so that they sort, and something random."""
+    """Returns a new id: the time, so that ids sort, and random digits."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def step_of(snapshot_id: str) -> tuple[str, int] | None:
-    """Episode and step, if the id says so."""
+    """Returns episode and step, if the id has them."""
     found = _OF_EPISODE.fullmatch(snapshot_id)
     return (found[1], int(found[2])) if found else None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.environments.environment import Environment
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.cancellation import finish
+from ares_exp.environment import Environment, EnvironmentWrapper, EpisodeReport, LimitName, MinimalEnvironment, TimeStep
 
 if TYPE_CHECKING:
     from ares_exp.snapshots.schedule import SnapshotSchedule
@@ -25,29 +26,7 @@ UNWIND_SEC = 600.0
 """How long it may take otherwise: the environment can do nothing before."""
 
 
-class ExportableEnvironment(Environment, Protocol):
-    """An environment that can be exported while it waits for an action."""
-
-    @property
-    def step_count(self) -> int:
-        """How many answers of the policy were applied."""
-        ...
-
-    async def fork(self, n: int, *, diversify: bool = False) -> Any:
-        """Environments that each go on from here."""
-        ...
-
-    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        """Writes `<output_dir>/<snapshot_id>/snapshot.json`, whole or not at all.
-
-        Raises:
-            SnapshotError: As the class says.
-            OSError: It could not be written.
-        """
-        ...
-
-
-class SnapshottingEnvironment:
+class SnapshottingEnvironment(EnvironmentWrapper):
     """Wraps an environment and exports it as a schedule says. Data passes through untouched.
 
     A snapshot begins when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy thinks; the
@@ -59,17 +38,15 @@ class SnapshottingEnvironment:
         snapshot_failures: How many could not be taken or deleted.
     """
 
-    def __init__(
-        self, env: ExportableEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None
-    ) -> None:
+    def __init__(self, env: MinimalEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None) -> None:
         """Takes snapshots of `env`.
 
         Args:
-            env: What is played.
+            env: What is played: `Exportable` and `Inspectable`.
             schedule: When, where to, and which are kept.
             episode_id: Id of the first episode; others, and by default the first too, are made up.
         """
-        self._env = env
+        super().__init__(env)
         self._schedule = schedule
         self._episode_id = episode_id or uuid.uuid4().hex
         self._begun = False
@@ -81,18 +58,17 @@ class SnapshottingEnvironment:
         self.snapshots: list[str] = []
         self.snapshot_failures = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """Public attributes of the wrapped environment (`step_count`, `current_task`, …)."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
+    def report(self) -> EpisodeReport:
+        """The wrapped environment's, with the snapshots; phase `snapshot` is what the episode waited for them."""
+        report = super().report()
+        return replace(
+            report,
+            phase_sec={**report.phase_sec, "snapshot": self._waited_sec},
+            snapshots=tuple(self.snapshots),
+            snapshot_failures=self.snapshot_failures,
+        )
 
-    @property
-    def phase_sec(self) -> dict[str, float]:
-        """Wall seconds by phase; `snapshot` is what the episode had to wait for snapshots."""
-        return {**getattr(self._env, "phase_sec", {}), "snapshot": self._waited_sec}
-
-    async def reset(self, **options: Any) -> TimeStep[Any]:
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
@@ -100,16 +76,22 @@ class SnapshottingEnvironment:
             self._episode_id = uuid.uuid4().hex
         self._begun = True
         self._waited_sec, self.snapshots, self.snapshot_failures = 0.0, [], 0
-        return self._seen(await self._env.reset(**options))
+        return self._seen(await super().reset(seed=seed, options=options))
 
     async def step(self, action: Any) -> TimeStep[Any]:
         """Applies `action`. The LAST step of a success deletes its snapshots, where the schedule says so."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
-        time_step = self._seen(await self._env.step(action))
+        time_step = self._seen(await super().step(action))
         if time_step.step_type == "LAST" and self._schedule.is_success(time_step.reward):
             await self._delete(self.snapshots)
         return time_step
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Has the environment end its episode, after the snapshot under way."""
+        await self.wait_for_snapshot()
+        last = await super().truncate(limit)
+        return self._seen(last) if last is not None else None
 
     async def export_state(
         self, output_dir: str | Path | None = None, *, snapshot_id: str | None = None
@@ -117,15 +99,15 @@ class SnapshottingEnvironment:
         """As of the wrapped environment, after the snapshot under way; by default where the schedule's go."""
         await self.wait_for_snapshot()
         if output_dir is not None or snapshot_id is not None:
-            return await self._env.export_state(output_dir or self._schedule.output_dir, snapshot_id=snapshot_id)
-        snapshot = await self._env.export_state(self._schedule.output_dir, snapshot_id=self._name)
+            return await super().export_state(output_dir or self._schedule.output_dir, snapshot_id=snapshot_id)
+        snapshot = await super().export_state(self._schedule.output_dir, snapshot_id=self._name)
         self.snapshots = [name for name in self.snapshots if name != self._name] + [self._name]
         return snapshot
 
-    async def fork(self, n: int, *, diversify: bool = False) -> Any:
+    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
         """As of the wrapped environment, after the snapshot under way. The branches take no snapshots."""
         await self.wait_for_snapshot()
-        return await self._env.fork(n, diversify=diversify)
+        return await super().fork(n, diversify=diversify)
 
     def request_snapshot(self) -> None:
         """Has a snapshot taken as soon as the environment waits for an action; from any thread, at any time."""
@@ -149,8 +131,7 @@ class SnapshottingEnvironment:
         finally:
             waited = time.perf_counter() - began
             self._waited_sec += waited
-            if (grant := getattr(self._env, "grant_time", None)) is not None:
-                grant(waited)
+            self.grant_time(waited)
         if self._capture is capture:
             self._capture = None
 
@@ -160,12 +141,7 @@ class SnapshottingEnvironment:
             await self.wait_for_snapshot()
         finally:
             self._waits_for_action = False
-            await self._env.close()
-
-    async def __aenter__(self) -> Self:
-        """Enters the wrapped environment."""
-        await self._env.__aenter__()
-        return self
+            await super().close()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -178,17 +154,17 @@ class SnapshottingEnvironment:
                 await self.wait_for_snapshot()
         finally:
             self._waits_for_action = False
-            await self._env.__aexit__(exc_type, exc, traceback)
+            await super().__aexit__(exc_type, exc, traceback)
 
     @property
     def _name(self) -> str:
-        return f"{self._episode_id}@{self._env.step_count}"
+        return f"{self._episode_id}@{self.step_count}"
 
     def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
         """Begins a snapshot if one is due; returns the time step as it is."""
         self._loop = asyncio.get_running_loop()
         self._waits_for_action = time_step.step_type != "LAST"
-        if self._waits_for_action and (self._wanted or self._schedule.due(self._env.step_count)):
+        if self._waits_for_action and (self._wanted or self._schedule.due(self.step_count)):
             self._begin_snapshot()
         return time_step
 
@@ -207,7 +183,7 @@ class SnapshottingEnvironment:
         timer = asyncio.timeout(self._schedule.timeout_sec)
         try:
             async with timer:
-                await self._env.export_state(self._schedule.output_dir, snapshot_id=name)
+                await super().export_state(self._schedule.output_dir, snapshot_id=name)
         except asyncio.CancelledError:
             if self._is_there(name):  # it came too late for that
                 self.snapshots.append(name)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ares_exp.errors import SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.run_dir import sync_to_disk
+from ares_exp.records.run_dir import sync_to_disk
 from ares_exp.snapshots import garbage, store_lock, verification
 from ares_exp.snapshots.checked_json import read_json_object
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot, encode
@@ -33,7 +33,6 @@ class SnapshotStore:
     """Snapshots in a directory. Safe for several threads and processes. Methods do file work: call them in a thread."""
 
     def __init__(self, path: str | Path) -> None:
-        """Names the directory; touches nothing."""
         self.path = Path(path)
 
     @cached_property
@@ -129,14 +128,14 @@ class SnapshotStore:
         return snapshot
 
     def not_found(self, wanted: str) -> str:
-        """What to say of an id that there is not: which there are."""
+        """Returns the error for an unknown id; it lists those that exist."""
         ids = [name for name in self.ids() if is_id(name)]
         close = difflib.get_close_matches(wanted, ids[:1000], n=3, cutoff=0.5) or ids[:3]
         there = f"it has {len(ids)}, such as {', '.join(close)}" if ids else "there are none"
         return f"Expected a snapshot {wanted} in {self.path}: {there}."
 
     def ids(self) -> Sequence[str]:
-        """The names of what seem to be snapshots, sorted; none is opened. Empty where there is no store.
+        """Returns the sorted names of the snapshots, none of them opened; empty where there is no store.
 
         Raises:
             SnapshotError: The directory cannot be read.
@@ -149,7 +148,7 @@ class SnapshotStore:
                 return []
 
     def list(self, *, problems: MutableSequence[str] | None = None) -> Sequence[EnvironmentSnapshot]:
-        """The snapshots, oldest first. What cannot be read is left out, and told in `problems`."""
+        """Reads the snapshots, oldest first. Unreadable ones are left out and described in `problems`."""
         found = []
         for name in self.ids():
             try:
@@ -206,7 +205,7 @@ class SnapshotStore:
 
     def gc(
         self, *, grace_sec: float = garbage.GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
-    ) -> garbage.Freed:
+    ) -> garbage.RemovedObjects:
         """Removes objects that no snapshot needs, and what killed processes left; see `ares_exp.snapshots.garbage`."""
         with _told(self.path, "collect garbage in"):
             return garbage.collect(self, grace_sec=grace_sec, dry_run=dry_run, without=without)
@@ -220,7 +219,7 @@ def _is_ours(name: str) -> bool:
 
 
 def in_order(snapshots: Iterable[EnvironmentSnapshot]) -> Sequence[EnvironmentSnapshot]:
-    """The oldest first."""
+    """Sorts snapshots, oldest first."""
     return sorted(snapshots, key=lambda each: (datetime.fromisoformat(each.created_at), each.step_count))
 
 

@@ -1,4 +1,4 @@
-"""Keeps the collection of garbage away from those who write: a lock that the kernel drops with its process."""
+"""The lock between writers of a snapshot store and its garbage collection; the kernel drops it with its process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PAUSE_SEC = 0.005
 
 @contextmanager
 def shared(store: Path) -> Iterator[None]:
-    """Held by those who put objects and commit; by any number of them at once, also within each other.
+    """Holds the lock of writers: any number of them at once, also within each other.
 
-    On a file system without such locks nobody holds one, and nobody can collect.
+    A file system without such locks has no holders, and allows no collection.
 
     Raises:
         SnapshotError: Garbage is being collected, and that did not end in time.
@@ -37,7 +37,7 @@ def shared(store: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive(store: Path) -> Iterator[bool]:
-    """Held by the collector alone. Gives whether it is: not if somebody writes."""
+    """Holds the lock of the garbage collector; yields whether it was free of writers."""
     with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
         yield held
 

@@ -1,4 +1,4 @@
-"""Whether a snapshot is whole: everything it needs is in its store, and is what its name says."""
+"""Verification of a snapshot: everything it needs is in its store, and undamaged."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _check_state(snapshot: EnvironmentSnapshot, objects: ObjectStore) -> None:
 
 
 def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
-    """How long each chunk has to be."""
+    """Returns the expected size of each chunk."""
     _expect(snapshot, "filesystem_base", snapshot.filesystem_base, delta.base)
     _expect(snapshot, "filesystem_entries", snapshot.filesystem_entries, len(delta.entries))
     _expect(snapshot, "filesystem_bytes", snapshot.filesystem_bytes, sum(each.size for each in delta.entries.values()))

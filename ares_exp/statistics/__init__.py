@@ -1,1 +1,4 @@
-"""Statistics of runs: means and pass rates with intervals, what varies, and whether two runs differ."""
+"""Statistics of runs: means and pass rates with intervals, variation, and tests of differences.
+
+Imports records alone; imported by trackers, reporting, sweeps and running.
+"""

@@ -1,4 +1,4 @@
-"""Two runs on the same tasks: by how much they differ, whether that is chance, and what would tell."""
+"""The comparison of two runs on the same tasks: difference, p-value, and the attempts that would settle it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskPair:
     """One task that both runs played.
 
     Attributes:
-        a, b: What it came to in either run.
+        a, b: Its statistics in either run.
     """
 
     a: TaskStatistics
@@ -36,13 +36,13 @@ class Comparison:
     """Run B against run A.
 
     Attributes:
-        alpha: The p-value below which a difference counts as one.
+        alpha: The p-value below which a difference is significant.
         pairs: The tasks that both have, by name.
         only_a, only_b: Tasks that one has alone: they are left out.
         errors_as_zero: The difference of the mean rewards where an attempt without a reward has reward 0; `None` when
             there is no task that both have.
         scored_only: The same where it is left out.
-        remedy: How many attempts or tasks would settle the first, if it can be told.
+        remedy: The number of attempts or tasks that would settle the first, if it is known.
     """
 
     alpha: float
@@ -55,7 +55,7 @@ class Comparison:
 
     @classmethod
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA) -> Self:
-        """From both runs' statistics, made with the same threshold."""
+        """Compares the statistics of two runs, made with the same threshold."""
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
         rewards = [(pair.a.rewards_with_zeros, pair.b.rewards_with_zeros) for pair in pairs]
@@ -76,7 +76,7 @@ class Comparison:
         return tuple(sorted(changed, key=lambda pair: (-abs(pair.difference), pair.a.task_name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; a number that is not finite is `None`."""
+        """Returns the JSON-ready form; a number that is not finite is `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "pairs"}
         flips = [{"task_name": one.a.task_name, **_counts("a", one.a), **_counts("b", one.b)} for one in self.flips]
         clean: dict[str, Any] = json_ready({**data, "flips": flips})

@@ -1,4 +1,4 @@
-"""A mean with its interval, where the tasks are a sample of those one cares about, and each was played some times.
+"""A mean with its interval, for tasks that are a sample of a larger set and were each played several times.
 
 Attempts at one task resemble each other, so that they are no independent observations: the task is the unit.
 
@@ -56,7 +56,7 @@ class Estimate:
 
 
 def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL) -> Estimate | None:
-    """The mean of all scores, given by task.
+    """Estimates the mean of all scores, given by task.
 
     Args:
         tasks: The scores of each task's attempts; a task without any does not count.
@@ -78,7 +78,7 @@ def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL
 def mean_over_tasks(
     values: Sequence[float], *, attempts: int, is_skewed: bool = False, level: float = LEVEL
 ) -> Estimate:
-    """The mean of one number between 0 and 1 for each of several tasks.
+    """Estimates the mean of one number between 0 and 1 for each of several tasks.
 
     Args:
         values: One for each of two tasks or more.
@@ -93,19 +93,19 @@ def mean_over_tasks(
 
 
 def t_quantile(freedom: int, probability: float) -> float:
-    """Quantile of Student's t with so many degrees of freedom."""
+    """Computes a quantile of Student's t with `freedom` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))
 
 
 def z_quantile(probability: float) -> float:
-    """Quantile of the normal distribution."""
+    """Computes a quantile of the normal distribution."""
     return NormalDist().inv_cdf(probability)
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean, whatever the order and size of the numbers."""
+    """Computes the mean, whatever the order and size of the numbers."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -115,7 +115,7 @@ def mean(values: Sequence[float]) -> float:
 def _interval(
     clusters: Sequence[Sequence[float]], *, most: int | None, level: float
 ) -> tuple[float, float | None, float | None]:
-    """Mean and interval; `most`: the number of observations that it can never be better than."""
+    """Makes mean and interval; `most` bounds the number of observations that the interval is based on."""
     scores = [score for cluster in clusters for score in cluster]
     center, upper = mean(scores), 1 - (1 - level) / 2
     variance = _variance(clusters, center)
@@ -129,7 +129,7 @@ def _interval(
 
 
 def _variance(clusters: Sequence[Sequence[float]], center: float) -> float | None:
-    """Of the mean, cluster-robust; `None` of one cluster, or where the numbers are too large to be squared."""
+    """Computes the cluster-robust variance of the mean; `None` for one cluster, or numbers too large to square."""
     number, total = len(clusters), sum(map(len, clusters))
     if number == 1:
         return None
@@ -141,7 +141,7 @@ def _variance(clusters: Sequence[Sequence[float]], center: float) -> float | Non
 def _observations(
     center: float, variance: float | None, clusters: int, least: float, most: int | None, upper: float
 ) -> float:
-    """The effective number of observations, n* above."""
+    """Computes the effective number of observations, n* above."""
     spread = center * (1 - center)
     if most is not None and least >= most:
         return least

@@ -9,7 +9,7 @@ from ares_exp.statistics.run_statistics import RunStatistics, Scores
 
 
 def metrics(statistics: RunStatistics) -> dict[str, float]:
-    """`stat/mean_reward`, `stat/mean_reward_low`, `…_high`, `stat/pass@2`, `stat/pass^2` …, and so on.
+    """Flattens the statistics: `stat/mean_reward`, `stat/mean_reward_low`, `…_high`, `stat/pass@2` …, and so on.
 
     Errors count as zero; where attempts have no reward, `stat/scored_only/…` has the same without them. What is not
     known has no name.

@@ -1,4 +1,4 @@
-"""Whether two runs differ, from the tasks that both played: each task is compared with itself.
+"""The paired test of two runs on the tasks that both played: each task is compared with itself.
 
 What all tasks have in common (some are hard, some easy) drops out of the differences, so that they tell more than the
 two means do (Miller 2024, "Adding Error Bars to Evals", section 4). One difference a task, whatever its attempts.
@@ -44,7 +44,7 @@ class Difference:
 
     @classmethod
     def of(cls, differences: Sequence[float], *, is_bounded: bool, level: float = LEVEL) -> Difference | None:
-        """From one difference a task.
+        """Tests one difference per task.
 
         Args:
             differences: B's mean minus A's.
@@ -64,7 +64,7 @@ class Difference:
 
 
 def standard_error(differences: Sequence[float]) -> float:
-    """Of their mean; 0.0 where they are all the same, and of a single one."""
+    """Computes the standard error of the mean; 0.0 when the numbers are all the same, or one."""
     number, center = len(differences), mean(differences)
     if number < 2:
         return 0.0
@@ -74,7 +74,7 @@ def standard_error(differences: Sequence[float]) -> float:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """The share of all choices of signs with a mean at least as far from zero.
+    """Computes the share of all choices of signs with a mean at least as far from zero.
 
     Memory and time grow as `2 ** n` with the n differences that are not zero.
     """
@@ -88,7 +88,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def smallest_sign_flip_p(tasks: int) -> float:
-    """What `sign_flip_p` cannot go below with so many tasks, however they differ."""
+    """Computes the lower bound of `sign_flip_p` for so many tasks."""
     return min(1.0, 2.0 ** (1 - tasks))
 
 

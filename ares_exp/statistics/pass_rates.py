@@ -1,4 +1,4 @@
-"""pass@k and pass^k: whether at least one, or every one, of k attempts at a task passes. Both unbiased, by task.
+"""pass@k and pass^k: the probability that at least one, or every one, of k attempts at a task passes. Unbiased.
 
 Of n attempts that passed c times (combinations, so that every choice of k of them counts once):
 
@@ -33,22 +33,22 @@ class PassRate:
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """Probability that of k attempts, chosen from these, at least one has passed."""
+    """Computes the probability that of k attempts, chosen from these, at least one has passed."""
     return 1 - comb(attempts - passed, k) / comb(attempts, k)
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """Probability that k attempts, chosen from these, have all passed."""
+    """Computes the probability that k attempts, chosen from these, have all passed."""
     return comb(passed, k) / comb(attempts, k)
 
 
 def ks_up_to(attempts: int) -> tuple[int, ...]:
-    """1, 2, 4, 8 …, and the number of attempts itself."""
+    """Lists 1, 2, 4, 8 …, and the number of attempts itself."""
     return tuple(sorted({*(2**power for power in range(attempts.bit_length())), attempts} - {0}))
 
 
 def pass_rates(counts: Sequence[tuple[int, int]], ks: Sequence[int], *, level: float = LEVEL) -> tuple[PassRate, ...]:
-    """The rates for every k of `ks`.
+    """Computes the rates for every k of `ks`.
 
     Args:
         counts: For each task, how many attempts it had and how many of them passed.
@@ -72,7 +72,7 @@ def _pass_rate(counts: Sequence[tuple[int, int]], k: int, level: float) -> PassR
 
 
 def _of_one_task(attempts: int, passed: int, k: int, level: float) -> PassRate:
-    """One task passes with one probability p: the ends of its interval give those of `1 - (1 - p)^k` and `p^k`."""
+    """Computes the rates of one task from the interval of its probability p: `1 - (1 - p)^k` and `p^k` at both ends."""
     low, high = wilson(passed / attempts, attempts, level=level)
     return PassRate(
         k,

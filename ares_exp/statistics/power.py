@@ -1,4 +1,4 @@
-"""How many attempts, or tasks, would settle whether two runs differ.
+"""The number of attempts, or tasks, that would settle whether two runs differ.
 
 The differences of the tasks vary for two reasons: the tasks differ in what the change does to them (between), and each
 mean is of few attempts (within). With T tasks and m attempts at each in either run their mean has the variance
@@ -28,11 +28,11 @@ from ares_exp.statistics.paired import smallest_sign_flip_p
 
 POWER = 0.8
 MOST = 1_000_000
-"""More attempts or tasks than these are told as none."""
+"""Larger numbers of attempts or tasks are not given."""
 
 
 class Obstacle(StrEnum):
-    """Why more attempts at the same tasks would not settle it."""
+    """The reason why more attempts at the same tasks would not settle it."""
 
     NO_DIFFERENCE = "no difference was observed"
     TOO_FEW_TASKS = "too few tasks for any p-value below alpha"
@@ -42,14 +42,14 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What would settle it, were the true difference the observed one.
+    """The attempts or tasks that would settle it, were the true difference the observed one.
 
     Attributes:
         attempts: At each of these tasks, in either run; `None`: no number would, see `obstacle`.
-        tasks: Tasks like these, with as many attempts as now; `None`: it cannot be told.
+        tasks: Tasks like these, with as many attempts as now; `None`: unknown.
         obstacle: Why more attempts would not help, if so.
-        detectable: The smallest difference that these tasks and attempts would find; `None`: it cannot be told.
-        power: How probable it would be to find the difference.
+        detectable: The smallest difference that these tasks and attempts would find; `None`: unknown.
+        power: Probability of finding the difference.
     """
 
     attempts: int | None
@@ -60,7 +60,7 @@ class Remedy:
 
 
 def find_remedy(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alpha: float) -> Remedy:
-    """What would settle whether B differs from A.
+    """Finds the number of attempts and of tasks that would settle whether B differs from A.
 
     Args:
         pairs: A's and B's rewards for each task that both have, at least one of either.
@@ -99,7 +99,7 @@ def _attempts(
 
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
-    """The smallest number of tasks that would do; the quantiles depend on it, and only ever shrink."""
+    """Finds the smallest sufficient number of tasks; the quantiles depend on it, and only ever shrink."""
     low, high = 2, 2
     while not _enough(high, found, now, alpha):
         low, high = high + 1, 2 * high

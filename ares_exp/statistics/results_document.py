@@ -1,11 +1,11 @@
-"""`results.json`: what a run says, for programs: totals, statistics, and a row for each task."""
+"""`results.json`: totals and statistics of a run, and a row for each task, for programs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.statistics.task_statistics import TaskStatistics
 
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 def results_document(summary: RunSummary) -> dict[str, Any]:
-    """The content of `results.json`."""
+    """Makes the content of `results.json`."""
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -24,7 +24,7 @@ def results_document(summary: RunSummary) -> dict[str, Any]:
 
 
 def task_row(task: TaskStatistics) -> dict[str, Any]:
-    """One task, JSON-ready."""
+    """Makes the row of one task, JSON-ready."""
     derived = {
         "attempts": task.attempts,
         "scored": task.scored,

@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median, quantiles
 from typing import Any, Self
 
-from ares_exp.results import UNFINISHED, EpisodeResult, count_outcomes, final_results
-from ares_exp.statistics.estimate import LEVEL, Estimate, mean_over_attempts
+from ares_exp.records.results import UNFINISHED, EpisodeResult, count_outcomes, final_results
+from ares_exp.statistics.estimate import LEVEL, Estimate, mean, mean_over_attempts
 from ares_exp.statistics.pass_rates import PassRate, ks_up_to, pass_rates
-from ares_exp.statistics.spread import Spread
 from ares_exp.statistics.task_statistics import TaskStatistics, by_task, count_errors
 
 THRESHOLD = 1.0
@@ -21,7 +21,7 @@ DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How well the run did, seen in one way.
+    """Scores of a run, under one treatment of attempts without a reward.
 
     Attributes:
         tasks: How many tasks count.
@@ -38,11 +38,11 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """What a run says, from the last try of each attempt. What was never begun counts nowhere but in `planned`.
+    """Statistics of a run, from the last try of each attempt. Attempts never begun count in `planned` alone.
 
     Attributes:
         threshold: The reward from which on an attempt has passed.
-        level: How often each interval is to hold the true value.
+        level: Confidence level of the intervals.
         planned: Attempts that were asked for.
         attempts: Attempts that ended.
         tries: Tries of them.
@@ -81,13 +81,13 @@ class RunStatistics:
     def of(
         cls, results: Sequence[EpisodeResult], *, planned: int, threshold: float = THRESHOLD, level: float = LEVEL
     ) -> Self:
-        """From all tries of all attempts.
+        """Computes the statistics from all tries of all attempts.
 
         Args:
             results: As in `episodes.jsonl`.
             planned: Attempts that were asked for.
             threshold: The reward from which on an attempt has passed.
-            level: How often each interval is to hold the true value.
+            level: Confidence level of the intervals.
         """
         final = final_results(results)
         last = {id(result) for result in final}
@@ -124,7 +124,7 @@ class RunStatistics:
         return tuple(task.task_name for task in self.tasks if task.is_flaky)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, the tasks left out; a number that is not finite is `None`."""
+        """Returns the JSON-ready form, the tasks left out; a number that is not finite is `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "tasks"}
         clean: dict[str, Any] = json_ready({**data, "flaky": self.flaky})
         return clean
@@ -152,7 +152,7 @@ def _phases(results: Sequence[EpisodeResult]) -> dict[str, Spread]:
 
 
 def json_ready(data: Any) -> Any:
-    """The same of what JSON has: floats without the rounding of sums, and `None` for those that are not finite."""
+    """Copies JSON-like data: floats without the rounding of sums, and `None` for those that are not finite."""
     if isinstance(data, float):
         return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
     if isinstance(data, Mapping):
@@ -160,3 +160,30 @@ def json_ready(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [json_ready(value) for value in data]
     return data
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one number for each attempt.
+
+    Attributes:
+        count: How many attempts have it.
+        mean: The mean.
+        median: The median.
+        p95: The 95th percentile, interpolated between the two numbers next to it.
+        total: The sum.
+    """
+
+    count: int
+    mean: float
+    median: float
+    p95: float
+    total: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Computes the spread; all zero when there are no numbers."""
+        if not values:
+            return cls(0, 0.0, 0.0, 0.0, 0.0)
+        p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+        return cls(len(values), mean(values), median(values), p95, math.fsum(values))

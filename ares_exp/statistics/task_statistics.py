@@ -1,4 +1,4 @@
-"""What the attempts at one task add up to."""
+"""Statistics of the attempts at one task."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Self
 
-from ares_exp.results import EpisodeResult, count_outcomes
+from ares_exp.records.results import EpisodeResult, count_outcomes
 from ares_exp.statistics.estimate import mean
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """One task of a run: the last try of each attempt.
+    """Statistics of one task of a run, from the last try of each attempt.
 
     Attributes:
         task_name: The task.
@@ -43,7 +43,7 @@ class TaskStatistics:
 
     @classmethod
     def of(cls, results: Sequence[EpisodeResult], *, tries: int, threshold: float) -> Self:
-        """From the last try of each attempt at one task, at least one."""
+        """Computes the statistics from the last try of each attempt at one task, at least one."""
         results = sorted(results, key=attrgetter("attempt"))
         rewards = tuple(result.reward for result in results)
         scored = [reward for reward in rewards if reward is not None]
@@ -63,7 +63,7 @@ class TaskStatistics:
 
     @property
     def attempts(self) -> int:
-        """How many there were."""
+        """Number of attempts."""
         return len(self.rewards)
 
     @property
@@ -78,7 +78,7 @@ class TaskStatistics:
 
     @property
     def scored(self) -> int:
-        """How many have a reward."""
+        """Number of attempts with a reward."""
         return len(self.scored_rewards)
 
     @property
@@ -98,11 +98,11 @@ class TaskStatistics:
 
 
 def count_errors(results: Iterable[EpisodeResult]) -> dict[str, int]:
-    """How many of them had which error, by its class, the commonest first."""
+    """Counts errors by their class, the commonest first."""
     return dict(Counter(result.error.type for result in results if result.error is not None).most_common())
 
 
 def by_task(results: Sequence[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
-    """The results of each task, tasks in the order of their names."""
+    """Groups results by task, in the order of the tasks' names."""
     name = attrgetter("task_name")
     return {task: list(own) for task, own in groupby(sorted(results, key=name), key=name)}

@@ -1,1 +1,4 @@
-"""Sweeps: many jobs of one command, in this process or in others; what they add up to; how they stop and go on."""
+"""Sweeps: many jobs of one command, their plan, their folders, their report.
+
+Imports resume and statistics; imported by running and cli.
+"""

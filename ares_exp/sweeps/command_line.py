@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ares_exp.command_line.guarded import EXIT_OK, guarded
 from ares_exp.errors import UserError
+from ares_exp.terminal.run_command import EXIT_OK, guarded
 
 EPILOG = """\
 Examples:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show(folder: Path, *, as_json: bool) -> int:
-    from ares_exp.run_dir import dump_json
+    from ares_exp.records.run_dir import dump_json
     from ares_exp.sweeps.report import SweepReport
     from ares_exp.sweeps.report_text import render_report
 

@@ -1,4 +1,4 @@
-"""What a job of a sweep leaves in its folder when it was refused or failed, and so has no results to speak for it."""
+"""The note in the folder of a sweep's job that was refused or failed, and so has no results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ares_exp import exit_codes
 from ares_exp.errors import ConfigError
-from ares_exp.record_files import read_json_object
-from ares_exp.run_dir import dump_json, write_atomically
-from ares_exp.secrets import MASK, typed_secrets
+from ares_exp.records.record_files import read_json_object
+from ares_exp.records.run_dir import dump_json, write_atomically
+from ares_exp.records.secrets import MASK, typed_secrets
+from ares_exp.terminal import exit_codes
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ class FailureNote:
     """
 
     def __init__(self, job_dir: Path) -> None:
-        """Touches nothing."""
         self.path = job_dir / FAILURE
 
     def write(self, exit_code: int, message: str) -> None:
@@ -46,7 +45,7 @@ class FailureNote:
             self.path.unlink(missing_ok=True)
 
     def read(self) -> tuple[int, str] | None:
-        """Exit code and message; `None` where there is no note.
+        """Reads exit code and message; `None` if there is no note.
 
         Raises:
             ConfigError: It is broken.

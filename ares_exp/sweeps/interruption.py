@@ -1,4 +1,4 @@
-"""How a sweep ends early, wherever its jobs run: the process that began it is asked to, and its jobs notice.
+"""Early end of a sweep, wherever its jobs run: a stop file in its folder, which its jobs watch.
 
 A launcher may have started the jobs in other processes (joblib, submitit). They leave the terminal's process group, so
 that Ctrl-C reaches the first process alone. That one leaves a file in the sweep's folder, which every job looks for; a
@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 
 from ares_exp.containers.ownership import is_dead
-from ares_exp.exit_codes import INTERRUPTED
+from ares_exp.terminal.exit_codes import INTERRUPTED
 
 POLL_SEC = 0.3
 STOP = "stop"
-"""Name of the file in a sweep's folder that asks its jobs to end. `touch` does it, too."""
+"""Name of the file in a sweep's folder that makes its jobs end. A user may create it with `touch`."""
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +36,7 @@ class JobProcess:
     """This process, which a launcher has started for jobs of a sweep: it ends with the sweep's first process."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Begins to watch.
+        """Starts to watch the first process.
 
         Args:
             first_process: What `owner_labels` says there. If that is on another machine, which the jobs of a cluster
@@ -50,7 +50,7 @@ class JobProcess:
 
     @contextmanager
     def playing(self, sweep_dir: Path) -> Iterator[None]:
-        """While a job is played: has it end in good order when the sweep is to end.
+        """Lets the played job end in good order when the sweep is to end.
 
         Args:
             sweep_dir: The sweep's folder.
@@ -87,14 +87,14 @@ class JobProcess:
 
 
 class Interruption:
-    """What the first process does on Ctrl-C (or SIGTERM) while its jobs run in others. Once more leaves at once.
+    """The first process's handler of Ctrl-C (or SIGTERM) while its jobs run in others. A second signal exits at once.
 
     Attributes:
         requested: Whether the sweep is to end.
     """
 
     def __init__(self, sweep_dir: Path) -> None:
-        """Begins: the handlers are installed.
+        """Installs the handlers.
 
         Args:
             sweep_dir: The sweep's folder, which is there.

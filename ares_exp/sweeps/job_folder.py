@@ -1,4 +1,4 @@
-"""What a job of a sweep has left in its folder, while the sweep runs, when it has ended, or when it was killed."""
+"""The folder of a sweep's job: state and results while the sweep runs, and after its end."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ares_exp import exit_codes
+from ares_exp.config.hydra_setup import HYDRA_RECORDS
+from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.errors import ConfigError
-from ares_exp.hydra_resolvers import HYDRA_RECORDS
-from ares_exp.record_files import read_json_object, read_yaml
-from ares_exp.recorded_results import read_results
-from ares_exp.run_dir import RunDir
-from ares_exp.run_summary import RunSummary
-from ares_exp.secrets import scrub
+from ares_exp.records.record_files import read_json_object, read_yaml
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import scrub
+from ares_exp.resume.recorded_run import recorded_config
 from ares_exp.sweeps.failure_note import FailureNote
+from ares_exp.terminal import exit_codes
 
 DEPTH = 4
-"""`hydra.sweep.subdir` may name folders in folders."""
+"""Maximum depth of job folders: `hydra.sweep.subdir` may name nested folders."""
 
 OF_NO_RESULT = frozenset(
     {"resume", "resume_redo", "resume_diverged", "resume_force", "concurrency", "objective", "tracker", "budget"}
 )
-"""Keys that a complete job may have had otherwise, and is complete still."""
+"""Keys in which a complete job may differ from the config and still count as complete."""
 
 
 class JobState(StrEnum):
-    """How far a job is."""
+    """State of a job."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
@@ -42,7 +44,7 @@ class JobFolder:
 
     Attributes:
         path: The folder.
-        summary: What its run adds up to so far; `None` where none was begun.
+        summary: Totals of its run so far; `None` if no run was begun.
         failure: Exit code and message, where it was refused or failed.
     """
 
@@ -52,7 +54,7 @@ class JobFolder:
 
     @classmethod
     def read(cls, path: Path) -> JobFolder:
-        """Reads what there is.
+        """Reads the folder.
 
         Raises:
             ConfigError: A record is broken.
@@ -61,7 +63,7 @@ class JobFolder:
 
     @property
     def state(self) -> JobState:
-        """How far the job is."""
+        """The job's state."""
         if self.failure is not None:
             return JobState.FAILED
         if self.summary is None:
@@ -70,13 +72,13 @@ class JobFolder:
 
     @property
     def exit_code(self) -> int:
-        """What the job makes the exit code of its sweep at least."""
+        """The lower bound that the job puts on its sweep's exit code."""
         if self.failure is not None:
             return self.failure[0]
         return exit_codes.COMPLETE if self.state is JobState.COMPLETE else exit_codes.INCOMPLETE
 
     def overrides(self) -> Sequence[str]:
-        """As Hydra recorded them; none where it could not.
+        """Returns the overrides that Hydra recorded; empty if it could not record them.
 
         Raises:
             ConfigError: The record is broken.
@@ -88,18 +90,18 @@ class JobFolder:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def is_done(self, config: Mapping[str, Any]) -> bool:
-        """Whether the job is complete, as this config asks for it."""
+        """Returns whether the job is complete, as this config asks for it."""
         if self.state is not JobState.COMPLETE or config["resume_redo"]:
             return False
         try:
-            recorded = read_yaml(RunDir(self.path).config)
+            recorded = recorded_config(self.path)
         except OSError:
             return False
-        return isinstance(recorded, dict) and _that_counts(recorded) == _that_counts(scrub(config))
+        return _that_counts(recorded) == _that_counts(scrub(with_moved_targets(config)))
 
 
 def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
-    """The folders that jobs of a sweep have begun to write in, those with numbers in their order."""
+    """Yields the folders in which jobs of a sweep have begun to write, numbered ones in their order."""
     try:
         folders = [path for path in sweep_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError as error:
@@ -133,21 +135,20 @@ def _summary(run_dir: RunDir) -> RunSummary | None:
 
 
 def _planned(run_dir: RunDir) -> int:
-    """Attempts asked for: as the last session's summary says, else what was to be played; 0 if that is not known."""
+    """Returns the planned attempts: from the last session's summary, else from the plan; 0 if not known."""
     planned = _object(run_dir.summary).get("planned")
     if isinstance(planned, int):
         return planned
     tasks = _object(run_dir.provenance).get("tasks")
     try:
-        config = read_yaml(run_dir.config)
+        attempts = recorded_config(run_dir.path).get("attempts")
     except OSError:
         return 0
-    attempts = config.get("attempts") if isinstance(config, dict) else None
     return len(tasks) * attempts if isinstance(tasks, dict | list) and isinstance(attempts, int) else 0
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; an empty one where there is no such file.
+    """Reads the JSON object in a file; empty if there is no such file.
 
     Raises:
         ConfigError: It is broken.

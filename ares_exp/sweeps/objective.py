@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from ares_exp.config import close_matches
-from ares_exp.errors import ConfigError
-from ares_exp.results import EpisodeResult, Outcome
-from ares_exp.run_summary import RunSummary
+from ares_exp.errors import ConfigError, close_matches
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.run_summary import RunSummary
 
 DEFAULT = "mean_reward"
 PREFIX = "stat/"
@@ -16,18 +15,18 @@ logger = logging.getLogger(__name__)
 
 
 def objective(summary: RunSummary, name: str) -> float | None:
-    """The metric of that name; `None` when there is nothing to tell it from.
+    """Returns the metric of that name; `None` when it cannot be computed.
 
     Args:
-        summary: What the job adds up to. In `mean_reward` and the pass rates an attempt without a reward counts as 0:
-            else a job whose hard tasks all fail would win.
-        name: As `known_metrics` has them.
+        summary: The job's totals. In `mean_reward` and the pass rates an attempt without a reward counts as 0:
+            otherwise a job whose hard tasks all fail would win.
+        name: A name from `known_metrics`.
     """
     return _metrics(summary).get(PREFIX + name)
 
 
 def known_metrics(attempts: int) -> list[str]:
-    """What a run of so many attempts a task can be judged by."""
+    """Lists the metrics of a run with so many attempts per task."""
     results = tuple(
         EpisodeResult("any", task, attempt, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
         for task, reward in (("solved", 1.0), ("unscored", None))

@@ -1,19 +1,18 @@
-"""Which jobs a sweep consists of, written down before the first one begins: else nobody could tell what is missing."""
+"""The list of a sweep's jobs, written before the first one starts, so that missing jobs can be detected."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ares_exp.derived_command import RESUME_KEYS
 from ares_exp.errors import ConfigError
-from ares_exp.run_dir import dump_json, open_regular, write_atomically
-from ares_exp.secrets import scrub_argv
+from ares_exp.records.run_dir import dump_json, open_regular, write_atomically
+from ares_exp.records.secrets import scrub_argv
+from ares_exp.resume.session import RESUME_KEYS
 from ares_exp.sweeps.objective import DEFAULT
 
 if TYPE_CHECKING:
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 PLAN = "plan.json"
 MAX_JOBS = 100_000
 MAX_BYTES = 64 * 2**20
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+BASIC_SWEEPER = "BasicSweeper"
+"""Last part of the dotted name of Hydra's own sweeper, which makes all combinations of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class SweepPlan:
 
     Attributes:
         count: How many; 0 where that is not known.
-        objective: The metric that tells how good a job is.
-        minimize: Whether little of it is good.
+        objective: The metric by which jobs are compared.
+        minimize: Whether lower values are better.
         jobs: The overrides of each, secrets masked, in the order of their numbers; empty where a sweeper decides as it
             goes, as Optuna's does.
     """
@@ -44,9 +44,9 @@ class SweepPlan:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """The plan of the sweep that this config, composed for a sweep, makes."""
+        """Plans the sweep of this config, which was composed for a sweep."""
         sweeper = config.hydra.sweeper
-        if sweeper._target_ == BASIC_SWEEPER:
+        if sweeper._target_.endswith(BASIC_SWEEPER):
             jobs = _grid(config)
             return cls(len(jobs), config.objective, jobs=jobs)
         minimize = str(sweeper.get("direction") or "").rpartition(".")[2].lower() == "minimize"
@@ -54,7 +54,7 @@ class SweepPlan:
 
     @classmethod
     def read(cls, sweep_dir: Path) -> Self:
-        """What a sweep's folder holds; an empty plan where it holds none.
+        """Reads the plan in a sweep's folder; an empty plan if there is none.
 
         Raises:
             ConfigError: It cannot be read.
@@ -98,7 +98,7 @@ class SweepPlan:
 
 
 def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """The keys whose values are not the same in all jobs, in the order in which they are given; of `resume` none."""
+    """Lists the keys whose values differ between jobs, in the order given, without the keys of `resume`."""
     values: dict[str, set[str | None]] = {}
     for job in jobs:
         for override in job:
@@ -116,16 +116,22 @@ def _chosen(job: Sequence[str], keys: set[str]) -> list[str]:
 
 
 def _grid(config: DictConfig) -> tuple[tuple[str, ...], ...]:
-    """What Hydra's own sweeper will make of the command; nothing where it will refuse it, and say why itself."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    """Computes the jobs that Hydra's own sweeper will make; empty where it will refuse the command and explain it."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    with suppress(HydraException):
+    choices: dict[str, list[str]] = {}
+    try:
         overrides = parser.parse_overrides([*params, *config.hydra.overrides.task])
-        [jobs] = BasicSweeper.split_arguments(overrides, None)
-        return tuple(tuple(scrub_argv(job)) for job in jobs)
-    return ()
+    except HydraException:
+        return ()
+    for one in overrides:
+        key = one.get_key_element()
+        if one.is_sweep_override() and not one.is_discrete_sweep():
+            return ()
+        values = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
+        choices[key] = [f"{key}={value}" for value in values]
+    return tuple(tuple(scrub_argv(job)) for job in product(*choices.values()))

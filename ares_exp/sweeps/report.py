@@ -1,4 +1,4 @@
-"""What a sweep adds up to: a row for each job, and the best one."""
+"""The summary of a sweep: a row for each job, and the best one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ares_exp import exit_codes
 from ares_exp.errors import ConfigError
-from ares_exp.run_dir import dump_json, write_atomically
+from ares_exp.records.run_dir import dump_json, write_atomically
 from ares_exp.statistics.metrics import metrics
 from ares_exp.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.sweeps.job_folder import JobFolder, JobState, job_folders
 from ares_exp.sweeps.objective import PREFIX
 from ares_exp.sweeps.plan import SweepPlan, varied
+from ares_exp.terminal import exit_codes
 
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
@@ -22,20 +22,20 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job.
+    """One job in the summary.
 
     Attributes:
         job: Its folder, from the sweep's.
         overrides: What was typed for it and not for all jobs, by key; secrets masked.
-        state: How far it is.
-        planned: Attempts that were asked for.
-        finished: Those that have ended; what was cut short (`cancelled`, `lost`) counts as none, not as zero.
-        outcomes: How many attempts ended how.
+        state: Its state.
+        planned: Number of planned attempts.
+        finished: Number of ended attempts, without those that were cut short (`cancelled`, `lost`).
+        outcomes: Number of attempts by outcome.
         objective: The metric by which the jobs are compared; `None` where it has none.
         low, high: Its interval, where the metric has one.
-        mean_reward: Errors as zero.
-        tokens, cost: Over all tries, in US dollars.
-        message: Why it failed.
+        mean_reward: Mean reward, errors counted as zero.
+        tokens, cost: Sums over all tries, cost in US dollars.
+        message: The reason why it failed.
     """
 
     job: str
@@ -71,7 +71,7 @@ class SweepReport:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Adds up what there is, whether the sweep runs, has ended or was killed.
+        """Reads the summary of a sweep that runs, has ended or was killed.
 
         Raises:
             ConfigError: It is no sweep's folder, or a record in it is broken.
@@ -103,14 +103,14 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The job with the best objective of those that are complete, or, if none is, of all; `None` without any."""
+        """The complete job with the best objective; if none is complete, the best of all; `None` without any."""
         rated = [row for row in self.rows if row.objective is not None]
         complete = [row for row in rated if row.state is JobState.COMPLETE]
         sign = -1 if self.plan.minimize else 1
         return max(complete or rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """Returns the JSON-ready form."""
         best = self.best
         found: dict[str, Any] = json_ready(
             {

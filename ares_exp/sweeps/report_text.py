@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ares_exp.command_line.table import columns_that_fit, make_table
-from ares_exp.command_line.terminal import PIPE_COLUMNS, one_line
-from ares_exp.progress import format_number
-from ares_exp.summary import draw, write
 from ares_exp.sweeps.job_folder import JobState
+from ares_exp.terminal.table import columns_that_fit, make_table
+from ares_exp.terminal.terminal import PIPE_COLUMNS, draw, format_number, one_line, write
 
 if TYPE_CHECKING:
     from ares_exp.sweeps.report import Row, SweepReport
@@ -77,7 +75,7 @@ def _lines(report: SweepReport) -> Iterator[str]:
 
 
 def _shown(path: Path) -> str:
-    """A path as it can be typed here."""
+    """Formats a path as it can be typed here."""
     here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return shlex.quote(str(here))
 

@@ -1,1 +1,4 @@
-"""Tasks: what is to be solved, and how a solution is scored."""
+"""Tasks: an instruction, a container, a verifier; their formats, sources and scores.
+
+Imports containers and trajectories; imported by agents, environments, trackers, resume and what is above them.
+"""

@@ -1,4 +1,4 @@
-"""What an agent is given besides its instruction: `AgentContext`."""
+"""`AgentContext`: the parts of a task, besides the instruction, that an agent gets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ares_exp.tasks.mcp_server import McpServer
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """What a task gives its agent besides the instruction. The factory of an agent that can use it says so.
+    """Parts of a task that its agent gets besides the instruction. The factory of an agent that supports them says so.
 
     Such a factory has `supports: frozenset[str]` with some of the names below, and its agents have
     `set_context(context)`, called before `run`. A task that needs what the agent does not support is refused.
 
     Attributes:
-        messages: `"messages"`: a conversation that the agent goes on with, oldest first.
+        messages: `"messages"`: a conversation that the agent continues, oldest first.
         skills_dir: `"skills_dir"`: a directory of skills in the container.
         mcp_servers: `"mcp_servers"`: tool servers.
     """

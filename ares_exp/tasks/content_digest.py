@@ -15,7 +15,7 @@ _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
 
 def content_digest(root: Path) -> str:
-    """`sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
+    """Computes `sha256:` and the hex digest over the sorted relative paths and contents of the task's files.
 
     File modes and empty directories do not count, nor does what the task's `.gitignore` names (without one: bytecode
     caches, editor backups, `.DS_Store`), nor what a `.harborignore` leaves out. Reads every file.
@@ -33,7 +33,7 @@ def content_digest(root: Path) -> str:
 
 
 def digested_files(root: Path) -> list[str]:
-    """The files that the digest of a task is over, as paths relative to it, sorted.
+    """Lists the files that the digest of a task covers, as paths relative to it, sorted.
 
     Raises:
         OSError: Its `.gitignore` cannot be read.

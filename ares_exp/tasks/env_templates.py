@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ares_exp.errors import TaskError
-from ares_exp.secrets import is_sensitive
+from ares_exp.records.secrets import is_sensitive
 
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -15,7 +15,7 @@ _MIN_SECRET_LENGTH = 8
 
 
 def resolve(value: str, host: Mapping[str, str]) -> str:
-    """The value itself, or what it stands for when the whole of it is one template.
+    """Resolves a value that is, as a whole, one template; any other is returned as it is.
 
     A variable that is set counts even when it is empty, unlike in a shell.
 
@@ -55,7 +55,7 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Host values that the tables refer to by a name that looks sensitive, longest first.
+    """Lists host values that the tables refer to by a name that looks sensitive, longest first.
 
     Values shorter than 8 characters are left out: they also occur by chance.
     """

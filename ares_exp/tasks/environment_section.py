@@ -1,4 +1,4 @@
-"""`[environment]` of task.toml: image, resources, network, and what runs beside the agent."""
+"""`[environment]` of task.toml: image, resources, network, and services beside the agent."""
 
 from __future__ import annotations
 

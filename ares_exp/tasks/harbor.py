@@ -11,7 +11,7 @@ from typing import Any
 from ares_exp.containers.container import Container, ContainerSpec, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
-from ares_exp.secrets import protect
+from ares_exp.records.secrets import protect
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.artifact import MAIN_SERVICE
 from ares_exp.tasks.content_digest import content_digest
@@ -62,7 +62,7 @@ class HarborTask:
 
     @cached_property
     def context(self) -> AgentContext:
-        """What the agent is given besides its instruction. Reads a file, the first time.
+        """The parts of the task, besides the instruction, that the agent gets. Reads a file, the first time.
 
         Raises:
             TaskError: The prior context is no ATIF document.
@@ -75,13 +75,13 @@ class HarborTask:
         )
 
     def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
-        """The task with the texts after its instructions, of every step, each after a blank line."""
+        """Returns the task with the texts after its instructions, of every step, each after a blank line."""
         stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
         return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """What the container must be, its variables filled in from the host's environment as it is now.
+        """The agent's container, its variables filled in from the host's environment as it is now.
 
         Raises:
             TaskError: A host variable that `[environment.env]` refers to is missing.
@@ -106,7 +106,7 @@ class HarborTask:
 
     @property
     def _phase_networks(self) -> frozenset[NetworkPolicy]:
-        """What is asked for while agents run, and while verifiers do in the agent's container."""
+        """The networks of the agents, and of the verifiers in the agent's container."""
         shared = (stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared")
         return frozenset((*(stage.agent_network for stage in self.stages), *shared))
 
@@ -123,7 +123,7 @@ class HarborTask:
         return content_digest(self.path)
 
     def describe(self) -> Mapping[str, Any]:
-        """JSON-ready identity of the task for records. Reads every file, the first time."""
+        """Returns the JSON-ready identity of the task for records. Reads every file, the first time."""
         package = self.config.task
         return {
             "format": "harbor",
@@ -172,7 +172,7 @@ class HarborTask:
 
     @property
     def set_up_timeout_sec(self) -> float:
-        """What the health check of the container may take at most, in seconds."""
+        """Upper bound on the health check of the container, in seconds."""
         return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
@@ -191,20 +191,20 @@ class HarborTask:
             await await_health(self.config.environment.healthcheck, container)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """The verdict itself; of several steps the mean, or the last one, as `multi_step_reward_strategy` says."""
+        """Returns the verdict; of several steps the mean, or the last one, as `multi_step_reward_strategy` says."""
         if not self.config.steps or self.config.multi_step_reward_strategy == "final":
             return verdicts[-1]
         return overall_verdict(verdicts, reward_key=self.reward_key)
 
 
 def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
-    """Who runs commands in the agent's container."""
+    """Lists the users that run commands in the agent's container."""
     hooks = (hook.user for hook in stage.collect_hooks if hook.service == MAIN_SERVICE)
     return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
 
 
 def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
-    """The services beside the agent's container that artifacts and hooks name."""
+    """Lists the services beside the agent's container that artifacts and hooks name."""
     named = {artifact.service for stage in stages for artifact in stage.artifacts}
     return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ares_exp.containers.container import Container, ContainerSpec, User
+from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError
 from ares_exp.tasks.artifact import Artifact, CollectHook
@@ -25,10 +25,9 @@ from ares_exp.tasks.root_commands import empty, make_log_dirs
 from ares_exp.tasks.solution import find_solution, upload_solution
 from ares_exp.tasks.step_setup import longest_set_up_sec, set_up_step
 from ares_exp.tasks.task import Verdict
-from ares_exp.tasks.task_files import compose_file
+from ares_exp.tasks.task_files import CONTAINER_DEFINITIONS, compose_file
 from ares_exp.tasks.task_toml import TASK_TOML, AgentSection, Step, TaskToml, VerifierMode, VerifierSection
 from ares_exp.tasks.verification import TESTS_DIR, VERIFIER_DIR, verify
-from ares_exp.tasks.verifier_image import verifier_image
 
 AGENT_DIR = "/logs/agent"
 
@@ -40,9 +39,9 @@ class HarborStage:
     Attributes:
         root: The task directory, absolute.
         config: The whole task.toml.
-        instruction: What the agent is told, without canary lines.
+        instruction: The agent's instruction, without canary lines.
         step: The entry of `[[steps]]`; `None`: the task has none.
-        reward_key: Which key of `reward.json` is the reward; `None`: `reward`, or else the only key.
+        reward_key: The key of `reward.json` that is the reward; `None`: `reward`, or else the only key.
         follows_shared: Whether the tests of the step before were run in the agent's container.
         is_last: Whether there is no step after it.
     """
@@ -62,7 +61,7 @@ class HarborStage:
 
     @property
     def folder(self) -> Path:
-        """Where its own files are: `steps/<name>`, or the task directory."""
+        """The stage's own folder: `steps/<name>`, or the task directory."""
         return self.root / "steps" / self.step.name if self.step is not None else self.root
 
     @property
@@ -81,13 +80,18 @@ class HarborStage:
 
     @property
     def agent_user(self) -> User | None:
-        """Who runs the agent's commands; `None` is the image's user."""
+        """The user of the agent's commands; `None` is the image's user."""
         own = self._agent.user
         return self.config.agent.user if own is None else own
 
     @property
+    def agent_shell(self) -> Shell | None:
+        """The container's: the format names none."""
+        return None
+
+    @property
     def agent_network(self) -> NetworkPolicy:
-        """What may be reached while the agent runs."""
+        """The network while the agent runs."""
         return self._agent.network or self.config.agent.network or self.config.environment.network
 
     @property
@@ -97,25 +101,25 @@ class HarborStage:
 
     @property
     def verifier_user(self) -> User | None:
-        """Who runs the test script; `None` is the image's user."""
+        """The user of the test script; `None` is the image's user."""
         own = self._verifier.user
         return self.config.verifier.user if own is None else own
 
     @property
     def verifier_network(self) -> NetworkPolicy:
-        """What may be reached during verification."""
+        """The network during verification."""
         base = self._verifier_environment if self.verifier_mode == "separate" else self.config.environment
         return self._verifier.network or self.config.verifier.network or base.network
 
     @property
     def verifier_mode(self) -> VerifierMode:
-        """Where the tests run: the step's word, else the task's."""
+        """The container of the tests: as the step says, else the task."""
         own = self._verifier
         return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """What says what the verifier's own container has: the step's table, the task's, or that of the agent's."""
+        """The table of the verifier's own container: the step's, the task's, or that of the agent's."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
@@ -186,7 +190,7 @@ class HarborStage:
         return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
 
     def solution_env(self) -> Mapping[str, str]:
-        """The environment variables that the solution needs; they may hold secrets.
+        """Returns the environment variables that the solution needs; they may hold secrets.
 
         Raises:
             TaskError: A host variable is missing.
@@ -208,11 +212,11 @@ class HarborStage:
 
     @property
     def begin_timeout_sec(self) -> float:
-        """What the set-up script of the step and its health check may take at most, in seconds."""
+        """Upper bound on the set-up script of the step and its health check, in seconds."""
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def begin(self, container: Container) -> None:
-        """Of a step: empties the log directories; then its files, its script and its health check.
+        """Prepares a step: empties the log directories, then sets up its files, its script and its health check.
 
         Raises:
             StepSetupError, HealthcheckError: The script failed, or the check did.
@@ -228,12 +232,12 @@ class HarborStage:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """What is to be kept of the agent's container: `/logs/artifacts`, what the task names, and what the step."""
+        """Artifacts of the agent's container: `/logs/artifacts`, the task's, and the step's."""
         return with_conventional((*self.config.artifacts, *(self.step.artifacts if self.step is not None else ())))
 
     @property
     def collect_hooks(self) -> list[CollectHook]:
-        """What is run when the agent is done: the task's hooks, then the step's."""
+        """Commands to run when the agent is done: the task's hooks, then the step's."""
         return [*self.config.verifier.collect, *(self.step.verifier.collect if self.step is not None else ())]
 
     @property
@@ -319,3 +323,17 @@ class HarborStage:
     def goes_on(self, verdict: Verdict) -> bool:
         """Whether the verdict meets the step's `min_reward`."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)
+
+
+def verifier_image(*places: tuple[VerifierSection, Path]) -> tuple[str | None, Path | None]:
+    """Finds the first prebuilt image, or directory with the definition of one; without either, the agent's is used.
+
+    Args:
+        places: `[verifier]` and the `tests/` directory beside it: those of the step, then those of the task.
+    """
+    for section, tests in places:
+        if section.environment is not None and section.environment.docker_image:
+            return section.environment.docker_image, None
+        if any((tests / name).exists() for name in CONTAINER_DEFINITIONS):
+            return None, tests
+    return None, None

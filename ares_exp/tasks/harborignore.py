@@ -1,4 +1,4 @@
-"""`.harborignore`: what in a task's tests and solutions stays on the host."""
+"""`.harborignore`: the files of a task's tests and solutions that stay on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.containers.cancellation import in_thread
+from ares_exp.cancellation import in_thread
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import TaskError, TransferError
 
@@ -22,15 +22,14 @@ _FILTERED = ("tests", "solution")
 
 
 class UploadFilter:
-    """Which files of a task are left out of uploads, of its validation, and of its content digest.
+    """The files of a task that are left out of uploads, of its validation, and of its content digest.
 
     `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and below; it holds for its directory and those in it, where rules of their own win over it.
+    `steps/*/solution/` and below; it holds for its directory and those in it, whose own rules win over it.
     What is in a directory that is left out is left out, too; so is a link to what is.
     """
 
     def __init__(self, root: Path) -> None:
-        """Reads nothing yet; `root`: the task directory."""
         self._root = Path(os.path.realpath(root))
         self._read: dict[Path, GitIgnoreSpec | None] = {}
 
@@ -95,7 +94,7 @@ def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directo
 
 @asynccontextmanager
 async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
-    """`folder` of the task `root` as it is to be uploaded: itself, or for a while a copy without what is left out.
+    """Yields `folder` of the task `root` for upload: itself, or a temporary copy without the files that are left out.
 
     Raises:
         TransferError: It cannot be copied.

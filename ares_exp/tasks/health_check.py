@@ -1,4 +1,4 @@
-"""Health checks: what has to succeed in a container before an agent may start there."""
+"""Health checks: commands that must succeed in a container before an agent may start there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 def longest_sec(check: HealthCheck | None) -> float:
-    """What the check may take at most, in seconds."""
+    """Computes the upper bound on the check, in seconds."""
     if check is None:
         return 0.0
     once = whole_seconds(check.timeout_sec)
@@ -55,7 +55,7 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
     while True:
         counts = time.monotonic() >= begins_to_count
         result = await container.exec(check.command, user=user, timeout_sec=whole_seconds(check.timeout_sec))
-        if result.timed_out:  # no failed attempt: nobody can say what its command has done so far
+        if result.timed_out:  # no failed attempt: the state of its command is unknown
             raise HealthcheckError(
                 f"The health check `{check.command}` did not end within its limit of {check.timeout_sec:g} s."
             )
@@ -72,5 +72,5 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
 
 
 def whole_seconds(limit: float) -> float | None:
-    """A time limit as the format applies it: whole seconds; less than one, or infinity, is no limit."""
+    """Rounds a time limit as the format does: whole seconds; less than one, or infinity, is no limit."""
     return float(int(limit)) if 1 <= limit < float("inf") else None

@@ -1,4 +1,4 @@
-"""The files that a task has beside a prebuilt image: `environment/`, where it is not the definition of one."""
+"""The files of a task beside a prebuilt image: `environment/`, where it is not the definition of one."""
 
 from __future__ import annotations
 

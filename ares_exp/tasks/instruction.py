@@ -1,4 +1,4 @@
-"""The instruction text that an agent is given."""
+"""The instruction text of an agent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_canary(line: str) -> bool:
 
 
 def read_instruction(path: Path) -> str:
-    """The instruction in `path` as the agent sees it; may be empty.
+    """Reads the instruction in `path` as the agent sees it; may be empty.
 
     Raises:
         TaskError: The file is missing or no UTF-8 text.
@@ -41,7 +41,7 @@ def read_instruction(path: Path) -> str:
 
 
 def read_extra_instruction(path: Path) -> str:
-    """The text of a file of `env.extra_instruction_paths`.
+    """Reads the text of a file of `env.extra_instruction_paths`.
 
     Raises:
         ConfigError: The file is missing or no UTF-8 text.

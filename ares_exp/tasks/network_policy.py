@@ -1,4 +1,4 @@
-"""The network of a task's phases, as task.toml spells it."""
+"""The network of a task's phases, in the terms of task.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trajectory.json` of a task: a conversation that its agent goes on with, as an ATIF document."""
+"""`trajectory.json` of a task: a conversation that its agent continues, as an ATIF document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRAJECTORY = "trajectory.json"
 
 
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The messages of the conversation, oldest first; none where there is no such file. Blocking.
+    """Reads the messages of the conversation, oldest first; empty when there is no such file. Blocking.
 
     System steps at its beginning are left out: they are the prompt of the agent that it was recorded with.
 
@@ -21,7 +21,7 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """
     if not path.is_file():
         return ()
-    from ares_exp.trajectories.atif.conversion import load_atif
+    from ares_exp.trajectories.atif.reader import load_atif
 
     try:
         trajectory, _ = load_atif(path)
@@ -42,7 +42,7 @@ def _shows_messages(observation: Mapping[str, Any] | None) -> bool:
 
 def _reply(action: Mapping[str, Any]) -> Mapping[str, Any]:
     from ares_exp.llms.request import freeze
-    from ares_exp.trajectories.atif.messages import kept_reply
+    from ares_exp.trajectories.atif.messages import reply_message
 
-    message: Mapping[str, Any] = freeze(kept_reply({}, action))
+    message: Mapping[str, Any] = freeze(reply_message(action))
     return message

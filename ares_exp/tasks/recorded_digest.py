@@ -1,4 +1,4 @@
-"""What a run records of a task to tell whether it has changed: the digest of its content, and of files beside it.
+"""The record of a task in a run: the digests of its content, and of files beside it, which tell whether it has changed.
 
 Without such files it is the digest, `sha256:…`; with them it is followed by a JSON object of theirs by name.
 """
@@ -11,23 +11,23 @@ from collections.abc import Mapping
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """What is recorded of a task.
+    """Joins the digests of a task and of its further files.
 
     Args:
         content: The digest of its content.
-        texts: Of files that are no part of it and change what its agent is told, by their names.
+        texts: Texts of further files that change the agent's instruction, by their names.
     """
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
 
 
 def content_of(recorded: str | None) -> str | None:
-    """The digest of the task's content in what was recorded."""
+    """Returns the digest of the task's content from a record."""
     return recorded.partition(" ")[0] if isinstance(recorded, str) else recorded
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """The names of files whose text is another one now; those of which only one of the two tells are left out."""
+    """Lists the files whose text has changed; a file that only one of the two records has is left out."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 

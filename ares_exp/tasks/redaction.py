@@ -1,4 +1,4 @@
-"""Secrets in files that come out of a container: blanked before anybody reads them."""
+"""The redaction of secrets in files from a container."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ares_exp.containers.cancellation import finish, in_thread
-from ares_exp.secrets import MASK
+from ares_exp.cancellation import finish, in_thread
+from ares_exp.records.secrets import MASK
 
 MAX_REDACTED_BYTES = 64 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Reward files: what a verifier may write, and the one number that it is worth. Their content is untrusted."""
+"""Reward files: the formats that a verifier may write, and the choice of one number. Their content is untrusted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _read_bounded(path: Path) -> bytes:
 
 
 def parse_reward_txt(data: bytes) -> dict[str, float]:
-    """The number in a `reward.txt`, under the key `reward`.
+    """Reads the number in a `reward.txt`, under the key `reward`.
 
     Raises:
         RewardFileEmptyError: No bytes.
@@ -66,7 +66,7 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
-    """The numbers in a `reward.json`, by key; whole numbers stay ints, booleans become 0.0 and 1.0.
+    """Reads the numbers in a `reward.json`, by key; whole numbers stay ints, booleans become 0.0 and 1.0.
 
     Raises:
         RewardFileEmptyError: No bytes.
@@ -91,10 +91,10 @@ def _is_scored(key: str, value: object) -> bool:
 
 
 def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
-    """The one number among `rewards`: `reward_key` if given, else the key `reward`, else the only key.
+    """Chooses one number of `rewards`: `reward_key` if given, else the key `reward`, else the only key.
 
     Raises:
-        VerifierOutputParseError: It cannot be told which.
+        VerifierOutputParseError: It is not clear which.
     """
     listing = ", ".join(sorted(rewards)[:20])
     if not rewards:
@@ -116,10 +116,10 @@ def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
 
 
 def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
-    """The mean over the steps of a task, key by key; a key that a step lacks counts as 0 there.
+    """Computes the mean over the steps of a task, key by key; a key that a step lacks counts as 0 there.
 
     Raises:
-        VerifierOutputParseError: It cannot be told which key is the reward.
+        VerifierOutputParseError: It is not clear which key is the reward.
     """
     keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
     try:

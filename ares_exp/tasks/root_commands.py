@@ -1,4 +1,4 @@
-"""Commands that a task runs in its container as root, and that have to succeed."""
+"""Commands that a task runs in its container as root, and that must succeed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def as_root(
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:
-    """Makes directories that anybody may write to, empty if they were there before, whoever has written there.
+    """Makes world-writable directories, emptied if they were there before, whoever has written there.
 
     Whatever else is in their place is replaced; above them, what keeps them from being made.
 

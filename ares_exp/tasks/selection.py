@@ -1,4 +1,4 @@
-"""Selection: which tasks of a set are played (`env.tasks`, `env.exclude`, `env.limit`)."""
+"""Selection of the tasks of a set that are played (`env.tasks`, `env.exclude`, `env.limit`)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def select(
 
 
 def _as_strings(entries: Entries) -> list[str]:
-    """A list of entries, however few were written."""
+    """Makes a list of entries, however few were written."""
     if entries is None:
         return []
     return [str(entries)] if isinstance(entries, str | int) else [str(entry) for entry in entries]

@@ -1,4 +1,4 @@
-"""The solution that a task may have: what the oracle plays."""
+"""The solution of a task, which the oracle plays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """The directory with the solution: the step's, where it has one, or the task's.
+    """Finds the directory with the solution: the step's, where it has one, or the task's.
 
     Args:
         root: The task directory.

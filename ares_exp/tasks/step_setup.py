@@ -1,4 +1,4 @@
-"""What a step of a multi-step task does before its agent: its files, its script, its health check."""
+"""The set-up of a step of a multi-step task, before its agent: files, script, health check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN_OUTPUT_CHARS = 2000
 
 
 def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
-    """What `set_up_step` may take at most, in seconds."""
+    """Computes the upper bound on `set_up_step`, in seconds."""
     has_script = (folder / "workdir" / SETUP_SCRIPT).exists()
     return SETUP_TIMEOUT_SEC * has_script + longest_sec(health_check)
 

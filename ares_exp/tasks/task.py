@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ares_exp.containers.container import Container, ContainerSpec, User
+from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.tasks.agent_context import AgentContext
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier said.
+    """The score by a verifier.
 
     Attributes:
         reward: The one number that the episode is worth.
@@ -30,14 +30,15 @@ class Stage(Protocol):
 
     Attributes:
         name: Unique within its task; empty for the only one.
-        instruction: What the agent is told.
+        instruction: The agent's instruction.
         agent_timeout_sec: Bound on the whole agent phase in seconds; `None` is unlimited.
-        agent_user: Who runs the agent's commands; `None` is the image's user.
-        agent_network: What may be reached while the agent runs, and only then.
-        begin_timeout_sec: What `begin` may take at most, in seconds.
+        agent_user: User of the agent's commands; `None` is the image's user.
+        agent_shell: Shell of the agent's commands; `None` is the one of the container's backend.
+        agent_network: Network while the agent runs, and only then.
+        begin_timeout_sec: Bound on `begin` in seconds.
         verifier_timeout_sec: Bound on verification in seconds.
-        verifier_network: What may be reached during verification, and only then.
-        verifier_spec: A container of the verifier's own; `None`: it works in the agent's.
+        verifier_network: Network during verification, and only then.
+        verifier_spec: The verifier's separate container; `None`: it works in the agent's.
         collect_timeout_sec: Bound on `collect` in seconds. What is not collected by then is left out.
     """
 
@@ -49,6 +50,8 @@ class Stage(Protocol):
     def agent_timeout_sec(self) -> float | None: ...  # noqa: D102
     @property
     def agent_user(self) -> User | None: ...  # noqa: D102
+    @property
+    def agent_shell(self) -> Shell | None: ...  # noqa: D102
     @property
     def agent_network(self) -> NetworkPolicy: ...  # noqa: D102
     @property
@@ -72,7 +75,7 @@ class Stage(Protocol):
         ...
 
     def solution_env(self) -> Mapping[str, str]:
-        """The environment variables that the solution script needs (they may hold secrets: never record them).
+        """Returns the environment variables that the solution script needs (they may hold secrets: never record them).
 
         Raises:
             TaskError: A host variable is missing.
@@ -145,10 +148,10 @@ class Task(Protocol):
 
     Attributes:
         name: Unique within its task set; what selections, records and reports call it.
-        container_spec: What the agent's container must be.
-        stages: At least one, played one after the other in the same container, each by an agent of its own.
-        context: What the agent is given besides its instruction.
-        set_up_timeout_sec: What `set_up` may take at most, in seconds.
+        container_spec: Specification of the agent's container.
+        stages: At least one, played one after the other in the same container, each by a new agent.
+        context: Parts of the task that the agent gets besides its instruction.
+        set_up_timeout_sec: Bound on `set_up` in seconds.
     """
 
     @property
@@ -171,9 +174,9 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """What the episode is worth, by the verdicts on the stages that were played (at least one)."""
+        """Returns the reward of the episode, from the verdicts on the stages that were played (at least one)."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """JSON-ready identity of the task for records: name, source path, content digest."""
+        """Returns the JSON-ready identity of the task for records: name, source path, content digest."""
         ...

@@ -1,4 +1,4 @@
-"""What a Harbor task asks for that is refused, and what in it deserves a warning."""
+"""The features of a Harbor task that are refused, or deserve a warning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _refused(name: str, environment: EnvironmentSection) -> Iterator[str]:
 
 
 def _environments(config: TaskToml) -> Iterator[tuple[str, EnvironmentSection]]:
-    """Every environment that the task describes, with the name of its table."""
+    """Lists every environment that the task describes, with the name of its table."""
     yield "environment", config.environment
     owners = [("verifier", config.verifier)]
     owners += [(f"steps[{number}].verifier", step.verifier) for number, step in enumerate(config.steps)]
@@ -40,7 +40,7 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
 
 
 def _environment_tables(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every table of a validated task.toml that has the keys of `[environment]`, with its dotted name."""
+    """Lists every table of a validated task.toml that has the keys of `[environment]`, with its dotted name."""
     owners = [("", raw), ("verifier.", raw.get("verifier", {}))]
     owners += [(f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(raw.get("steps", []))]
     return ((f"{prefix}environment", owner["environment"]) for prefix, owner in owners if "environment" in owner)

@@ -1,4 +1,4 @@
-"""Which files a Harbor task must have, and where its symbolic links may lead."""
+"""The files that a Harbor task must have, and the bounds of its symbolic links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTAINER_DEFINITIONS = ("Dockerfile", COMPOSE)
 
 
 def compose_file(folder: Path | None) -> Path | None:
-    """The Docker Compose file of a container definition; `None`: it has none."""
+    """Finds the Docker Compose file of a container definition; `None` when it has none."""
     return folder / COMPOSE if folder is not None and (folder / COMPOSE).is_file() else None
 
 
@@ -46,7 +46,7 @@ def _require(path: Path, meaning: str) -> None:
 def _require_test_script(
     root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
 ) -> None:
-    """Some tests directory must hold the entry script, unless an image of the verifier's own brings it."""
+    """Checks that some tests directory holds the entry script, unless the verifier's own image brings it."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
     if _image_owns_tests(config, verifier, folders):

@@ -1,4 +1,4 @@
-"""Where the files of a task come from, when that is a git repository."""
+"""The origin of a task's files in a git repository."""
 
 from __future__ import annotations
 

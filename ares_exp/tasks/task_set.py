@@ -23,7 +23,7 @@ class SkippedTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """What a path holds: tasks in order of their directories' names, and what was skipped."""
+    """The tasks of a path in order of their directories' names, and the entries that were skipped."""
 
     path: Path
     tasks: tuple[HarborTask, ...]
@@ -55,7 +55,7 @@ def scan_tasks(folder: str | Path, *, reward_key: str | None = None) -> tuple[li
 
 
 def _load_child(child: Path, reward_key: str | None, *, known: dict[str, HarborTask]) -> HarborTask:
-    """Loads one task of a set; here a container definition is asked for too, and a name of its own."""
+    """Loads one task of a set, which must have a container definition and a unique name."""
     task = load_task(child, reward_key=reward_key)
     if not task.config.environment.docker_image and not (task.path / "environment").is_dir():
         raise TaskError(f"{task.path}: expected environment/ or [environment].docker_image, found neither.")

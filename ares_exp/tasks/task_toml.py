@@ -72,7 +72,7 @@ class VerifierSection(PhaseTable):
 
     @property
     def mode(self) -> VerifierMode:
-        """Where the tests run: in the agent's container, or in one of their own."""
+        """The container of the tests: the agent's, or a separate one."""
         return self.environment_mode or ("separate" if self.environment is not None else "shared")
 
 

@@ -1,4 +1,4 @@
-"""`TimeLimits`: the run's word on how long each phase of an episode may take."""
+"""`TimeLimits`: the run's bounds on each phase of an episode."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimeLimits:
             _check(field.name, getattr(self, field.name))
 
     def agent(self, stage: Stage | None) -> float | None:
-        """Seconds that the whole agent phase of a stage, or of something without a limit of its own, may take.
+        """Computes the limit on the agent phase of a stage, or of an episode whose task sets none, in seconds.
 
         `None` is unlimited.
         """
@@ -49,7 +49,7 @@ class TimeLimits:
         return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
 
     def verifier(self, stage: Stage) -> float | None:
-        """Seconds that verification may take; `None` is unlimited (the task says `inf`)."""
+        """Computes the limit on verification in seconds; `None` is unlimited (the task says `inf`)."""
         return self._limit(
             self.verifier_timeout_sec or stage.verifier_timeout_sec,
             self.verifier_timeout_max_sec,
@@ -57,12 +57,12 @@ class TimeLimits:
         )
 
     def start(self, task: Task) -> float:
-        """Seconds that building, creating and starting the container may take; may be `inf`."""
+        """Computes the limit on building, creating and starting the container in seconds; may be `inf`."""
         limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
         return math.inf if limit is None else limit
 
     def container_spec(self, task: Task) -> ContainerSpec:
-        """What the task's container has to be: how long it may take to start, and how long it is needed at most."""
+        """Applies the limits on starting and on the lifetime of the container to the task's specification of it."""
         start = self.start(task)
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
@@ -71,14 +71,14 @@ class TimeLimits:
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
-        """The same of a container of the verifier's own; `None`: it works in the agent's."""
+        """Applies the limits to the verifier's separate container; `None` when it works in the agent's."""
         if (spec := stage.verifier_spec) is None:
             return None
         start = self.start(task)
         return replace(spec, start_timeout_sec=start, lifetime_sec=_sum((start, self.verifier(stage))))
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Every container that the task needs."""
+        """Lists every container that the task needs."""
         own = (self.verifier_spec(task, stage) for stage in task.stages)
         return [self.container_spec(task), *(spec for spec in own if spec is not None)]
 
@@ -93,7 +93,7 @@ class TimeLimits:
 
 
 def _sum(limits: Sequence[float | None]) -> float | None:
-    """`None` when one of them is unlimited."""
+    """Adds up; `None` when one of them is unlimited."""
     seconds = [math.inf if limit is None else limit for limit in limits]
     return None if math.inf in seconds else sum(seconds)
 

@@ -1,4 +1,4 @@
-"""`TomlTable`: how tables of task.toml are validated, and how their mistakes are told."""
+"""`TomlTable`: the validation of tables of task.toml, and the messages about mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TomlTable(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def unknown_keys(self) -> list[str]:
-        """Dotted names of the keys, here and below, that mean nothing."""
+        """Lists the dotted names of the unknown keys, here and below."""
         return [*(self.model_extra or {}), *_unknown_below(self)]
 
 
@@ -51,7 +51,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """Every wrong field: where it is, what was expected, what was found."""
+    """Describes every wrong field: its name, the expected value, and the one found."""
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing")

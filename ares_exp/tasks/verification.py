@@ -1,4 +1,4 @@
-"""Verification: runs a task's tests in a container and brings the reward home."""
+"""Verification: the run of a task's tests in a container, and its reward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ares_exp.containers.cancellation import in_thread
+from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import Container, ExecResult, User
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import (
@@ -20,9 +20,8 @@ from ares_exp.errors import (
 )
 from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.rewards import REWARD_JSON, REWARD_TXT, read_verdict
-from ares_exp.tasks.root_commands import as_root
+from ares_exp.tasks.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.task import Verdict
-from ares_exp.tasks.workdir import usable_workdir
 
 TESTS_DIR = "/tests"
 VERIFIER_DIR = "/logs/verifier"
@@ -124,15 +123,15 @@ async def verify(
     reward_key: str | None,
     secrets: Sequence[str] = (),
 ) -> Verdict:
-    """Runs the tests and reads the reward. Has no time limit of its own: the caller bounds it.
+    """Runs the tests and reads the reward. Sets no time limit: the caller bounds it.
 
     Args:
-        container: Where they run.
+        container: Container of the tests.
         tests: Directories on the host whose contents become `/tests`, one over the other; none: the image brings them.
         env: Variables of the test script.
-        user: Who runs the script; `None` is the image's user.
-        output_dir: Where to leave the verifier's files on the host; `None`: nowhere.
-        reward_key: Which key of `reward.json` is the reward, if not the obvious one.
+        user: User of the script; `None` is the image's user.
+        output_dir: Directory on the host for the verifier's files; `None`: they are not kept.
+        reward_key: The key of `reward.json` that is the reward, if not the obvious one.
         secrets: Values to blank in the files that are kept.
 
     Raises:
@@ -144,3 +143,29 @@ async def verify(
         return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
     async with working_directory("verifier") as folder:
         return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)
+
+
+async def usable_workdir(container: Container, *, user: User | None) -> str | None:
+    """Finds a directory where a command can be run: without one no command starts, and there would be no reward.
+
+    Args:
+        container: Whose working directory is made anew, empty, where it is missing.
+        user: Who runs the command; `None` is the image's user.
+
+    Returns:
+        `None`: the container's own; `/` where that cannot be used, such as a file in its place.
+
+    Raises:
+        ContainerError: The container failed.
+    """
+    if not await _is_usable(container, "root"):  # root first: a backend may open shells of others in that directory
+        async with working_directory("verifier") as nothing:
+            try:
+                await container.upload(nothing, ".")  # makes it
+            except TransferError:
+                return "/"
+    return None if await _is_usable(container, user) else "/"
+
+
+async def _is_usable(container: Container, user: User | None) -> bool:
+    return (await container.exec('test -e "$(pwd -P)"', user=user, timeout_sec=60, shell=PLAIN_SHELL)).exit_code == 0

@@ -13,19 +13,19 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Does what it is handed, one thing after the other, in a thread of its own.
+    """Executes the functions that it is given, in order, in its own thread.
 
-    What fails is counted; the first failure is a warning, the others are for the debug log.
+    Failures are counted; the first is logged as a warning, the others go to the debug log.
 
     Attributes:
-        failures: How many things failed so far.
+        failures: Number of failures so far.
     """
 
     def __init__(self, what: str) -> None:
-        """Starts nothing.
+        """Keeps the name; `start` starts the thread.
 
         Args:
-            what: Whose writer it is, as the first word of a warning.
+            what: Name of the writer's owner, as the first word of a warning.
         """
         self.failures = 0
         self._what = what
@@ -33,7 +33,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins anew, with nothing to do."""
+        """Starts the thread with an empty queue."""
         self._inbox = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(self._inbox,), name="tracker", daemon=True)
         self._thread.start()
@@ -45,12 +45,12 @@ class BackgroundWriter:
 
     @property
     def waiting(self) -> int:
-        """How many things are left to do."""
+        """Number of functions that wait."""
         return self._inbox.qsize()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether no work is left."""
         return self._inbox.empty()
 
     def finish(self, timeout_sec: float) -> None:

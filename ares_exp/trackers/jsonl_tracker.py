@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_dir import RunDir, append_text, dump_json
-from ares_exp.run_summary import RunSummary
-from ares_exp.secrets import scrub
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import RunDir, append_text, dump_json
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import scrub
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, total_metrics
-from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.tracker import RunInfo, TrackerBase
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _LONGEST_TORN_LINE = 2**24
 
 
-class JsonlTracker:
-    """Appends a line to `metrics.jsonl` in the run directory for everything that happens.
+class JsonlTracker(TrackerBase):
+    """Appends a line to `metrics.jsonl` in the run directory for every event.
 
-    Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; once more for each
-    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: how the runner does.
+    Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each
+    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics.
     `finish`: the totals. The lines survive `kill -9`; a number that is not finite is `null`.
     """
 
@@ -40,7 +40,7 @@ class JsonlTracker:
         finish_timeout_sec: Annotated[float, pydantic.Field(gt=0)] = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Touches nothing.
+        """Keeps the settings; writes nothing.
 
         Args:
             finish_timeout_sec: Bound on `finish`, for a disk that hangs.
@@ -54,11 +54,11 @@ class JsonlTracker:
 
     @property
     def failures(self) -> int:
-        """How many lines could not be written so far."""
+        """Number of lines that could not be written so far."""
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Begins, or goes on with, the file."""
+        """Opens the file, new or from an earlier session."""
         self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
         path, rows = self._path, self._rows
         self._writer.start()
@@ -122,7 +122,7 @@ class JsonlTracker:
 
 
 def _finite(value: Any) -> Any:
-    """A copy in which numbers that JSON does not have are `None`."""
+    """Copies a value with numbers that JSON does not have replaced by `None`."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The names and values of what trackers record: a row per finished episode, and the totals of a run."""
+"""Names and values of the metrics that trackers record: a row per finished episode, and the totals of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
 
 ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "generated_tokens", "cost")
-"""What of the results of attempts is shown as histograms."""
+"""Result fields of attempts that are shown as histograms."""
 
 
 class EpisodeRows:
@@ -21,7 +21,6 @@ class EpisodeRows:
     """
 
     def __init__(self) -> None:
-        """No episode yet."""
         self._finished = 0
         self._outcomes: Counter[str] = Counter()
         self._last: dict[tuple[str, int], tuple[int, str, float | None]] = {}
@@ -29,7 +28,7 @@ class EpisodeRows:
         self._scored = 0
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
-        """The row of one more finished episode; what is not known is left out, never 0."""
+        """Makes the row of one more finished episode; leaves out unknown values, never records them as 0."""
         self._finished += 1
         self._count(result)
         row = {
@@ -67,7 +66,7 @@ class EpisodeRows:
 
 
 def total_metrics(summary: RunSummary) -> dict[str, Any]:
-    """The totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
+    """Makes the totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
     from ares_exp.statistics.metrics import metrics
     from ares_exp.statistics.run_statistics import RunStatistics
 
@@ -76,7 +75,7 @@ def total_metrics(summary: RunSummary) -> dict[str, Any]:
 
 
 def attempt_values(summary: RunSummary) -> dict[str, list[float]]:
-    """What the attempts came to, by name: of each the finite values of its last try."""
+    """Collects the finite values of each attempt's last try, by metric."""
     final = summary.final
     values = {name: [getattr(result, name) for result in final] for name in ATTEMPT_VALUES}
     return {name: [one for one in all_ if one is not None and math.isfinite(one)] for name, all_ in values.items()}

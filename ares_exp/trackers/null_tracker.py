@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
-from ares_exp.trackers.tracker import RunInfo
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.trackers.tracker import RunInfo, TrackerBase
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 
-class NullTracker:
+class NullTracker(TrackerBase):
     """A `Tracker` that records nothing."""
 
-    failures = 0
-
     def start(self, run: RunInfo) -> None:
-        """Nothing to begin."""
+        """Does nothing."""
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Nothing is recorded."""
-
-    def log_system(self, sample: Mapping[str, float]) -> None:
-        """Nothing is recorded."""
+        """Records nothing."""
 
     def finish(self, summary: RunSummary) -> None:
-        """Nothing to release."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""Several trackers at once, none of which can harm another."""
+"""Several trackers at once, isolated from each other's failures."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
-from ares_exp.trackers.tracker import RunInfo, Tracker
+from ares_exp.config.parts import completed
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.trackers.tracker import RunInfo, Tracker, TrackerBase
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISH_TIMEOUT_SEC = 600.0
-"""How long a tracker's own bound on its `finish` may be. One that has none is left behind after that."""
+"""Upper limit on a tracker's own bound on `finish`, in seconds; a tracker without one is abandoned after that."""
 
 _logger = logging.getLogger(__name__)
 
 
-class SeveralTrackers(Mapping[str, Tracker]):
-    """A `Tracker` that hands everything on to others, by name. One that raises fails nothing else.
+class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
+    """A `Tracker` that passes everything on to others, by name. A tracker that raises does not affect the others.
 
-    A tracker without `log_system`, or whose `log_episode` takes no trajectory, is not asked for it.
+    A tracker whose `log_episode` takes no trajectory gets none.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
-        """Starts nothing."""
-        self._trackers = dict(trackers)
+        self._trackers = {name: completed(one, TrackerBase) for name, one in trackers.items()}
         self._failed: list[str] = []  # appended to by threads
         self._with_trajectory = {name for name, one in self._trackers.items() if _takes_trajectory(one)}
 
-    def __getitem__(self, name: str) -> Tracker:
-        """The tracker of that name."""
+    def __getitem__(self, name: str) -> TrackerBase:
+        """Returns the tracker of that name."""
         return self._trackers[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Names, as they were given."""
+        """Iterates over the names, in the order given."""
         return iter(self._trackers)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Counts the trackers."""
         return len(self._trackers)
 
     @property
     def failures(self) -> int:
-        """How many times a tracker failed so far: as they say themselves, and those that raised."""
-        return len(self._failed) + sum(getattr(one, "failures", 0) for one in self._trackers.values())
+        """Number of failures so far: those that trackers report themselves, and calls that raised."""
+        return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
     def start(self, run: RunInfo) -> None:
         """Starts every one."""
@@ -57,16 +57,15 @@ class SeveralTrackers(Mapping[str, Tracker]):
             self._guard(name, tracker.start, run)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Hands the try to every one."""
+        """Passes the try to every tracker."""
         for name, tracker in self._trackers.items():
             more = (trajectory,) if name in self._with_trajectory else ()
             self._guard(name, tracker.log_episode, result, *more)
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Hands the sample to every one that takes it."""
+        """Hands the sample to every one."""
         for name, tracker in self._trackers.items():
-            if (log := getattr(tracker, "log_system", None)) is not None:
-                self._guard(name, log, sample)
+            self._guard(name, tracker.log_system, sample)
 
     def finish(self, summary: RunSummary) -> None:
         """Finishes all at the same time, each within its own bound."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 
 from ares_exp.errors import ConfigError
-from ares_exp.results import EpisodeResult
-from ares_exp.run_dir import RunDir, dump_json
-from ares_exp.run_summary import RunSummary
-from ares_exp.secrets import scrub
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import RunDir, dump_json
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import scrub
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
-from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.tracker import RunInfo, TrackerBase
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _BINS = 30
 
 
-class TensorboardTracker:
+class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
-    Scalars of a finished try have the number of finished tries as their step, also when the run is resumed; those of
-    the runner itself the whole seconds since the run began. At the end come the totals and, over the attempts,
+    Scalars of a finished try have the number of finished tries as their step, also in a resumed run; the runner's own
+    scalars have the whole seconds since the run began. At the end come the totals and, over the attempts,
     histograms. Config and provenance are texts.
     """
 
@@ -40,7 +40,7 @@ class TensorboardTracker:
         finish_timeout_sec: Annotated[float, pydantic.Field(gt=0)] = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Touches nothing.
+        """Keeps the settings; writes nothing.
 
         Args:
             finish_timeout_sec: Bound on `finish`, for a disk that hangs.
@@ -61,7 +61,7 @@ class TensorboardTracker:
 
     @property
     def failures(self) -> int:
-        """How many things could not be written so far."""
+        """Number of failed writes so far."""
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:

@@ -1,14 +1,14 @@
-"""The `Tracker` protocol: where a run's metrics go. A tracker is never on the critical path."""
+"""The contract of a tracker: where a run's metrics go. A tracker is never on the critical path."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracker is told about the run.
+    """Description of the run for a tracker.
 
     Attributes:
         run_dir: The run directory; everything that a tracker writes stays below it.
@@ -27,11 +27,11 @@ class RunInfo:
         group: The sweep or series that the run belongs to, if any.
         job_type: Kind of run within its group, if any.
         tags: Labels.
-        resumed: Whether the run goes on after it was ended: what came before is recorded already.
-        earlier: The results that were recorded before this session: they count in running totals.
-        task_set: Where the task set lies; `None` when it has no place.
+        resumed: Whether an earlier session of the run has recorded already.
+        earlier: The results of earlier sessions: they count in running totals.
+        task_set: Location of the task set; `None` when it has none.
         tasks: Names of the selected tasks.
-        task_digests: What tells whether a task has changed, of those that can say it.
+        task_digests: Digests that tell whether a task has changed, where known.
         parents: Run directories of the runs that this one was branched from or replays.
     """
 
@@ -51,29 +51,41 @@ class RunInfo:
     parents: tuple[Path, ...] = ()
 
 
+@runtime_checkable
 class Tracker(Protocol):
-    """Receives what happens in a run: `start`, any number of `log_episode` and `log_system`, `finish`.
+    """Receives what happens in a run: `start`, any number of `log_episode`, `finish`.
+
+    These members are needed. What else a tracker can be given, and what is assumed of one that does not take it, is
+    `TrackerBase`: inherit from that, or have some of its members.
+    """
+
+    def start(self, run: RunInfo) -> None:
+        """Starts the tracker. Returns at once: slow work runs in the background."""
+        ...
+
+    def log_episode(self, result: EpisodeResult) -> None:
+        """Records a finished try of an attempt. Returns at once."""
+        ...
+
+    def finish(self, summary: RunSummary) -> None:
+        """Records the totals and releases everything. May block, within its own bound: it is called in a thread."""
+        ...
+
+
+class TrackerBase(Tracker):
+    """Everything that a tracker is given. What a `Tracker` needs not take has its default here.
 
     No method raises: what goes wrong is logged once and counted in `failures`.
     """
 
     @property
     def failures(self) -> int:
-        """How many times the tracker failed so far."""
-        ...
-
-    def start(self, run: RunInfo) -> None:
-        """Begins. Returns at once: slow work goes on behind."""
-        ...
+        """Number of failures of the tracker so far. Default: 0."""
+        return 0
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Records a finished try of an attempt, with its trajectory if one was kept. Returns at once."""
-        ...
+        raise NotImplementedError
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once."""
-        ...
-
-    def finish(self, summary: RunSummary) -> None:
-        """Records the totals and releases everything. May block, within its own bound: call it in a thread."""
-        ...
+        """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once. Default: not at all."""

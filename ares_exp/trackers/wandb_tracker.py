@@ -1,4 +1,4 @@
-"""Weights & Biases as a tracker. W&B lives in threads of its own, so that the run never waits for it."""
+"""Weights & Biases as a tracker, in threads beside the run, which never waits for it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.background_writer import BackgroundWriter
-from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.tracker import RunInfo, TrackerBase
 from ares_exp.trackers.wandb_recording.options import Mode, WandbOptions, effective_mode
 from ares_exp.trackers.wandb_recording.recorded_files import RecordedFiles
 from ares_exp.trackers.wandb_recording.recording import WandbRecording
-from ares_exp.trackers.wandb_recording.service import bound_the_exit
 
 if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 MAX_WAITING = 100
-"""When so much waits for W&B, samples of the runner are dropped, and rows of the table go without a trajectory."""
+"""With so many things waiting for W&B, samples of the runner are dropped, and rows of the table have no trajectory."""
 
-FILES_SHARE = 0.5
-"""Of the bound on `finish`: how long the table and the artifacts may be waited for."""
+FILES_SHARE = 0.4
+"""Share of the bound on `finish` for the table and the artifacts."""
 
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
 
-class WandbTracker:
+class WandbTracker(TrackerBase):
     """Records a run with Weights & Biases, online or offline.
 
-    A row for each finished try, against their number and against time, with running totals; a table of episodes with
-    readable trajectories; how the runner does; at the end histograms, totals and statistics. Config and provenance are
+    Records a row for each finished try, by number and by time, with running totals; a table of episodes with
+    readable trajectories; runner metrics; at the end histograms, totals and statistics. Config and provenance are
     the W&B run's config. Artifacts: the task set and the runs that this one was branched from, as inputs; trajectories
     and snapshots, as outputs.
 
     All files stay in the `wandb` folder of the run directory. An offline run is uploaded later, from here or wherever
-    the run directory was moved to, with `python -m ares_exp.trackers sync <run directory>`. A resumed run goes on with
+    the run directory was moved to, with `python -m ares_exp.trackers sync <run directory>`. A resumed run continues
     its W&B run, and a run that the agent of a W&B sweep started is the one that the sweep waits for.
     """
 
@@ -103,11 +102,11 @@ class WandbTracker:
 
     @property
     def failures(self) -> int:
-        """How many times W&B failed so far."""
+        """Number of W&B failures so far."""
         return self._numbers.failures + self._files.failures
 
     def start(self, run: RunInfo) -> None:
-        """Begins. W&B is imported and initialised in the background."""
+        """Starts the tracker. Imports and initialises W&B in the background."""
         mode = effective_mode(self._options.mode)
         if mode == "disabled":
             return
@@ -119,7 +118,7 @@ class WandbTracker:
         self._session = recording, files
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records a finished try. Returns at once."""
+        """Records a finished episode. Returns at once."""
         if self._session is not None:
             recording, files = self._session
             shown = trajectory if self._files.waiting < MAX_WAITING else None
@@ -127,7 +126,7 @@ class WandbTracker:
             self._files.do(lambda: files.add_episode(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records how the runner does. Returns at once."""
+        """Records the load of the runner. Returns at once."""
         if self._session is not None and self._numbers.waiting < MAX_WAITING:
             recording, now = self._session[0], time.time()
             self._numbers.do(lambda: recording.add_system(sample, now))
@@ -141,7 +140,5 @@ class WandbTracker:
         self._numbers.do(lambda: recording.add_totals(summary))
         self._files.do(lambda: files.end(summary))
         self._files.finish(FILES_SHARE * self._options.finish_timeout_sec)
-        self._numbers.do(lambda: recording.end(summary))
+        self._numbers.do(lambda: recording.end(summary, files_are_logged=files.are_logged))
         self._numbers.finish(max(deadline - time.monotonic(), 0.0))
-        if self.failures:
-            bound_the_exit()

@@ -1,4 +1,6 @@
-"""Trajectories: recording, storing and loading what happened.
+"""Trajectories: recording, storing and loading episodes.
+
+Imports containers, the environment contract and records; imported by everything that records or reads episodes.
 
 `load(path)` gives the episodes of a run; it is imported when it is first used.
 """
@@ -9,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ares_exp.trajectories.stored_episode import StoredEpisode as StoredEpisode
+    from ares_exp.trajectories.stored_episodes import StoredEpisode as StoredEpisode
     from ares_exp.trajectories.stored_episodes import StoredEpisodes as StoredEpisodes
     from ares_exp.trajectories.stored_episodes import load as load
 
 _OWNERS = {
-    "StoredEpisode": "ares_exp.trajectories.stored_episode",
+    "StoredEpisode": "ares_exp.trajectories.stored_episodes",
     "StoredEpisodes": "ares_exp.trajectories.stored_episodes",
     "load": "ares_exp.trajectories.stored_episodes",
 }

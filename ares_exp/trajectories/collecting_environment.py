@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol
 
-from ares_exp.environments.activity import Activity
-from ares_exp.environments.environment import Environment
-from ares_exp.environments.past_step import PastStep
-from ares_exp.environments.time_step import StepType, TimeStep
+from ares_exp.environment import EnvironmentWrapper, LimitName, MinimalEnvironment, PastStep, StepType, TimeStep
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collector_guard import CollectorGuard
+from ares_exp.trajectories.ending import Ending, ending
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
-from ares_exp.trajectories.sink import Sink
 
 END_TIMEOUT_SEC = 10.0
 """How long a cancelled caller waits for the collectors to finish writing."""
 
 
-class TrajectoryCollectingEnvironment:
+class EpisodeListener(Protocol):
+    """Hears how the episodes of a collecting environment end."""
+
+    def reached_last(self, last: TimeStep[Any]) -> None:
+        """The LAST step was reached; its episode has not been ended yet, which may take collectors a while."""
+        ...
+
+    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int) -> None:
+        """The collectors have ended the episode.
+
+        Args:
+            trajectory: The episode; `None` when every collector failed on it, or is not done in time.
+            failures: How many calls of collectors raised so far.
+        """
+        ...
+
+
+class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     """Wraps any `Environment` and records every episode, however it ends.
 
     A collector that fails never changes the episode, nor what the other collectors get: the failure is logged and
@@ -37,12 +53,13 @@ class TrajectoryCollectingEnvironment:
 
     def __init__(
         self,
-        env: Environment,
+        env: MinimalEnvironment,
         collector: TrajectoryCollector | Mapping[str, TrajectoryCollector],
         *,
         episode_id: str | None = None,
+        task_name: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        at_last: Callable[[TimeStep[Any]], None] = lambda last: None,
+        listener: EpisodeListener | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Records `env`.
@@ -51,48 +68,44 @@ class TrajectoryCollectingEnvironment:
             env: What is recorded.
             collector: Where it goes; several by their names.
             episode_id: Id of the first episode, where the collector takes one; others are made up.
+            task_name: Name of the task, for an environment that does not report it.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
-            at_last: Is told of the LAST step when it is recorded, before the episode is ended.
+            listener: Hears how an episode ends.
             clock: Gives epoch seconds.
 
         Raises:
             TypeError: `metadata` is not JSON-ready.
         """
-        self._env = env
+        super().__init__(env)
         several = collector if isinstance(collector, Mapping) else {"trajectory": collector}
-        self._sinks = [Sink(name, one) for name, one in several.items()]
+        self._sinks = [CollectorGuard(name, one) for name, one in several.items()]
         self._episode_id = episode_id
+        self._task_name = task_name
         self._metadata = freeze(metadata or {})
-        self._at_last = at_last
+        self._listener = listener
         self._clock = clock
         self._active = False
         self._step_index = 0
         self._waiting_since: float | None = None
         self.trajectory: EpisodeTrajectory | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Public attributes of the wrapped environment (`step_count`, `current_task`, …)."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
     @property
     def collector_failures(self) -> int:
         """How many calls of collectors raised."""
         return sum(sink.failures for sink in self._sinks)
 
-    async def reset(self, **options: Any) -> TimeStep[Any]:
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode; one under way is recorded as abandoned."""
-        await self._end(Outcome.ABANDONED)
+        await self._end(Ending(Outcome.ABANDONED))
         start_time, began = self._clock(), time.perf_counter()
         try:
-            time_step = await self._env.reset(**options)
+            time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
             self._begin(start_time)
-            await self._end_with(error, self._record_of(_Unfinished("FIRST"), None, None, began))
+            await self._end(ending(None, error), self._record_of(_Unfinished("FIRST"), None, None, began))
             raise
         self._begin(start_time)
-        if len(past := _past_steps(self._env)) > 1:  # it goes on from somewhere
+        if len(past := self.past_steps) > 1:  # it goes on from somewhere
             self._record_past(past)
         else:
             self._record(self._record_of(time_step, None, None, began))
@@ -108,38 +121,48 @@ class TrajectoryCollectingEnvironment:
         except EpisodeStateError:
             raise  # a call that made no sense: it changed nothing
         except BaseException as error:
-            await self._end_with(error, self._record_of(_Unfinished("MID"), action, policy_sec, began))
+            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), action, policy_sec, began))
             raise
         self._record(self._record_of(time_step, action, policy_sec, began))
         if time_step.step_type == "LAST":
-            self._at_last(time_step)
             await self._end_at(time_step)
         return time_step
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Has the environment end its episode, and records the LAST step."""
+        began = time.perf_counter()
+        self._adopt()
+        try:
+            last = await super().truncate(limit)
+        except EpisodeStateError:
+            raise
+        except BaseException as error:
+            await self._end(ending(None, error), self._record_of(_Unfinished("MID"), None, None, began))
+            raise
+        if last is not None:
+            self._record(self._record_of(last, None, None, began))
+            await self._end_at(last)
+        return last
 
     async def close(self) -> None:
         """Closes the environment; an episode under way is recorded as closed."""
         try:
-            await self._end(Outcome.CLOSED)
+            await self._end(Ending(Outcome.CLOSED))
         finally:
-            await self._env.close()
-
-    async def __aenter__(self) -> Self:
-        """Enters the wrapped environment."""
-        await self._env.__aenter__()
-        return self
+            await super().close()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leaves the wrapped environment; an episode under way is recorded with the exception, or as closed."""
         try:
-            await (self._end(Outcome.CLOSED) if exc is None else self._end_with(exc))
+            await self._end(Ending(Outcome.CLOSED) if exc is None else ending(None, exc))
         finally:
-            await self._env.__aexit__(exc_type, exc, traceback)
+            await super().__aexit__(exc_type, exc, traceback)
 
     def _adopt(self) -> None:
         """Begins to record an episode that was under way when the environment came here."""
-        if not self._active and self.trajectory is None and (past := _past_steps(self._env)):
+        if not self._active and self.trajectory is None and (past := self.past_steps):
             self._begin(past[0].timestamp)
             self._record_past(past)
             self._waiting_since = None  # how long the policy has thought already is not known
@@ -167,13 +190,11 @@ class TrajectoryCollectingEnvironment:
         """Opens an episode: after the environment's reset, which is what chooses the task."""
         self._step_index, self.trajectory, self._active = 0, None, True
         episode_id, self._episode_id = self._episode_id, None
-        task = getattr(self._env, "current_task", None)
-        image = getattr(self._env, "container_image", None)
-        lineage = getattr(self._env, "lineage", None)
-        edits = getattr(self._env, "edits", None)
+        report = self.report()
+        image, lineage, edits = report.container_image, report.lineage, report.edits
         for sink in self._sinks:
             sink.begin(
-                task_name=str(getattr(task, "name", task) or type(self._env).__name__),
+                task_name=report.task_name or self._task_name or type(self.unwrapped).__name__,
                 episode_id=episode_id,
                 start_time=start_time,
                 metadata=self._metadata
@@ -186,8 +207,7 @@ class TrajectoryCollectingEnvironment:
         self, time_step: TimeStep[Any] | _Unfinished, action: Any, policy_sec: float | None, began: float
     ) -> StepRecord:
         """What is kept of a time step; it may be of another package's class with the same fields."""
-        activity = getattr(self._env, "activity", None)
-        seen = activity if isinstance(activity, Activity) else None
+        seen = self.activity
         return StepRecord(
             step_index=self._step_index,
             step_type=time_step.step_type,
@@ -211,18 +231,11 @@ class TrajectoryCollectingEnvironment:
         self._waiting_since = time.perf_counter()
 
     async def _end_at(self, last: TimeStep[Any]) -> None:
-        if not last.discount:
-            await self._end(Outcome.COMPLETED)
-            return
-        limit = getattr(self._env, "truncated_by", None)
-        await self._end(Outcome.TRUNCATED, ErrorInfo("limit", f"limit reached: {limit or 'unknown'}"))
+        if self._listener is not None:
+            self._listener.reached_last(last)
+        await self._end(ending(last, limit=self.report().truncated_by))
 
-    async def _end_with(self, error: BaseException, unfinished: StepRecord | None = None) -> None:
-        await self._end(Outcome.of(error), ErrorInfo.of(error), unfinished)
-
-    async def _end(
-        self, outcome: Outcome, error: ErrorInfo | None = None, unfinished: StepRecord | None = None
-    ) -> None:
+    async def _end(self, ended: Ending, unfinished: StepRecord | None = None) -> None:
         """Ends the episode under way, if any. Collectors may write files, so they are called in a thread."""
         if not self._active:
             return
@@ -231,9 +244,10 @@ class TrajectoryCollectingEnvironment:
         end_time = self._clock()
 
         def end() -> None:
-            ended = [sink.end(outcome, error, end_time=end_time, unfinished_step=unfinished) for sink in self._sinks]
-            kept = (trajectory for trajectory in ended if trajectory is not None)
-            self.trajectory = max(kept, key=lambda trajectory: trajectory.num_steps, default=None)
+            more = {"end_time": end_time, "unfinished_step": unfinished}
+            kept = [sink.end(ended.outcome, ended.error, **more) for sink in self._sinks]
+            episodes = (trajectory for trajectory in kept if trajectory is not None)
+            self.trajectory = max(episodes, key=lambda trajectory: trajectory.num_steps, default=None)
 
         writing = asyncio.get_running_loop().run_in_executor(None, end)
         try:
@@ -241,6 +255,9 @@ class TrajectoryCollectingEnvironment:
         except asyncio.CancelledError:
             await asyncio.wait({writing}, timeout=END_TIMEOUT_SEC)
             raise
+        finally:
+            if self._listener is not None:
+                self._listener.recorded(self.trajectory, self.collector_failures)
 
 
 class _Unfinished(NamedTuple):
@@ -252,14 +269,9 @@ class _Unfinished(NamedTuple):
     observation: None = None
 
 
-def _past_steps(env: Environment) -> Sequence[PastStep]:
-    past: Sequence[PastStep] = getattr(env, "past_steps", ())
-    return past
-
-
 def _number(value: Any) -> float | None:
-    """A reward or discount as JSON has it: numpy's numbers are none to it."""
-    return None if value is None else float(value)
+    """A reward or discount as JSON has it: numpy's numbers are none to it, nor is what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _serialize(value: Any) -> Mapping[str, Any] | None:

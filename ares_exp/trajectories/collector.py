@@ -1,4 +1,4 @@
-"""The `TrajectoryCollector` protocol, and the part that all collectors share."""
+"""The contract of a trajectory collector, and the part that all collectors of this package share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.llms.request import freeze
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
@@ -37,12 +37,7 @@ class EpisodeHandle:
 
 @runtime_checkable
 class TrajectoryCollector(Protocol):
-    """Keeps episodes. These arguments suffice; the collectors of this package take and return more.
-
-    One instance serves concurrent environments: `begin_episode` returns a handle that the other two accept as the
-    optional keyword `episode=`. Without it they mean the only open episode. A `close()`, if there is one, is called
-    when the run ends.
-    """
+    """Keeps episodes. These arguments suffice; what else a collector can be given is `CollectorBase`."""
 
     def begin_episode(self, *, task_name: str) -> object:
         """Opens an episode and returns its handle."""
@@ -57,7 +52,73 @@ class TrajectoryCollector(Protocol):
         ...
 
 
-class EpisodeCollector:
+class CollectorBase(TrajectoryCollector):
+    """Everything that a collector is given. One that does not inherit this gets as many of the keywords as it takes.
+
+    One instance serves concurrent environments: `begin_episode` returns a handle that the other two accept as
+    `episode=`. Without it they mean the only open episode.
+    """
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether concurrent episodes can be recorded. If not, `concurrency=1` is needed. Default: yes.
+
+        Of a collector that does not inherit this: whether its `record_step` takes the keyword `episode`.
+        """
+        return True
+
+    def begin_episode(
+        self,
+        *,
+        task_name: str,
+        episode_id: str | None = None,
+        start_time: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Opens an episode and returns its handle.
+
+        Args:
+            task_name: Name of its task.
+            episode_id: Its id; by default made up.
+            start_time: Epoch seconds; by default now.
+            metadata: What else is known of it, JSON-ready.
+        """
+        raise NotImplementedError
+
+    def record_step(self, record: StepRecord, *, episode: Any = None) -> None:
+        """Adds a step to `episode`, by default the only open one. Raises `RuntimeError` where there is none."""
+        raise NotImplementedError
+
+    def end_episode(
+        self,
+        *,
+        truncated: bool = False,
+        outcome: Outcome | None = None,
+        error: ErrorInfo | None = None,
+        end_time: float | None = None,
+        unfinished_step: StepRecord | None = None,
+        episode: Any = None,
+    ) -> EpisodeTrajectory:
+        """Closes `episode`, by default the only open one, keeps it and returns it whole.
+
+        Args:
+            truncated: Whether a limit ended it.
+            outcome: How it ended; by default truncated or completed.
+            error: What went wrong, or which limit it was.
+            end_time: Epoch seconds; by default now.
+            unfinished_step: What is known of the reset or step that ended it by raising.
+            episode: The handle from `begin_episode`.
+
+        Raises:
+            RuntimeError: There is no such episode in progress.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Releases what the collector holds, at the end of a run. Idempotent. Default: nothing."""
+
+
+class EpisodeCollector(CollectorBase):
     """Open episodes, in memory, for any number of environments and threads.
 
     Subclasses say what becomes of an episode when it begins (`_begun`), at each step (`_recorded`) and when it has
@@ -113,16 +174,7 @@ class EpisodeCollector:
         unfinished_step: StepRecord | None = None,
         episode: EpisodeHandle | None = None,
     ) -> EpisodeTrajectory:
-        """Closes `episode`, by default the only open one, and keeps it.
-
-        Args:
-            truncated: Whether a limit ended it.
-            outcome: How it ended; by default truncated or completed.
-            error: What went wrong, or which limit it was.
-            end_time: Epoch seconds; by default now.
-            unfinished_step: What is known of the reset or step that ended it by raising.
-            episode: The handle from `begin_episode`.
-        """
+        """As `CollectorBase.end_episode`."""
         handle = self._resolve(episode)
         with self._lock:
             del self._open[handle.episode_id]
@@ -142,9 +194,6 @@ class EpisodeCollector:
         )
         self._ended(handle, trajectory)
         return trajectory
-
-    def close(self) -> None:
-        """Releases what the collector holds. Idempotent."""
 
     def _begun(self, handle: EpisodeHandle) -> None:
         """An episode was opened."""

@@ -1,4 +1,4 @@
-"""Where episodes lie: in a run directory, a folder of runs, a folder of files, or a file."""
+"""Places of episodes: a run directory, a folder of runs, a folder of files, or a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.run_dir import EPISODES
+from ares_exp.records.run_dir import EPISODES
 from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.line_file import ZSTD
@@ -22,7 +22,7 @@ MAX_DEPTH = 4
 
 
 def find_files(path: Path) -> list[list[Path]]:
-    """The files with episodes at `path`, partial ones included: one list for each run, and one for a folder's own.
+    """Finds the episode files at `path`, partial ones included: one list for each run, one for a folder's own.
 
     The same episode may be in several files of a list; the first of them is the one that counts: the format of most
     detail goes first, partial files go last. A file is left out when a newer one has what could be recovered of it.
@@ -43,23 +43,46 @@ def find_files(path: Path) -> list[list[Path]]:
 
 
 def recovered_path(path: Path) -> Path:
-    """Where the good part of a broken file goes: beside it, in the same format."""
+    """Returns the path for the good part of a broken file: beside it, in the same format."""
     suffix = suffix_of(path) or ""
     return path.with_name(f"{path.name.removesuffix(suffix)}{RECOVERED}{suffix}")
 
 
 def is_partial(path: Path) -> bool:
-    """Whether a file, by its name, is that of an episode which has not ended."""
+    """Returns whether a file, by its name, is that of an unfinished episode."""
     return path.name.endswith(PARTIAL)
 
 
 def finished_path(path: Path) -> Path:
-    """What a partial file is called when its episode has ended."""
-    return path.with_name(path.name.removesuffix(PARTIAL))
+    """Returns the name of a partial file after its episode has ended.
+
+    Older versions called that of an export `ID.parquet.partial`: what can be finished of it is a record.
+    """
+    finished = path.with_name(path.name.removesuffix(PARTIAL))
+    return finished if format_of(finished).is_record else finished.with_name(f"{id_by_name(path)}.json")
+
+
+def id_by_name(path: Path) -> str:
+    """Returns the id of the episode in a file of one, as its name tells it."""
+    return path.name.removesuffix(PARTIAL).removesuffix(suffix_of(path) or "")
+
+
+def is_export(path: Path) -> bool:
+    """Returns whether a file, by its name, is an export and no record."""
+    return not is_partial(path) and not format_of(path).is_record
+
+
+def make_a_record(path: Path) -> str:
+    """Returns the command, in a sentence, that makes a record of an export without one."""
+    program = "python -m ares_exp.trajectories convert"
+    if (folder := path.parent).name in RUN_FOLDERS:
+        force = " --force" if any(suffix_of(other) == ".json" for other in folder.iterdir()) else ""
+        return f"`{program} {folder} {folder} --to json{force}` makes one of it."
+    return f"`{program} {path} {path.with_name(id_by_name(path))}.jsonl` makes one of it."
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run directory."""
+    """Returns whether a folder is a run directory."""
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
@@ -88,12 +111,12 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """`files` in the order in which they count, without those of which a newer one has the good part."""
+    """Sorts files by precedence, without those of which a newer one has the good part."""
     formats, there = list(FORMATS.values()), set(files)
     left = [path for path in files if recovered_path(path) not in there or not is_newer(recovered_path(path), path)]
     return sorted(left, key=lambda path: (is_partial(path), formats.index(format_of(path)), path))
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Whether a file was written when, or after, another was."""
+    """Returns whether a file was written when, or after, another was."""
     return path.stat().st_mtime_ns >= than.stat().st_mtime_ns

@@ -1,23 +1,21 @@
-"""Trajectory records: what is kept of an episode. `step_encoding` and `episode_file` tell how they are written."""
+"""Trajectory records: steps and episodes. `step_encoding` and `episode_file` describe their files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from ares_exp.environments.activity import CommandRecord
-from ares_exp.environments.time_step import StepType
-from ares_exp.errors import TrajectoryFormatError
+from ares_exp.containers.activity import CommandRecord
+from ares_exp.environment import StepType
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
 from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
-from ares_exp.results import ErrorInfo, Outcome
-from ares_exp.trajectories.checks import BROKEN, has_type, what_broke
+from ares_exp.records.results import ErrorInfo, Outcome
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
-    """A JSON-ready dict of `request`, frozen; fields at their default are left out."""
+    """Returns a JSON-ready dict of `request`, frozen; fields at their default are left out."""
     data = {"messages": request.messages}
     for name, default in REQUEST_DEFAULTS.items():
         if (value := getattr(request, name)) != default:
@@ -26,12 +24,12 @@ def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
 
 
 def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
-    """The inverse of `serialize_llm_request`. Raises `TypeError` for unknown or missing fields."""
+    """Undoes `serialize_llm_request`. Raises `TypeError` for unknown or missing fields."""
     return LLMRequest(**data)
 
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
-    """A JSON-ready dict of `response`, frozen; optional fields that are `None` are left out."""
+    """Returns a JSON-ready dict of `response`, frozen; optional fields that are `None` are left out."""
     usage = response.usage
     data = {
         "data": FrozenList([Message(piece_to_dict(piece)) for piece in response.data]),
@@ -45,7 +43,7 @@ def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
 
 
 def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
-    """The inverse of `serialize_llm_response`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    """Undoes `serialize_llm_response`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
     pieces = [piece_from_dict(piece) for piece in data["data"]]
     return LLMResponse(**{**data, "data": pieces, "usage": Usage(**data["usage"])})
 
@@ -88,74 +86,31 @@ class StepRecord:
         object.__setattr__(self, "commands", tuple(self.commands))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, messages in full."""
+        """Returns the JSON-ready form, messages in full."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["commands"] = [command_to_dict(command) for command in self.commands]
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; keys of later versions are ignored.
+    def from_dict(cls, data: Mapping[str, Any]) -> StepRecord:
+        """Makes a record of the form of `to_dict`; keys of later versions are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: A field is missing, or is not what it should be.
+            ValueError: A field is missing, or is not what it should be.
         """
-        for name, (kinds, what) in _STEP_CHECKS.items():
-            if not has_type(value := data.get(name) if name in _OPTIONAL_STEP_FIELDS else data[name], kinds):
-                raise TypeError(f"expected `{name}` to be {what}, got {value!r:.80}")
-        if data["step_type"] not in ("FIRST", "MID", "LAST"):
-            raise ValueError(f"expected `step_type` to be FIRST, MID or LAST, got {data['step_type']!r:.80}")
-        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        values["commands"] = tuple(_command_from_dict(command) for command in data.get("commands") or ())
-        return cls(**values)
+        from ares_exp.trajectories.files.checked_records import step_from_dict
 
-
-_NUMBER = ((int, float), "a number")
-_NUMBER_OR_NONE = ((int, float, type(None)), "a number or null")
-_MAPPING_OR_NONE = ((Mapping, type(None)), "an object or null")
-_STEP_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
-    "step_index": ((int,), "an integer"),
-    "step_type": ((str,), "a string"),
-    "observation": _MAPPING_OR_NONE,
-    "action": _MAPPING_OR_NONE,
-    "reward": _NUMBER_OR_NONE,
-    "discount": _NUMBER_OR_NONE,
-    "timestamp": _NUMBER,
-    "policy_sec": _NUMBER_OR_NONE,
-    "environment_sec": _NUMBER_OR_NONE,
-    "container_sec": _NUMBER_OR_NONE,
-}
-_OPTIONAL_STEP_FIELDS = frozenset({"policy_sec", "environment_sec", "container_sec", "commands"})
-_EPISODE_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
-    "episode_id": ((str,), "a string"),
-    "task_name": ((str,), "a string"),
-    "start_time": _NUMBER,
-    "end_time": _NUMBER,
-    "total_reward": _NUMBER_OR_NONE,
-    "num_steps": ((int,), "an integer"),
-    "outcome": ((str,), "a string"),
-    "error": _MAPPING_OR_NONE,
-}
+        return step_from_dict(data)
 
 
 def command_to_dict(command: CommandRecord) -> dict[str, Any]:
-    """A JSON-ready dict of a command; `asdict` would cost ten times as much."""
+    """Returns a JSON-ready dict of a command; `asdict` would cost ten times as much."""
     return {
         "command": command.command,
         "exit_code": command.exit_code,
         "duration_sec": command.duration_sec,
         "timed_out": command.timed_out,
     }
-
-
-def _command_from_dict(data: Mapping[str, Any]) -> CommandRecord:
-    command, exit_code, seconds = data["command"], data["exit_code"], data["duration_sec"]
-    timed_out = data.get("timed_out", False)
-    if not (isinstance(command, str) and has_type(seconds, (int, float)) and isinstance(timed_out, bool)):
-        raise TypeError(f"expected a command with its text and seconds, got {dict(data)!r:.80}")
-    if not has_type(exit_code, (int, type(None))):
-        raise TypeError(f"expected `exit_code` to be an integer or null, got {exit_code!r:.80}")
-    return CommandRecord(command, exit_code, seconds, timed_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +122,8 @@ class EpisodeTrajectory:
         task_name: The task.
         steps: All records, FIRST included.
         start_time, end_time: Epoch seconds.
-        total_reward: Sum of the steps' rewards when the episode reached a LAST step that has one, else `None`.
+        total_reward: Sum of the steps' rewards when the episode reached a LAST step; `None` when it did not, or when no
+            reward was given: LAST has none, and those of the other steps are 0.0.
         num_steps: Number of records, FIRST included.
         truncated: Whether a limit ended it.
         outcome: How it ended.
@@ -194,8 +150,13 @@ class EpisodeTrajectory:
         """Freezes what could change."""
         object.__setattr__(self, "metadata", freeze(self.metadata))
 
+    @property
+    def limit(self) -> str | None:
+        """The limit that truncated it; `None` when none did."""
+        return self.error.limit if self.error is not None else None
+
     def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
-        """What each step still had to gain.
+        """Returns the rewards still to come at each step.
 
         Args:
             discount: Factor per step, in [0, 1].
@@ -218,34 +179,28 @@ class EpisodeTrajectory:
         return tuple(reversed(returns))
 
     def discounted_return(self, discount: float = 1.0) -> float | None:
-        """The episode's return from its first action on; `None` where its reward is missing."""
+        """Returns the return from the first action on; `None` where the reward is missing."""
         returns = self.returns_to_go(discount)
         return returns[0] if returns else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form with the fields' names as keys, every observation's messages in full."""
+        """Returns the JSON-ready form with the fields' names as keys, every observation's messages in full."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
-        data["error"] = asdict(self.error) if self.error is not None else None
+        data["error"] = self.error.to_dict() if self.error is not None else None
         data["unfinished_step"] = self.unfinished_step.to_dict() if self.unfinished_step is not None else None
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; also takes the parsed text of a trajectory file of any version.
+    def from_dict(cls, data: Mapping[str, Any]) -> EpisodeTrajectory:
+        """Makes a trajectory of the form of `to_dict`, or of the parsed text of a file of any version.
 
         Raises:
             TrajectoryFormatError: A field is missing or has the wrong form.
         """
-        from ares_exp.trajectories.files.schema_versions import read_steps
+        from ares_exp.trajectories.files.schema_versions import episode_from_dict
 
-        try:
-            steps, values = tuple(read_steps(data)), episode_fields(data)
-            if values["num_steps"] != len(steps):
-                raise ValueError(f"expected {values['num_steps']} steps, got {len(steps)}")
-            return cls(steps=steps, **values)
-        except BROKEN as error:
-            raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
+        return episode_from_dict(data)
 
     @classmethod
     def load(cls, path: str | Path) -> EpisodeTrajectory:
@@ -260,31 +215,12 @@ class EpisodeTrajectory:
         return load_episode(Path(path))
 
 
-def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an `EpisodeTrajectory` but `steps`, checked, out of its JSON form.
-
-    Raises:
-        KeyError, TypeError, ValueError: A field is missing, or is not what it should be.
-    """
-    for name, (kinds, what) in _EPISODE_CHECKS.items():
-        if not has_type(data[name], kinds):
-            raise TypeError(f"expected `{name}` to be {what}, got {data[name]!r:.80}")
-    if not isinstance(data["truncated"], bool):
-        raise TypeError(f"expected `truncated` to be a boolean, got {data['truncated']!r:.80}")
-    values = {name: data[name] for name in (*_EPISODE_CHECKS, "truncated")}
-    values["outcome"] = Outcome(data["outcome"])
-    error = data["error"]
-    values["error"] = ErrorInfo(str(error["type"]), str(error["message"])) if error is not None else None
-    values["metadata"] = data.get("metadata") or {}
-    if not isinstance(values["metadata"], Mapping):
-        raise TypeError(f"expected `metadata` to be an object, got {values['metadata']!r:.80}")
-    unfinished = data.get("unfinished_step")
-    values["unfinished_step"] = StepRecord.from_dict(unfinished) if unfinished is not None else None
-    return values
-
-
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
-    """Sum of the rewards of an episode that reached a LAST step with a reward; else `None`."""
-    if not steps or steps[-1].step_type != "LAST" or steps[-1].reward is None:
+    """Adds up the rewards of an episode that reached a LAST step; `None` when it did not, or when none was given.
+
+    A MID step has a reward of 0.0 unless the task gives it one: where LAST has none, these alone make no sum.
+    """
+    if not steps or steps[-1].step_type != "LAST":
         return None
-    return sum(step.reward for step in steps if step.reward is not None)
+    rewards = [step.reward for step in steps if step.reward is not None]
+    return sum(rewards) if steps[-1].reward is not None or any(rewards) else None

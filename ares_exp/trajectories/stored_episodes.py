@@ -1,24 +1,162 @@
-"""The episodes of runs, to be read: found, filtered and iterated over without holding them all in memory."""
+"""Recorded episodes on disk: found, filtered and loaded one at a time, their steps left in the files until then."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.results import Outcome
-from ares_exp.trajectories.episode_places import find_files, finished_path, is_partial
-from ares_exp.trajectories.files.formats import suffix_of
+from ares_exp.llms.request import freeze
+from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.trajectories.episode_places import (
+    find_files,
+    finished_path,
+    id_by_name,
+    is_export,
+    is_partial,
+    make_a_record,
+)
+from ares_exp.trajectories.files.episode_file import load_header, salvage_episode
+from ares_exp.trajectories.files.formats import format_of
+from ares_exp.trajectories.files.jsonl_file import read_jsonl
+from ares_exp.trajectories.files.jsonl_index import index_jsonl
+from ares_exp.trajectories.files.writer_lock import has_writer
 from ares_exp.trajectories.records import EpisodeTrajectory
-from ares_exp.trajectories.stored_episode import StoredEpisode, read_headers
 
 logger = logging.getLogger(__name__)
 
 Outcomes = str | Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """One episode, its steps left on disk. Can be pickled, for the workers of a data loader.
+
+    Attributes:
+        path: The file that has it.
+        episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: As in
+            `EpisodeTrajectory`.
+        outcome: As there; `None` while the process that plays it is alive.
+    """
+
+    path: Path
+    episode_id: str
+    task_name: str
+    outcome: Outcome | None
+    total_reward: float | None
+    num_steps: int
+    start_time: float
+    end_time: float
+    error: ErrorInfo | None
+    metadata: Mapping[str, Any]
+    _read: Callable[[], EpisodeTrajectory] = field(repr=False, compare=False)
+
+    def load(self) -> EpisodeTrajectory:
+        """Reads all of it; nothing is kept here.
+
+        Raises:
+            TrajectoryFormatError: The file is broken; the message names the path and the place.
+        """
+        return self._read()
+
+    def row(self) -> dict[str, Any]:
+        """Returns one row of a table: plain values, one a column; `metadata.…` has the plain ones of the metadata."""
+        row: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
+        row["outcome"] = None if self.outcome is None else self.outcome.value
+        row["duration_sec"] = self.end_time - self.start_time
+        row["error_type"] = None if self.error is None else self.error.type
+        row["error_message"] = None if self.error is None else self.error.message
+        plain = {key: value for key, value in self.metadata.items() if isinstance(value, str | int | float | None)}
+        return {**row, "path": str(self.path), **{f"metadata.{key}": value for key, value in plain.items()}}
+
+
+_COLUMNS = ("episode_id", "task_name", "outcome", "total_reward", "num_steps", "start_time", "end_time")
+_HEADER = (*_COLUMNS, "error", "metadata")
+
+
+def read_headers(
+    path: Path, *, unfinished: bool, broken: list[str] | None, left_out: list[str]
+) -> Iterator[StoredEpisode]:
+    """Yields the episodes of a file, their steps not read where the format allows that.
+
+    Args:
+        path: The file, of any format.
+        unfinished: Whether episodes without an end count.
+        broken: Takes, in sentences, what is broken in a file whose other episodes can be read; else that is raised.
+        left_out: Takes, in sentences, which episodes do not count.
+
+    Raises:
+        TrajectoryFormatError: It cannot be read.
+    """
+    format_name = format_of(path).name
+    if is_partial(path):
+        if unfinished:
+            yield _unfinished(path, path.parent, partial(_load_partial, path))
+        else:
+            left_out.append(f"{path}: the episode has not ended.")
+    elif format_name == "json" and (fields := load_header(path)) is not None:
+        yield _stored(path, fields, partial(EpisodeTrajectory.load, path))
+    elif format_name == "jsonl":
+        for episode in index_jsonl(path, problems=broken):
+            if episode.fields is not None:
+                yield _stored(path, episode.fields, partial(_load_jsonl, path, episode.offsets))
+            elif unfinished:
+                yield _unfinished(path, path, partial(_load_jsonl, path, episode.offsets, unfinished=True))
+            else:
+                left_out.append(f"{path}: episode {episode.head['episode_id']} has not ended.")
+    else:
+        for number, trajectory in enumerate(format_of(path).read(path)):
+            yield _stored(path, _fields(trajectory), partial(_load_nth, path, number))
+
+
+def _unfinished(path: Path, locked: Path, read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
+    fields = _fields(read())
+    try:
+        is_played = fields["outcome"] is Outcome.LOST and has_writer(locked)
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: cannot tell whether it is being written: {error.strerror}.") from error
+    if is_played:
+        fields |= {"outcome": None, "error": None}
+    return _stored(path, fields, read)
+
+
+def _stored(path: Path, fields: Mapping[str, Any], read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
+    header = {name: fields[name] for name in _HEADER}
+    return StoredEpisode(path=path, _read=read, **{**header, "metadata": freeze(header["metadata"])})
+
+
+def _fields(episode: EpisodeTrajectory) -> dict[str, Any]:
+    return {name: getattr(episode, name) for name in _HEADER}
+
+
+def _load_partial(path: Path) -> EpisodeTrajectory:
+    try:
+        return salvage_episode(path)[0]
+    except TrajectoryFormatError:
+        if path.exists() or not finished_path(path).exists():
+            raise
+    return _load_nth(finished_path(path), 0)  # it has ended meanwhile
+
+
+def _load_jsonl(path: Path, offsets: Sequence[int], *, unfinished: bool = False) -> EpisodeTrajectory:
+    return _nth(path, read_jsonl(path, offsets=offsets, problems=[] if unfinished else None), 0)
+
+
+def _load_nth(path: Path, number: int) -> EpisodeTrajectory:
+    return _nth(path, format_of(path).read(path), number)
+
+
+def _nth(path: Path, episodes: Iterator[EpisodeTrajectory], number: int) -> EpisodeTrajectory:
+    if (episode := next(islice(episodes, number, None), None)) is None:
+        raise TrajectoryFormatError(f"{path}: the episode is no longer there: the file has changed.")
+    return episode
 
 
 def load(
@@ -31,7 +169,7 @@ def load(
     partial: bool = False,
     skip_broken: bool = False,
 ) -> StoredEpisodes:
-    """Finds the episodes at `path` and reads what is said of each; the steps are read when they are asked for.
+    """Finds the episodes at `path` and reads their headers; steps are read when they are asked for.
 
     ```
     for episode in load("outputs/first", task="fix-*", min_reward=1.0):
@@ -66,11 +204,18 @@ def load(
 def _of_one_run(
     files: Sequence[Path], *, partial: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """The episodes of these files; of those with the same id the first."""
+    """Returns the episodes of these files; of those with the same id the first. Lone exports are a problem."""
     found: dict[str, StoredEpisode] = {}
+    recorded = {id_by_name(path) for path in files if not is_export(path)}
+    alone: dict[Path, list[Path]] = {}
     for path in files:
-        if finished_path(path).name.removesuffix(suffix_of(path) or "") in found:
+        if id_by_name(path) in found:
             continue  # the same in another format: its file need not be opened
+        if is_export(path):
+            if id_by_name(path) not in recorded:
+                recorded.add(id_by_name(path))  # told of one format
+                alone.setdefault(path.parent, []).append(path)
+            continue
         try:
             for episode in read_headers(path, unfinished=partial, broken=broken, left_out=left_out):
                 found.setdefault(episode.episode_id, episode)
@@ -78,6 +223,12 @@ def _of_one_run(
             if broken is None:
                 raise
             broken.append(str(error))
+    for first, *more in alone.values():
+        several = f" (and {len(more)} more there)" if more else ""
+        problem = f"{first}{several}: expected a record (JSON or JSON Lines), got an export. {make_a_record(first)}"
+        if broken is None:
+            raise TrajectoryFormatError(problem)
+        broken.append(problem)
     return found.values()
 
 
@@ -89,7 +240,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
     """
 
     def __init__(self, episodes: Iterable[StoredEpisode], *, left_out: Sequence[str] = ()) -> None:
-        """Puts them in order."""
+        """Sorts them by their start."""
         self._episodes = tuple(sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id)))
         self.left_out = tuple(left_out)
 
@@ -98,17 +249,17 @@ class StoredEpisodes(Sequence[StoredEpisode]):
     @overload
     def __getitem__(self, index: slice) -> StoredEpisodes: ...
     def __getitem__(self, index: int | slice) -> StoredEpisode | StoredEpisodes:
-        """One of them, or as many as a slice has."""
+        """Returns one of them, or those of a slice."""
         if isinstance(index, slice):
             return StoredEpisodes(self._episodes[index], left_out=self.left_out)
         return self._episodes[index]
 
     def __len__(self) -> int:
-        """How many they are."""
+        """Returns how many there are."""
         return len(self._episodes)
 
     def __repr__(self) -> str:
-        """How many they are, of how many tasks."""
+        """Returns how many there are, of how many tasks."""
         return f"<{len(self)} episodes of {len({episode.task_name for episode in self})} tasks>"
 
     def filter(
@@ -120,7 +271,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         max_reward: float | None = None,
         where: Callable[[StoredEpisode], bool] | None = None,
     ) -> StoredEpisodes:
-        """Those that meet every condition given.
+        """Returns those that meet every condition given.
 
         Args:
             task: The task's name, or a pattern such as `fix-*`.
@@ -167,7 +318,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
                 yield trajectory
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each, to make a table of: `pandas.DataFrame(load("outputs/first").rows())`."""
+        """Returns a row for each, for a table: `pandas.DataFrame(load("outputs/first").rows())`."""
         return [episode.row() for episode in self]
 
 

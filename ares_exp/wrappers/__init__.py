@@ -1,4 +1,9 @@
-"""Gymnasium faces of an environment. Each name is imported when it is first used: most of them import gymnasium."""
+"""Gymnasium wrappers of an environment.
+
+Imports presets and environments; imported by user code and `ares_exp.gym`.
+
+Each name is imported when it is first used: most of them import gymnasium.
+"""
 
 from __future__ import annotations
 

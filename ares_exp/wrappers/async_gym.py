@@ -6,14 +6,12 @@ not asynchronous. This module does not import gymnasium: only the two spaces do,
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ares_exp.environments.environment import Environment
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.environment import MinimalEnvironment, TimeStep, enter, leave, reset_environment
 from ares_exp.llms.request import LLMRequest
 from ares_exp.wrappers.chat_text import Exchange
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 
 NO_REQUEST = LLMRequest(messages=())
-"""The observation of an ended episode. Gymnasium wants one that is in the space, and no request is pending any more."""
+"""The observation of an ended episode: no request is pending, but Gymnasium requires a member of the space."""
 
 RENDER_MODES = ("ansi",)
 
@@ -32,7 +30,7 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, Info]
 class AsyncGymWrapper:
     """Shows an environment as Gymnasium does, with methods to be awaited. `async with` closes the environment."""
 
-    def __init__(self, env: Environment, *, render_mode: str | None = None) -> None:
+    def __init__(self, env: MinimalEnvironment, *, render_mode: str | None = None) -> None:
         """Wraps `env`, which the wrapper then owns.
 
         Args:
@@ -49,7 +47,7 @@ class AsyncGymWrapper:
         self._last_exchange: Exchange | None = None
 
     @property
-    def environment(self) -> Environment:
+    def environment(self) -> MinimalEnvironment:
         """The wrapped environment."""
         return self._env
 
@@ -71,33 +69,35 @@ class AsyncGymWrapper:
         """Starts an episode.
 
         Args:
-            seed: Seeds the environment's choice of tasks; `None` leaves it as it is.
-            options: For example `{"task": name_or_index}`. An empty mapping asks for nothing.
+            seed: Seeds the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
+                takes no seed, it is called without; that is logged once.
+            options: For example `{"task": name_or_index}`. An empty mapping is ignored.
 
         Returns:
             The first observation, and `{"time_step": …}` with the environment's own time step.
 
         Raises:
-            TypeError: The environment's `reset()` does not take what was given.
+            TypeError: There are options, and the environment's `reset()` takes none.
         """
-        arguments = _reset_arguments(self._env.reset, seed, options)
         self._last_exchange = None
-        observation, _, _, _, info = to_gym(await self._env.reset(**arguments))
-        self._last_exchange = Exchange(None, observation)
+        observation, _, _, _, info = to_gym(await reset_environment(self._env, seed=seed, options=options))
+        if self.render_mode is not None:
+            self._last_exchange = Exchange(None, observation)
         return observation, info
 
     async def step(self, action: Any) -> GymStep:
         """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym`."""
-        result = observation, reward, terminated, truncated, _ = to_gym(await self._env.step(action))
-        self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
+        result = to_gym(await self._env.step(action))
+        if self.render_mode is not None:
+            self._last_exchange = Exchange(action, *result[:4])
         return result
 
     async def render(self) -> str | None:
-        """The last exchange as text with `render_mode="ansi"`, else `None`."""
+        """Returns the last exchange as text with `render_mode="ansi"`, else `None`."""
         return self.rendering()
 
     def rendering(self) -> str | None:
-        """What `render` returns, without awaiting.
+        """Returns what `render` returns, without awaiting.
 
         After `reset` that is what the policy sees first; after `step` its answer, what came of it and, when the episode
         has ended, the reward; before either an empty text.
@@ -112,14 +112,14 @@ class AsyncGymWrapper:
 
     async def __aenter__(self) -> AsyncGymWrapper:
         """Enters the wrapped environment."""
-        await self._env.__aenter__()
+        await enter(self._env)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leaves the wrapped environment, which learns why; that closes it."""
-        await self._env.__aexit__(exc_type, exc, traceback)
+        await leave(self._env, exc_type, exc, traceback)
 
 
 def to_gym(time_step: TimeStep[Any]) -> GymStep:
@@ -128,7 +128,7 @@ def to_gym(time_step: TimeStep[Any]) -> GymStep:
     Returns:
         observation: The time step's own; `NO_REQUEST` where it has none, which is so when the episode has ended.
         reward: 0.0 where the time step has none.
-        terminated: Whether the episode came to its own end (LAST with discount 0).
+        terminated: Whether the episode ended by itself (LAST with discount 0).
         truncated: Whether a limit cut it short (LAST with a discount above 0).
         info: `{"time_step": time_step}`.
 
@@ -136,37 +136,16 @@ def to_gym(time_step: TimeStep[Any]) -> GymStep:
         ValueError: The time step breaks the contract: an unknown step type, or LAST without a discount.
     """
     step_type, discount = time_step.step_type, time_step.discount
-    if step_type not in ("FIRST", "MID", "LAST"):
+    terminated = truncated = False
+    if step_type == "LAST":
+        if discount is None:
+            raise ValueError(
+                "Expected the LAST time step to have a discount (0 terminated, above 0 truncated), got None."
+            )
+        terminated = bool(discount == 0)
+        truncated = not terminated
+    elif step_type not in ("FIRST", "MID"):
         raise ValueError(f"Expected a time step with step_type FIRST, MID or LAST, got {step_type!r}.")
-    last = step_type == "LAST"
-    if last and discount is None:
-        raise ValueError("Expected the LAST time step to have a discount (0 terminated, above 0 truncated), got None.")
-    terminated = last and discount == 0
     observation = NO_REQUEST if time_step.observation is None else time_step.observation
     reward = 0.0 if time_step.reward is None else float(time_step.reward)
-    return observation, reward, terminated, last and not terminated, {"time_step": time_step}
-
-
-def _reset_arguments(
-    reset: Callable[..., Any], seed: int | None, options: Mapping[str, Any] | None
-) -> dict[str, int | Mapping[str, Any]]:
-    """What of `seed` and `options` was given, checked against the signature of the environment's `reset`."""
-    given: dict[str, int | Mapping[str, Any]] = {}
-    if seed is not None:
-        given["seed"] = seed
-    if options:
-        given["options"] = options
-    missing = [name for name in given if not _takes(reset, name)]
-    if missing:
-        name = getattr(reset, "__qualname__", repr(reset))
-        raise TypeError(
-            f"Expected an environment that can be reset with {' and '.join(missing)}, but {name}() does not take "
-            f"{'it' if len(missing) == 1 else 'them'}. Call reset() without, or give the environment's reset() "
-            f"the keyword arguments `seed=None, options=None`."
-        )
-    return given
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return observation, reward, terminated, truncated, {"time_step": time_step}

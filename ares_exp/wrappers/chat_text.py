@@ -18,9 +18,9 @@ class Exchange:
     """The last exchange of an episode: what was answered, and what came of it.
 
     Attributes:
-        action: What the policy answered; `None` after `reset`.
-        observation: What it sees now.
-        reward: Of this step.
+        action: The policy's answer; `None` after `reset`.
+        observation: The current observation.
+        reward: The step's reward.
         terminated, truncated: Whether, and how, this ended the episode.
     """
 
@@ -31,7 +31,7 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """The exchange under headings that name the roles, fit for a terminal: control characters are replaced."""
+        """Formats the exchange under headings that name the roles, for a terminal: control characters are replaced."""
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
         if self.terminated or self.truncated:
@@ -42,12 +42,12 @@ class Exchange:
 
 
 def section(role: str, text: str) -> str:
-    """One message under a heading."""
+    """Formats one message under a heading."""
     return f"[{role}]\n{text}"
 
 
 def conversation_text(observation: Any) -> str:
-    """Everything that the request says, oldest first: the system prompt and each message, under a heading each."""
+    """Formats all messages of the request, oldest first, system prompt included, each under a heading."""
     system = getattr(observation, "system_prompt", None)
     sections = [section("system", system)] if isinstance(system, str) else []
     sections += [section(_role(message), message_text(message)) for message in messages_of(observation)]
@@ -55,12 +55,12 @@ def conversation_text(observation: Any) -> str:
 
 
 def news_text(observation: Any) -> str:
-    """What the request says since the policy's last answer, without headings."""
+    """Formats the messages since the policy's last answer, without headings."""
     return "\n\n".join(message_text(message) for message in new_messages(observation))
 
 
 def new_messages(observation: Any) -> list[Any]:
-    """The messages since the policy's last answer; all of them where it gave none."""
+    """Returns the messages since the policy's last answer; all of them if it has not answered."""
     found = messages_of(observation)
     for index in range(len(found) - 1, -1, -1):
         if _role(found[index]) == "assistant":
@@ -69,7 +69,7 @@ def new_messages(observation: Any) -> list[Any]:
 
 
 def messages_of(observation: Any) -> Sequence[Any]:
-    """The messages of a request; an observation that has none is one message itself."""
+    """Returns the messages of a request; an observation without messages counts as one message."""
     found = observation.get("messages") if isinstance(observation, Mapping) else getattr(observation, "messages", None)
     if isinstance(found, list | tuple):
         return found
@@ -77,14 +77,14 @@ def messages_of(observation: Any) -> Sequence[Any]:
 
 
 def message_text(message: Any) -> str:
-    """Content of a message, text or list of parts, and its tool calls, one in a line."""
+    """Formats the content of a message, text or list of parts, and its tool calls, one per line."""
     if not isinstance(message, Mapping):
         return str(message)
     return "\n".join([*_content(message.get("content")), *_tool_calls(message.get("tool_calls") or ())])
 
 
 def response_text(action: Any) -> str:
-    """Text and tool calls of a response; of anything else, what `str` makes of it."""
+    """Formats text and tool calls of a response; anything else with `str`."""
     if not isinstance(action, LLMResponse):
         return str(action)
     pieces = (

@@ -6,11 +6,11 @@ three, and so are the time steps, the exceptions and what cancelling a call does
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ares_exp.environments.environment import Environment
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep
 from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep, Info
 
 if TYPE_CHECKING:
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 class AwaitableGym(Protocol):
     """A Gymnasium face whose methods are awaited."""
 
-    async def reset(self) -> tuple[Any, Info]:
+    @property
+    def environment(self) -> MinimalEnvironment:
+        """The environment behind it."""
+        ...
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
         """Starts an episode: observation and info."""
         ...
 
@@ -43,40 +48,28 @@ class AwaitableGym(Protocol):
         ...
 
 
-class GymDriver:
-    """Plays through a Gymnasium face and gives the time steps back, after holding the one against the other."""
+class GymDriver(EnvironmentWrapper):
+    """Plays through a Gymnasium face, and gives the environment's own time steps back."""
 
     def __init__(self, gym: AwaitableGym) -> None:
-        """Drives `gym`, which the driver then owns."""
+        """Takes over `gym`: the driver closes it."""
+        super().__init__(gym.environment)
         self._gym = gym
 
-    async def reset(self) -> TimeStep[Any]:
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode and returns its FIRST step."""
-        _, info = await self._gym.reset()
-        return _time_step(info)
+        _, info = await self._gym.reset(seed=seed, options=options)
+        return info["time_step"]  # type: ignore[no-any-return]
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action` and returns the next step.
-
-        Raises:
-            RuntimeError: What Gymnasium says about the end of the episode is not what the time step says.
-        """
-        _, _, terminated, truncated, info = await self._gym.step(action)
-        time_step = _time_step(info)
-        ended = time_step.step_type == "LAST"
-        expected = (ended and not time_step.discount, ended and bool(time_step.discount))
-        if (terminated, truncated) != expected:
-            raise RuntimeError(
-                f"Expected (terminated, truncated) = {expected} for a {time_step.step_type} step with discount "
-                f"{time_step.discount}, got {(terminated, truncated)}. A wrapper changed one of the two only."
-            )
-        return time_step
+        """Applies `action` and returns the next step."""
+        return (await self._gym.step(action))[4]["time_step"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """Closes the environment."""
         await self._gym.close()
 
-    async def __aenter__(self) -> GymDriver:
+    async def __aenter__(self) -> Self:
         """Enters the environment."""
         await self._gym.__aenter__()
         return self
@@ -88,18 +81,18 @@ class GymDriver:
         await self._gym.__aexit__(exc_type, exc, traceback)
 
 
-def drive_directly(environment: Environment) -> Environment:
-    """`wrapper=none`: the environment itself."""
+def drive_directly(environment: MinimalEnvironment) -> MinimalEnvironment:
+    """Returns the environment itself, for `wrapper=none`."""
     return environment
 
 
-def drive_async_gym(environment: Environment) -> GymDriver:
-    """`wrapper=async`: through `AsyncGymWrapper`, on the caller's event loop. Does not import gymnasium."""
+def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
+    """Drives the environment through `AsyncGymWrapper` on the caller's event loop. Does not import gymnasium."""
     return GymDriver(AsyncGymWrapper(environment))
 
 
-def drive_sync_gym(environment: Environment) -> GymDriver:
-    """`wrapper=sync`: through `GymWrapper`, called from a thread of the driver's own.
+def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
+    """Drives the environment through `GymWrapper`, called from the driver's own thread, for `wrapper=sync`.
 
     The environment then runs on the wrapper's event loop, not on the caller's: what it shares with other environments
     must not be bound to a loop.
@@ -107,13 +100,8 @@ def drive_sync_gym(environment: Environment) -> GymDriver:
     return GymDriver(_gym_in_thread(environment))
 
 
-def _gym_in_thread(environment: Environment) -> GymInThread:
+def _gym_in_thread(environment: MinimalEnvironment) -> GymInThread:
     from ares_exp.wrappers.gym import GymWrapper
     from ares_exp.wrappers.gym_in_thread import GymInThread
 
     return GymInThread(GymWrapper(environment))
-
-
-def _time_step(info: Info) -> TimeStep[Any]:
-    time_step: TimeStep[Any] = info["time_step"]
-    return time_step

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import gymnasium
 
-from ares_exp.environments.environment import Environment
+from ares_exp.environment import MinimalEnvironment
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -35,7 +35,9 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     # Gymnasium wants frames per second of whatever can be rendered; text is one frame per step.
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 1}  # noqa: RUF012  # as in Env
 
-    def __init__(self, env: Environment, *, render_mode: str | None = None, allow_running_loop: bool = False) -> None:
+    def __init__(
+        self, env: MinimalEnvironment, *, render_mode: str | None = None, allow_running_loop: bool = False
+    ) -> None:
         """Wraps `env`, which the wrapper then owns.
 
         Args:
@@ -55,13 +57,13 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         self._finalizer = weakref.finalize(self, _close_used, self._loop_thread, self._gym)
 
     @property
-    def environment(self) -> Environment:
+    def environment(self) -> MinimalEnvironment:
         """The wrapped environment. Its coroutines belong on this wrapper's loop only."""
         return self._gym.environment
 
     @property
     def loop_thread(self) -> LoopThread:
-        """Where the environment runs; another thread can interrupt a call there."""
+        """The thread in which the environment runs; another thread can interrupt a call there."""
         return self._loop_thread
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[LLMRequest, Info]:
@@ -83,11 +85,11 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         return self._run(lambda: self._gym.step(action))
 
     def render(self) -> str | None:
-        """The last exchange as text with `render_mode="ansi"`, else `None`; see `AsyncGymWrapper.rendering`."""
+        """Returns the last exchange as text with `render_mode="ansi"`, else `None`; see `AsyncGymWrapper.rendering`."""
         return self._gym.rendering()
 
     def close(self) -> None:
-        """Cancels a call under way in another thread, closes the environment, ends the loop. Idempotent."""
+        """Cancels a call that runs in another thread, closes the environment, ends the loop. Idempotent."""
         self._end(self._gym.close)
 
     def __enter__(self) -> GymWrapper:
@@ -133,6 +135,6 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """The safety net. An environment that was never called holds nothing, and a thread for it may not start so late."""
+    """Closes a used environment at exit. An unused one holds nothing, and a thread may not be started that late."""
     if loop_thread.is_started:
         loop_thread.close(gym.close)

@@ -7,10 +7,11 @@ import contextvars
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from ares_exp.environment import MinimalEnvironment
 from ares_exp.errors import EpisodeStateError
 from ares_exp.wrappers.async_gym import GymStep, Info
 from ares_exp.wrappers.gym import GymWrapper
@@ -25,7 +26,7 @@ class GymInThread:
     """The methods of a `GymWrapper`, to be awaited.
 
     Cancelling an awaiting task cancels the environment's coroutine and waits, bounded, for it to unwind. The worker is
-    a daemon thread of its own: a pool's threads are joined when the interpreter exits, for ever if one is stuck.
+    a separate daemon thread: a pool's threads are joined when the interpreter exits, forever if one is stuck.
     """
 
     def __init__(self, gym: GymWrapper) -> None:
@@ -35,9 +36,15 @@ class GymInThread:
         self._worker = threading.Thread(target=_work, args=(self._jobs,), name="gym caller", daemon=True)
         self._dismiss_worker = weakref.finalize(self, self._jobs.put, None)
 
-    async def reset(self) -> tuple[Any, Info]:
+    @property
+    def environment(self) -> MinimalEnvironment:
+        """The environment in the wrapper."""
+        return self._gym.environment
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
         """Starts an episode."""
-        result: tuple[Any, Info] = await self._call(self._gym.reset)
+        given = dict(options) if options else None
+        result: tuple[Any, Info] = await self._call(lambda: self._gym.reset(seed=seed, options=given))
         return result
 
     async def step(self, action: Any) -> GymStep:
@@ -113,7 +120,7 @@ class _Job:
         self.done: asyncio.Future[None] = self._loop.create_future()
 
     def perform(self) -> None:
-        """In the worker: calls the function, whose outcome is all for the awaiting task."""
+        """Calls the function in the worker; its result or error is passed to the awaiting task alone."""
         self._gym.loop_thread.resume()  # before the look at `_cancelled`: `cancel` sets that first
         try:
             if not self._cancelled:
@@ -122,7 +129,7 @@ class _Job:
             self._error = error
         try:
             self._loop.call_soon_threadsafe(self._report)
-        except RuntimeError:  # the awaiting loop is closed: nobody is there to be told
+        except RuntimeError:  # the awaiting loop is closed
             return
 
     async def cancel(self) -> None:
@@ -133,7 +140,7 @@ class _Job:
             await asyncio.wait({self.done}, timeout=CANCEL_GRACE_SEC)
 
     def result(self) -> Any:
-        """What the function returned or raised, the same object."""
+        """Returns the function's result, or raises its exception, the same object."""
         error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
         if error is not None:
             try:
@@ -148,7 +155,7 @@ class _Job:
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
-    """The worker: one call after another, until there is a None."""
+    """Runs the worker: one call after another, until it receives None."""
     while (job := jobs.get()) is not None:
         job.perform()
-        del job  # or it would keep what it holds, the wrapper above all, until the next one
+        del job  # or it would keep its objects alive, the wrapper above all, until the next one

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 CANCEL_GRACE_SEC = 5.0
-"""How long a cancelled coroutine may take to unwind before nobody waits for it any longer."""
+"""Seconds that a cancelled coroutine has to unwind; then the waiting thread is released."""
 SIGNAL_CHECK_SEC = 1.0
-"""How long a Ctrl-C goes unnoticed at most: one that comes just before the lock sleeps does not wake it."""
+"""Maximum delay of a Ctrl-C in seconds: one that arrives just before the lock sleeps does not wake it."""
 
 
 class LoopCall(Generic[T]):
@@ -26,7 +26,7 @@ class LoopCall(Generic[T]):
     __slots__ = ("_coroutine", "_done", "_error", "_finished", "_timer", "_value", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Takes over `coroutine`: whoever waits must call `drop` in the end."""
+        """Takes over `coroutine`; the waiting thread must call `drop` at the end."""
         self._coroutine = coroutine
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -37,12 +37,12 @@ class LoopCall(Generic[T]):
         self._done.acquire()
 
     def start(self) -> None:
-        """On the loop: begins."""
+        """Starts the coroutine. Called on the loop."""
         if not self._finished:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
-        """On the loop: cancels the coroutine, once; a waiting thread is released after the grace in any case."""
+        """Cancels the coroutine once; releases a waiting thread after the grace period at the latest. On the loop."""
         if self.task is None:
             self.finish(asyncio.CancelledError())
         elif not self._finished and self._timer is None:
@@ -60,7 +60,7 @@ class LoopCall(Generic[T]):
             self._done.release()
 
     def wait(self, limit_sec: float) -> bool:
-        """In the waiting thread: whether there is an outcome within the limit."""
+        """Waits and returns whether the call ended within the limit. Called in the waiting thread."""
         deadline = time.monotonic() + limit_sec
         while (left := deadline - time.monotonic()) > 0:
             if self._done.acquire(timeout=min(left, SIGNAL_CHECK_SEC)):
@@ -68,18 +68,18 @@ class LoopCall(Generic[T]):
         return False
 
     def give_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the waiting thread: cancels, and waits until the coroutine has unwound or the grace is over."""
+        """Cancels the call and waits until it has unwound or the grace period is over. Called in the waiting thread."""
         with suppress(RuntimeError):  # the loop has ended, the call with it
             loop.call_soon_threadsafe(self.cancel)
             self.wait(CANCEL_GRACE_SEC)
 
     def drop(self) -> None:
-        """In the waiting thread, at last: a coroutine that never began will not."""
+        """Drops the coroutine if it was never started. Called last, in the waiting thread."""
         if self.task is None:
             self._coroutine.close()
 
     def result(self) -> T:
-        """In the waiting thread: what the coroutine returned or raised."""
+        """Returns the coroutine's result, or raises its exception. Called in the waiting thread."""
         error, self._error = self._error, None  # breaks the cycle error -> traceback -> frame -> self -> error
         if error is not None:
             try:

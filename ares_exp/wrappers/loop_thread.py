@@ -24,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_SEC = 30.0
-"""How long the farewell of `LoopThread.close` may take."""
+"""Maximum seconds of the `farewell` of `LoopThread.close`."""
 
 
 class LoopThread:
@@ -55,14 +55,14 @@ class LoopThread:
         """Runs `coroutine` on the loop and waits for it.
 
         An exception in the waiting thread, `KeyboardInterrupt` above all, cancels the coroutine, waits for it to
-        unwind (`CANCEL_GRACE_SEC` at most) and goes on.
+        unwind (`CANCEL_GRACE_SEC` at most) and continues.
 
         Args:
-            coroutine: What to run.
+            coroutine: The coroutine to run.
             timeout: Seconds after which the coroutine is cancelled; `None` for no limit.
 
         Returns:
-            What the coroutine returns. What it raises is raised, the same object.
+            The coroutine's result. Its exception is raised, the same object.
 
         Raises:
             TimeoutError: `timeout` has passed.
@@ -81,7 +81,7 @@ class LoopThread:
             call.drop()
 
     def interrupt(self) -> None:
-        """Cancels the calls under way, and every later one until `resume()`. For other threads than the waiting one."""
+        """Cancels the running calls, and every later one until `resume()`. For threads other than the waiting one."""
         self._interrupted = True
         loop = self._loop
         if loop is not None and not self._is_inherited():
@@ -94,14 +94,14 @@ class LoopThread:
         self._interrupted = False
 
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Cancels the calls under way, awaits `farewell`, cancels what is left on the loop, ends loop and thread.
+        """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, ends loop and thread.
 
         Every part is bounded, and `interrupt()` does not cut it short. A second call does nothing, and so does one in
         a process that inherited a running loop thread by fork. Called on the loop's own thread (a garbage collection
         there), it does not wait.
 
         Args:
-            farewell: Called on the loop, started for it if need be; gets `CLOSE_LIMIT_SEC`. What it raises is raised.
+            farewell: Called on the loop, started if needed, for `CLOSE_LIMIT_SEC` at most. Its errors propagate.
         """
         if self._closed or self._is_inherited():
             return
@@ -168,10 +168,10 @@ class LoopThread:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[LoopCall[Any]]) -> None:
-    """The thread: runs the loop until `stop`, then cancels what is left. Nobody waits for ever, however it ends."""
+    """Runs the loop in the thread until `stop`, then cancels the other tasks. Releases every caller in any case."""
     try:
         while not stop.done():
-            with suppress(SystemExit, KeyboardInterrupt):  # a task's (an agent's `sys.exit()`): for whoever awaits it
+            with suppress(SystemExit, KeyboardInterrupt):  # a task's (an agent's `sys.exit()`): raised in its awaiter
                 loop.run_until_complete(stop)
         loop.run_until_complete(_cancel_rest())
     finally:
@@ -183,7 +183,7 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
 async def _wind_up(
     calls: set[LoopCall[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
 ) -> None:
-    """Cancels the calls under way, says farewell, and lets the loop end."""
+    """Cancels the running calls, awaits `farewell`, and lets the loop end."""
     under_way = list(calls)
     try:
         for call in under_way:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from ares_exp.containers.container import ContainerFactory
-from ares_exp.registry import make
+from ares_exp.presets.registry import make
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.source_gym import container_factory, explained
@@ -32,7 +32,8 @@ class PresetGym(GymWrapper):
 
         Args:
             preset: `name`, or with a selector `name:5`, `name:0:10`, `name@2/8`; see `ares_exp.make`.
-            container: `"local"`, `"docker"`, `"daytona"`, or a factory with options of your own.
+            container: An option of the `container` group (`"local"`, `"docker"`), or a factory with options of your
+                own.
             collector: Keeps every episode.
             render_mode: `"ansi"`: `render()` gives the last exchange as text.
             allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.

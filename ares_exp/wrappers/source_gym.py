@@ -10,17 +10,15 @@ from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, Ty
 
 import pydantic
 
-from ares_exp.agents.code_agent import CodeAgent
+from ares_exp.agents.code_agent import CodeAgent, as_agent_factory
 from ares_exp.agents.shell_agent import ShellAgentFactory
-from ares_exp.containers.container import ContainerFactory
-from ares_exp.containers.daytona import DaytonaContainerFactory
-from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.environments.choosing_environment import ChoosingEnvironment
-from ares_exp.environments.environment import Environment
+from ares_exp.config.targets import import_target, option_targets
+from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
+from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts
 from ares_exp.errors import ConfigError
+from ares_exp.presets.task_sampling_environment import TaskSamplingEnvironment
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
@@ -34,23 +32,20 @@ SelfT = TypeVar("SelfT", bound=GymWrapper)
 AtLeastOne = Annotated[int, pydantic.Field(ge=1)]
 Positive = Annotated[float, pydantic.Field(gt=0)]
 
-_CONTAINERS: dict[str, Callable[[], ContainerFactory]] = {
-    "local": LocalContainerFactory,
-    "docker": DockerContainerFactory,
-    "daytona": DaytonaContainerFactory,
-}
 
-
-def container_factory(value: Any) -> ContainerFactory:
-    """The factory that the argument `container` means, for pydantic to ask.
+def container_factory(value: Any) -> ContainerFactoryBase:
+    """Converts the argument `container` to a factory, for pydantic.
 
     Raises:
-        ValueError: It means none.
+        ValueError: The value names no container factory.
     """
-    made = _CONTAINERS[value]() if isinstance(value, str) and value in _CONTAINERS else value
-    if not isinstance(made, ContainerFactory):
-        raise ValueError(f"expected 'local', 'docker', 'daytona' or a container factory, got {value!r:.80}")
-    return made
+    if isinstance(value, ContainerFactory):
+        return as_container_factory(value)
+    targets = option_targets("container")
+    if value not in targets:
+        names = ", ".join(map(repr, targets))
+        raise ValueError(f"expected {names} or a container factory, got {value!r:.80}")
+    return as_container_factory(import_target(targets[value])())
 
 
 def explained(init: Callable[Concatenate[SelfT, P], None]) -> Callable[Concatenate[SelfT, P], None]:
@@ -107,10 +102,10 @@ class SourceGym(GymWrapper):
         """Reads the task set; starts nothing.
 
         Args:
-            container: `"local"`, `"docker"`, `"daytona"`, or a factory with options of your own, which stays yours to
-                close.
+            container: An option of the `container` group (`"local"`, `"docker"`), or a factory with options of your
+                own, which stays yours to close.
             agent: Makes the code agent; `None` for the shell agent.
-            step_limit: LLM responses after which the verifier scores what there is, and the episode is truncated.
+            step_limit: LLM responses after which the verifier scores the current state, and the episode is truncated.
                 Gymnasium's `max_episode_steps` cuts it without a verdict.
             token_limit: Prompt and generated tokens of an episode, likewise.
             cost_limit: US dollars of an episode, likewise.
@@ -141,12 +136,12 @@ class SourceGym(GymWrapper):
         )
         parts = EpisodeParts(
             container_factory=container_factory(container),
-            code_agent_factory=agent or ShellAgentFactory(),
+            code_agent_factory=as_agent_factory(agent or ShellAgentFactory()),
             limits=limits,
             seed=seed,
             provide_solution=provide_solution,
         )
-        environment: Environment = ChoosingEnvironment(source, names, parts)
+        environment: Environment = TaskSamplingEnvironment(source, names, parts)
         if trajectory_dir is not None:
             collector = JsonTrajectoryCollector(trajectory_dir)
         if collector is not None:

@@ -26,7 +26,7 @@ MemberT = TypeVar("MemberT", LLMRequest, LLMResponse, str)
 
 
 class _TypeSpace(gymnasium.Space[MemberT]):
-    """What the spaces have in common: they hold all values of a type."""
+    """Base of the spaces: each holds all values of a type."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
         """Prepares the space.
@@ -42,7 +42,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
         return False
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` is a space of the same kind; the state of its sampling does not matter."""
+        """Compares the kind of the spaces; the state of their sampling does not matter."""
         return type(self) is type(other)
 
     __hash__ = None  # type: ignore[assignment]  # like Gymnasium's own spaces
@@ -61,7 +61,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
     """All chat requests: the observations. Those of another package's class too, if they have a list of `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
-        """A request of one user message with 1 to 64 random characters.
+        """Samples a request of one user message with 1 to 64 random characters.
 
         Raises:
             ValueError: `mask` or `probability` is given.
@@ -69,7 +69,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is an `LLMRequest`, or an object whose attribute `messages` is a list or a tuple."""
+        """Returns whether `x` is an `LLMRequest`, or an object whose attribute `messages` is a list or a tuple."""
         return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
     """All LLM responses: the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
-        """A response of one piece of text with 1 to 64 random characters.
+        """Samples a response of one piece of text with 1 to 64 random characters.
 
         Raises:
             ValueError: `mask` or `probability` is given.
@@ -93,7 +93,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is an `LLMResponse` made of text pieces and tool calls."""
+        """Returns whether `x` is an `LLMResponse` made of text pieces and tool calls."""
         return isinstance(x, LLMResponse) and all(isinstance(piece, TextData | ToolCallData) for piece in x.data)
 
     def to_jsonable(self, sample_n: Iterable[LLMResponse]) -> list[dict[str, Any]]:
@@ -108,12 +108,12 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
 class TextSpace(_TypeSpace[str]):
     """All strings, the empty one and every character included.
 
-    Gymnasium's `Text` leaves out newlines, accents and the empty string unless told otherwise, and looks at each
+    Gymnasium's `Text` leaves out newlines, accents and the empty string by default, and looks at each
     character to say whether a string is in it.
     """
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """A string of 1 to 64 random characters.
+        """Samples a string of 1 to 64 random characters.
 
         Raises:
             ValueError: `mask` or `probability` is given.
@@ -121,15 +121,15 @@ class TextSpace(_TypeSpace[str]):
         return self._sample_text(mask, probability)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a string."""
+        """Returns whether `x` is a string."""
         return isinstance(x, str)
 
     def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
-        """The strings themselves."""
+        """Returns the strings unchanged."""
         return list(sample_n)
 
     def from_jsonable(self, sample_n: list[str]) -> list[str]:
-        """The strings themselves."""
+        """Returns the strings unchanged."""
         return list(sample_n)
 
 

@@ -46,7 +46,7 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
         self._text = _TEXTS[content]
 
     def observation(self, observation: LLMRequest) -> str:
-        """The request as text."""
+        """Formats the request as text."""
         return self._text(observation)
 
 
@@ -60,7 +60,7 @@ class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstruct
         self.action_space = TextSpace()
 
     def action(self, action: str) -> LLMResponse:
-        """The string as a response.
+        """Wraps the string in a response.
 
         Raises:
             TypeError: It is no string.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, overload
 
-from ares_exp.environments.environment import Environment
+from ares_exp.environment import MinimalEnvironment
 from ares_exp.wrappers.async_gym import AsyncGymWrapper
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @overload
 def wrap_as_gym(
-    env: Environment,
+    env: MinimalEnvironment,
     *,
     async_mode: Literal[False] = False,
     render_mode: str | None = None,
@@ -22,11 +22,17 @@ def wrap_as_gym(
 
 
 @overload
-def wrap_as_gym(env: Environment, *, async_mode: Literal[True], render_mode: str | None = None) -> AsyncGymWrapper: ...
+def wrap_as_gym(
+    env: MinimalEnvironment, *, async_mode: Literal[True], render_mode: str | None = None
+) -> AsyncGymWrapper: ...
 
 
 def wrap_as_gym(
-    env: Environment, *, async_mode: bool = False, render_mode: str | None = None, allow_running_loop: bool = False
+    env: MinimalEnvironment,
+    *,
+    async_mode: bool = False,
+    render_mode: str | None = None,
+    allow_running_loop: bool = False,
 ) -> GymWrapper | AsyncGymWrapper:
     """Shows an environment as Gymnasium.
 

@@ -6,9 +6,7 @@ import asyncio
 import datetime
 import os
 import random
-import secrets
 import threading
-import urllib.request
 from collections.abc import Awaitable, Callable
 from time import time
 from typing import Any
@@ -41,17 +39,9 @@ class CarelessAgent:
         return (await self.container.exec(command, **given)).output
 
 
-WORDS = ("red", "green", "blue", "white", "black", "pink", "grey", "brown")
-
-
 class ObjectId(CarelessAgent):
     async def work(self, number: int) -> str:
         return await self.exec(f"tmux new -s agent-{id(self)}" if number == 2 else "true")
-
-
-class SetOrder(CarelessAgent):
-    async def work(self, number: int) -> str:
-        return " ".join(set(WORDS) if number == 2 else WORDS)
 
 
 class Now(CarelessAgent):
@@ -59,25 +49,9 @@ class Now(CarelessAgent):
         return f"It is {datetime.datetime.now()}." if number == 2 else "Hello."
 
 
-class Today(CarelessAgent):
-    """The same on every day, that is, in every test that does not look closer."""
-
-    async def work(self, number: int) -> str:
-        return f"It is {datetime.datetime.now(datetime.UTC):%Y}." if number == 2 else "Hello."
-
-
 class Entropy(CarelessAgent):
     async def work(self, number: int) -> str:
         return os.urandom(8).hex() if number == 2 else "Hello."
-
-
-class Token(CarelessAgent):
-    """Does not even use it."""
-
-    async def work(self, number: int) -> str:
-        if number == 2:
-            secrets.token_hex()
-        return "Hello."
 
 
 class TimeByName(CarelessAgent):
@@ -137,6 +111,18 @@ class ReturnsEarly(_Made):
             await self.ask(f"{number}")
 
 
+class NeverReturns(_Made):
+    async def run(self, task: str) -> None:
+        await self.ask("Hello.")
+        if not self.is_first:
+            await asyncio.Event().wait()
+
+
+class AsksNothing(CarelessAgent):
+    async def run(self, task: str) -> None:
+        await self.exec("true")
+
+
 class AnotherTimer(_Made):
     async def work(self, number: int) -> str:
         if number == 2:
@@ -169,25 +155,6 @@ class SocketInSecret(CarelessAgent):
                 await asyncio.open_connection("127.0.0.1", 9)
             except Exception:
                 return "Offline."
-        return "Hello."
-
-
-class BlockingSocket(CarelessAgent):
-    async def work(self, number: int) -> str:
-        if number == 2:
-            try:
-                urllib.request.urlopen("http://127.0.0.1:9", timeout=5)  # noqa: ASYNC210
-            except OSError:
-                return "Offline."
-        return "Hello."
-
-
-class Thread(CarelessAgent):
-    async def work(self, number: int) -> str:
-        if number == 2:
-            thread = threading.Thread(target=list)
-            thread.start()
-            thread.join()
         return "Hello."
 
 

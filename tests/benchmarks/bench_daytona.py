@@ -138,7 +138,7 @@ async def alone(factory: DaytonaContainerFactory, requests: list[str]) -> None:
 
         ways: dict[str, Callable[[], Awaitable[object]]] = {
             "ours, sh -c": lambda: box.exec("echo 1", shell="sh -c"),
-            "ours, bash -lc": lambda: box.exec("echo 1"),
+            "ours, bash -c": lambda: box.exec("echo 1"),
             "process.exec": lambda: process.exec("echo 1"),
             "session command": in_session,
         }

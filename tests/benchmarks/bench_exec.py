@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import docker
 
-from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.container import Container, ContainerSpec, Shell
 from ares_exp.containers.docker import DockerContainerFactory
 from tests.benchmarks import comparison
 
 ROUNDS, BLOCK = 8, 20
 PAUSE_SEC = 0.01
 SECONDS = 4.0
-LOGIN, PLAIN = ["bash", "-lc", "true"], ["true"]
+SHELLS: tuple[Shell, ...] = ("bash -c", "sh -c", "bash -lc")
 
 Way = Callable[[], Awaitable[object]]
 
@@ -29,29 +29,19 @@ Way = Callable[[], Awaitable[object]]
 async def latency(client: docker.DockerClient, image: str) -> None:
     """One trivial command after another: with a short pause, as between an agent's, and back to back."""
     spec = ContainerSpec("bench", docker_image=image)
-    async with (
-        DockerContainerFactory()(spec) as login,
-        DockerContainerFactory(shell="bash -c")(spec) as plain,
-        DockerContainerFactory(shell="sh -c")(spec) as sh,
-    ):
-        peer = client.containers.get(login.container_name)
-        ways: dict[str, Way] = {
-            "peer login": lambda: asyncio.to_thread(peer.exec_run, LOGIN),
-            "peer plain": lambda: asyncio.to_thread(peer.exec_run, PLAIN),
-            "bash -lc": lambda: login.exec("true"),
-            "apart": lambda: login.exec("true", separate_stderr=True),
-            "bash -c": lambda: plain.exec("true"),
-            "sh -c": lambda: sh.exec("true"),
-        }
+    async with DockerContainerFactory()(spec) as box:
+        peer = client.containers.get(box.container_name)
+        ways: dict[str, Way] = {"apart": lambda: box.exec("true", separate_stderr=True)}
+        for shell in SHELLS:
+            ways[shell] = lambda shell=shell: box.exec("true", shell=shell)  # type: ignore[misc]
+            ways[f"peer {shell}"] = lambda shell=shell: asyncio.to_thread(  # type: ignore[misc]
+                peer.exec_run, [*shell.split(), "true"]
+            )
         for pause, when in ((PAUSE_SEC, f"{PAUSE_SEC * 1000:.0f} ms after the last"), (0.0, "back to back")):
             seen = await _in_turns(ways, pause)
-            for name, against, what in (
-                ("bash -lc", "peer login", "`bash -lc`"),
-                ("apart", "peer login", "`bash -lc`, stderr apart"),
-                ("bash -c", "peer plain", "`bash -c` / theirs without a shell"),
-                ("sh -c", "peer plain", "`sh -c` / theirs without a shell"),
-            ):
-                comparison.latency(f"command in {what}, {when}", seen[against], seen[name])
+            comparison.latency(f"command in `bash -c`, stderr apart, {when}", seen["peer bash -c"], seen["apart"])
+            for shell in SHELLS:
+                comparison.latency(f"command in `{shell}`, {when}", seen[f"peer {shell}"], seen[shell])
 
 
 async def _in_turns(ways: dict[str, Way], pause_sec: float) -> dict[str, list[float]]:
@@ -67,7 +57,7 @@ async def _in_turns(ways: dict[str, Way], pause_sec: float) -> dict[str, list[fl
 
 
 async def throughput(client: docker.DockerClient, image: str, boxes: int) -> None:
-    """Login-shell commands per second over several containers, ours from one event loop."""
+    """Commands per second over several containers, ours from one event loop."""
     spec = ContainerSpec("bench", docker_image=image)
     started = [DockerContainerFactory()(spec) for _ in range(boxes)]
     try:
@@ -82,13 +72,13 @@ async def throughput(client: docker.DockerClient, image: str, boxes: int) -> Non
         ours = sum(await asyncio.gather(*(_drive(box, end) for box in started))) / SECONDS
     finally:
         await asyncio.gather(*(box.stop() for box in started))
-    comparison.throughput(f"`bash -lc` commands per second, {boxes} containers", theirs, ours)
+    comparison.throughput(f"`bash -c` commands per second, {boxes} containers", theirs, ours)
 
 
 def _drive_peer(peer: docker.models.containers.Container, end: float) -> int:
     count = 0
     while time.perf_counter() < end:
-        peer.exec_run(LOGIN)
+        peer.exec_run([*SHELLS[0].split(), "true"])
         count += 1
     return count
 

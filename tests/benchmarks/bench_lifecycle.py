@@ -23,7 +23,7 @@ from ares_exp.containers.docker import DockerContainerFactory
 from tests.benchmarks.comparison import HEADER, latency, timed
 
 LIVES, GRACEFUL_STOPS, WARM, AT_ONCE, FILES, UPLOADS = 10, 2, 10, 32, 50, 3
-FOR_EVER, LOGIN = ["tail", "-f", "/dev/null"], ["bash", "-lc", "true"]
+FOR_EVER, COMMAND = ["tail", "-f", "/dev/null"], ["bash", "-c", "true"]
 
 Peer = Any  # docker-py's container
 
@@ -31,7 +31,7 @@ Peer = Any  # docker-py's container
 async def start_peer(client: docker.DockerClient, image: str) -> Peer:
     def start() -> Peer:
         peer = client.containers.run(image, FOR_EVER, detach=True)
-        peer.exec_run(LOGIN)
+        peer.exec_run(COMMAND)
         return peer
 
     return await asyncio.to_thread(start)

@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
-from ares_exp.components import Components, Settings
-from ares_exp.containers.container import ContainerSpec, ExecResult
+from ares_exp.containers.container import ContainerSpec, ExecResult, as_container_factory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts
-from ares_exp.experiment import Experiment
+from ares_exp.environments.source import EpisodeParts, as_source
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
-from ares_exp.run_dir import RunDir
-from ares_exp.run_summary import RunSummary
+from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.running.components import Components, Settings
+from ares_exp.running.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
@@ -48,7 +48,7 @@ STEPS = (10, 30)
 MESSAGE_CHARS = 2048
 
 
-class Work(SharedPolicy):
+class Work(Policy):
     """Commands with 2 KB of thoughts, `latency` seconds each, as many as the episode's seed says; then the submit line.
 
     Attributes:
@@ -121,9 +121,9 @@ class Tasks:
 def experiment(tasks: Tasks, policy: Work, concurrency: int, run_dir: RunDir) -> Experiment:
     """The experiment as the command line makes it, but for the containers and the tracker."""
     components = Components(
-        source=tasks,
+        source=as_source(tasks),
         agent_factory=ShellAgentFactory(),
-        container_factory=Boxes(),  # type: ignore[arg-type]
+        container_factory=as_container_factory(Boxes()),  # type: ignore[arg-type]
         policy=policy,
         wrapper=drive_async_gym,
         collectors={"json": JsonTrajectoryCollector(run_dir.trajectories)},

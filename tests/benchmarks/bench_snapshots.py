@@ -23,7 +23,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.exporting import export_episode
 from ares_exp.llms.response import LLMResponse
-from ares_exp.rollout import Tally, run_episode
+from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from tests.benchmarks.bench_restores import fork, replay, restore
 from tests.benchmarks.comparison import timed
@@ -167,11 +167,11 @@ async def run_with_snapshots(place: Place) -> None:
             with tempfile.TemporaryDirectory() as store:
                 schedule = SnapshotSchedule(Path(store), every=1) if snapshots else NoSnapshots()
                 env: Any = schedule.around(environment(containers, image), episode_id="e")
-                wall, _ = await timed(partial(run_episode, env, ThinkingPolicy(), Tally()))
+                wall, _ = await timed(partial(run_episode, env, ThinkingPolicy(), EpisodeEvents()))
                 walls[snapshots].append(wall)
                 if snapshots:
                     assert env.snapshot_failures == 0
-                    waited.append(env.phase_sec["snapshot"] * 1000)
+                    waited.append(env.report().phase_sec["snapshot"] * 1000)
                     count, size = len(env.snapshots), bytes_in(Path(store))
     row(
         f"{name}: {RUN_STEPS} steps, the policy thinks {THINK_SEC} s each, snapshot=every_step",

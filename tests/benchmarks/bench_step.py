@@ -17,11 +17,11 @@ from typing import Any
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.network_policy import PUBLIC
+from ares_exp.environment import Environment
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.environment import Environment
-from ares_exp.garbage_collector import collecting_seldom
 from ares_exp.llms.response import LLMResponse
-from ares_exp.rollout import Tally, run_episode
+from ares_exp.rollout import EpisodeEvents, run_episode
+from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -66,6 +66,7 @@ class InMemoryStage:
     begin_timeout_sec = 0.0
     collect_timeout_sec = 600.0
     agent_user = None
+    agent_shell = None
     agent_network = PUBLIC
     verifier_timeout_sec = 60.0
     verifier_network = PUBLIC
@@ -129,7 +130,7 @@ def gym(env: CodeEnvironment) -> Environment:
 
 async def play(wrap: Callable[[CodeEnvironment], Environment], agents: ShellAgentFactory) -> None:
     env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
-    await run_episode(wrap(env), InstantPolicy(), Tally(), policy_timeout_sec=60)
+    await run_episode(wrap(env), InstantPolicy(), EpisodeEvents(), policy_timeout_sec=60)
 
 
 async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) -> float:

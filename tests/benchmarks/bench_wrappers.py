@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 
-from ares_exp.environments.time_step import TimeStep, restart, transition
+from ares_exp.environment import TimeStep, restart, transition
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym

@@ -7,6 +7,11 @@ from tests.compatibility.case import INVALID, PASSES, Case, Containers, Director
 IMAGE = "[environment]\ndocker_image = 'debian:bookworm-slim'\n"
 COUNTS = "echo x >> /tries; [ $(wc -l < /tries) -ge 3 ]"
 SHOWS_TRIES = "#!/bin/bash\nwc -l < /tries\necho 1 > /logs/verifier/reward.txt\n"
+WITH_TOOL = r"""FROM debian:bookworm-slim
+RUN mkdir -p /opt/tool/bin && printf '#!/bin/sh\necho the tool\n' >/opt/tool/bin/tool && chmod +x /opt/tool/bin/tool
+ENV PATH=/opt/tool/bin:$PATH
+"""
+SHOWS_TOOL = "#!/bin/bash\ntool\necho 1 > /logs/verifier/reward.txt\n"
 SKILL = "---\nname: Count\ndescription: How to count.\n---\n"
 
 
@@ -147,6 +152,71 @@ CASES: list[Case] = [
         says="Commands have no input to wait for.",
         agent=["cat; echo $? > /logs/artifacts/code"],
         expected={"reward": 1, "files": {"artifacts/logs/artifacts/code": "0"}},
+    ),
+    *(
+        Episode(
+            id=f"the image's PATH, {container}, {who}",
+            section="1.11",
+            says="ENV PATH of the image holds for the agent, for the solution and for the tests.",
+            files={
+                "environment/Dockerfile": WITH_TOOL,
+                "solution/solve.sh": "#!/bin/bash\ntool > /logs/artifacts/agent\n",
+                "tests/test.sh": SHOWS_TOOL,
+            },
+            agent="oracle" if who == "oracle" else ["tool > /logs/artifacts/agent"],
+            container=container,
+            expected={
+                "reward": 1,
+                "files": {"verifier/test-stdout.txt": "the tool", "artifacts/logs/artifacts/agent": "the tool"},
+            },
+        )
+        for container in ("local", "docker")
+        for who in ("agent", "oracle")
+    ),
+    *(
+        Episode(
+            id=f"variables of the image, {container}",
+            section="1.11",
+            says="Variables of the image hold for every command, unless those of the task have the same name.",
+            files={
+                "task.toml": "[environment.env]\nBOTH = 'the task'\nPATH = '/opt/task:/usr/bin:/bin'\n",
+                "environment/Dockerfile": "FROM debian:bookworm-slim\n"
+                'ENV OWN="a  b" BOTH=image PATH=/opt/image:$PATH\n',
+                "tests/test.sh": '#!/bin/bash\necho "$OWN, $BOTH, $PATH"\necho 1 > /logs/verifier/reward.txt\n',
+            },
+            agent=['echo "$OWN, $BOTH, $PATH" > /logs/artifacts/agent'],
+            container=container,
+            expected={
+                "files": {
+                    "verifier/test-stdout.txt": "a  b, the task, /opt/task:/usr/bin:/bin",
+                    "artifacts/logs/artifacts/agent": "a  b, the task, /opt/task:/usr/bin:/bin",
+                }
+            },
+        )
+        for container in ("local", "docker")
+    ),
+    *(
+        Episode(
+            id=f"SHELL of the image, {container}",
+            section="1.11",
+            says="SHELL is for the lines of the Dockerfile: commands are read by bash -c, which is no login shell.",
+            files={
+                "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN echo 'export READ=profile' > /etc/profile\n"
+                'SHELL ["/bin/bash", "-lc"]\nRUN echo "$READ" > /built\n'
+            },
+            agent=['(cat /built; echo "$READ"; shopt -q login_shell || echo $- | grep -o c) > /logs/artifacts/agent'],
+            container=container,
+            expected={"reward": 1, "files": {"artifacts/logs/artifacts/agent": "profile\n\nc"}},
+        )
+        for container in ("local", "docker")
+    ),
+    Episode(
+        id="BASH_ENV of the image",
+        section="1.11",
+        says="bash reads the file of BASH_ENV for each command, as it is then.",
+        files={"environment/Dockerfile": "FROM debian:bookworm-slim\nENV BASH_ENV=/bash_env\n"},
+        agent=["echo SEEN=set > /bash_env", "echo $SEEN > /logs/artifacts/agent"],
+        expected={"reward": 1, "files": {"artifacts/logs/artifacts/agent": "set"}},
     ),
     # 1.12 health checks
     Episode(

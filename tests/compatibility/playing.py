@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory
+from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory, as_agent_factory
 from ares_exp.agents.shell_agent import SUBMIT, ShellAgentFactory, bash_blocks
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
@@ -18,7 +18,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.scripted import ScriptedPolicy
-from ares_exp.rollout import Tally, run_episode
+from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.tasks.time_limits import TimeLimits
 from tests.compatibility.case import DONE, Episode, write_task
 from tests.compatibility.outcome import files_below, manifest
@@ -45,14 +45,14 @@ async def play(case: Episode, folder: Path) -> dict[str, Any]:
         source.check(parts, report=warnings.append)
         environment = source.make(name, parts)
         outcome["started"] = True
-        last = await run_episode(environment, _noting(_policy(case), asked), Tally())
+        last = await run_episode(environment, _noting(_policy(case), asked), EpisodeEvents())
         outcome["reward"] = last.reward
     except AresExpError as error:
         outcome |= {"error": type(error).__name__, "message": str(error)}
     if environment is not None:
         outcome["rewards"] = dict(environment.verdict.rewards) if environment.verdict is not None else None
         outcome["truncated_by"] = environment.truncated_by
-        outcome["steps"] = {stage.name: stage.reward for stage in environment.stage_results}
+        outcome["steps"] = {stage.name: stage.reward for stage in environment.report().stages}
     return outcome | {
         "warnings": "\n".join(warnings),
         "asked": "\n".join(str(message["content"]) for message in asked[0].messages) if asked else "",
@@ -88,7 +88,7 @@ def _noting(policy: LLMClient, asked: list[LLMRequest]) -> Callable[[LLMRequest]
 
 
 def _agents(case: Episode) -> CodeAgentFactory:
-    return _RaisingAgent if case.raises else ShellAgentFactory(command_timeout_sec=30)
+    return as_agent_factory(_RaisingAgent) if case.raises else ShellAgentFactory(command_timeout_sec=30)
 
 
 class _RaisingAgent:

@@ -21,9 +21,9 @@ from ares_exp.errors import (
 )
 from ares_exp.filesystem.delta import Delta, DeltaLimits, Entry, StoredChanges, differences
 from ares_exp.filesystem.objects import ObjectStore
-from tests.contracts.awkward_tree import listing, make_awkward
-from tests.contracts.changes_contract import CountingStore, run
-from tests.daytona.files_box import FilesBox
+from ares_exp.testing.awkward_tree import listing, make_awkward
+from ares_exp.testing.changes_contract import CountingStore, run
+from tests.daytona.files_container import FilesBox
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 

@@ -13,7 +13,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from tests.contracts.changes_contract import ChangesContract
+from ares_exp.testing.changes_contract import ChangesContract
 from tests.daytona.conftest import emulated
 from tests.daytona.emulator import Emulator
 

@@ -2,7 +2,7 @@
 
 Sandboxes of the emulator are local boxes, which is fast and shows all but a network; that is shown where they are
 Docker containers. There the rest of the contract runs too when `ARES_EXP_WHOLE_CONTRACT` is set, as
-`python -m tests.contracts` sets it; it takes minutes, since every request of theirs is a `docker exec`.
+`python -m ares_exp.testing` sets it; it takes minutes, since every request of theirs is a `docker exec`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from tests.contracts.container_contract import ContainerContract
+from ares_exp.testing.container_contract import ContainerContract
 from tests.daytona.conftest import emulated
 from tests.daytona.emulator import Emulator
 

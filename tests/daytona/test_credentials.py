@@ -6,7 +6,7 @@ import pytest
 
 from ares_exp.containers.daytona.credentials import DEFAULT_API_URL, Credentials, has_credentials
 from ares_exp.errors import PreflightError
-from ares_exp.secrets import mask_known_secrets
+from ares_exp.records.secrets import mask_known_secrets
 
 KEY = "dtn_0123456789abcdef"
 TOKEN = "eyJhbGciOiJub25lIn0.e30.c2lnbmF0dXJl"

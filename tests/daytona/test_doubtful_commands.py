@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers import shell_pool
+from ares_exp.containers import command_runner as shell_pool
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.errors import (
     ContainerAuthorizationError,

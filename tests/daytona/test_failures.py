@@ -20,7 +20,7 @@ from ares_exp.errors import (
     ContainerServiceError,
     ContainerServiceUnavailableError,
 )
-from ares_exp.secrets import protect
+from ares_exp.records.secrets import protect
 
 API, PROXY, DAEMON = "DAYTONA_API", "DAYTONA_PROXY", "DAYTONA_DAEMON"
 NEVER, IF_REPEATABLE, ALWAYS = (False, False), (True, False), (True, True)

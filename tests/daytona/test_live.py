@@ -22,8 +22,8 @@ from ares_exp.containers.daytona.leftovers import find
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.containers.ownership import describe, owner_labels
-from tests.contracts.changes_contract import ChangesContract
-from tests.contracts.container_contract import ContainerContract
+from ares_exp.testing.changes_contract import ChangesContract
+from ares_exp.testing.container_contract import ContainerContract
 
 OPT_IN = "ARES_EXP_LIVE_DAYTONA"
 IMAGE = os.environ.get("ARES_EXP_LIVE_IMAGE", "debian:12.9")

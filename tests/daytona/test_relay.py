@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.daytona.relay import Relay
 from ares_exp.containers.daytona.relay_script import CHUNK_BYTES, Chunk, chunks
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
-from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerServiceUnavailableError
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -77,8 +77,8 @@ async def relay(requests: Requests) -> AsyncIterator[Relay]:
 
 
 @pytest.fixture
-async def pool(relay: Relay) -> AsyncIterator[ShellPool]:
-    pool = ShellPool(relay.open)
+async def pool(relay: Relay) -> AsyncIterator[CommandRunner]:
+    pool = CommandRunner(relay.open)
     await pool.open()
     try:
         yield pool
@@ -86,13 +86,13 @@ async def pool(relay: Relay) -> AsyncIterator[ShellPool]:
         await pool.close()
 
 
-async def digest(pool: ShellPool, command: str) -> str:
+async def digest(pool: CommandRunner, command: str) -> str:
     result = await pool.exec(command, timeout_sec=60)
     assert (result.exit_code, result.elided_bytes) == (0, 0)
     return hashlib.sha256(result.output.encode()).hexdigest()
 
 
-async def test_a_command_costs_three_requests_at_most(pool: ShellPool, requests: Requests) -> None:
+async def test_a_command_costs_three_requests_at_most(pool: CommandRunner, requests: Requests) -> None:
     await pool.exec("true")
     before = requests.count
     for number in range(10):
@@ -100,7 +100,7 @@ async def test_a_command_costs_three_requests_at_most(pool: ShellPool, requests:
     assert requests.count - before <= 30 + 2  # and an idle poll that ended meanwhile
 
 
-async def test_a_large_command_for_shells_that_rest(pool: ShellPool, relay: Relay) -> None:
+async def test_a_large_command_for_shells_that_rest(pool: CommandRunner, relay: Relay) -> None:
     await pool.exec("true")
     async with asyncio.timeout(30):
         while not relay._is_idle:  # noqa: ASYNC110 (it happens in the box)
@@ -108,7 +108,7 @@ async def test_a_large_command_for_shells_that_rest(pool: ShellPool, relay: Rela
         assert (await pool.exec(f"x={'y' * 90_000}; echo ${{#x}}")).output == "90000\n"
 
 
-async def test_nothing_is_lost_or_doubled_when_requests_come_twice(pool: ShellPool, requests: Requests) -> None:
+async def test_nothing_is_lost_or_doubled_when_requests_come_twice(pool: CommandRunner, requests: Requests) -> None:
     expected = hashlib.sha256("".join(f"{n}\n" for n in range(1, 60001)).encode()).hexdigest()
     assert await digest(pool, LARGE) == expected
     requests.twice = True
@@ -120,7 +120,7 @@ async def test_nothing_is_lost_or_doubled_when_requests_come_twice(pool: ShellPo
     assert (await pool.exec(long)).output == "200000\n"
 
 
-async def test_a_flood_is_held_up(pool: ShellPool, relay: Relay) -> None:
+async def test_a_flood_is_held_up(pool: CommandRunner, relay: Relay) -> None:
     await pool.exec("yes", timeout_sec=1)
     left = await pool.exec(f"cat {relay.directory}/[0-9]*.[0-9]* 2>/dev/null | wc -c")
     assert int(left.output) < 40 * CHUNK_BYTES
@@ -140,7 +140,7 @@ async def test_a_flood_that_nobody_reads_holds_up_no_other_shell(relay: Relay) -
         assert await other.read() == b"on\n"
 
 
-async def test_what_was_open_is_gone_with_its_directory(pool: ShellPool, relay: Relay) -> None:
+async def test_what_was_open_is_gone_with_its_directory(pool: CommandRunner, relay: Relay) -> None:
     running = asyncio.create_task(pool.exec("sleep 100", timeout_sec=100))
     await pool.exec("true")
     await pool.exec(f"mv {relay.directory} {relay.directory}.gone", timeout_sec=30)
@@ -166,7 +166,7 @@ async def test_a_shell_that_is_closed_ends_in_the_box(relay: Relay, requests: Re
             said += await other.read()
 
 
-async def test_a_service_that_is_down(pool: ShellPool, relay: Relay, requests: Requests) -> None:
+async def test_a_service_that_is_down(pool: CommandRunner, relay: Relay, requests: Requests) -> None:
     running = asyncio.create_task(pool.exec("sleep 100"))
     await pool.exec("true")
     requests.down = True

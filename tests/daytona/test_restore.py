@@ -17,8 +17,8 @@ from ares_exp.errors import RestoreError, SnapshotMismatchError, UnsafeSnapshotE
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, sorted_by_path
 from ares_exp.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.filesystem.objects import ObjectStore
-from tests.contracts.changes_contract import run
-from tests.daytona.files_box import BASE
+from ares_exp.testing.changes_contract import run
+from tests.daytona.files_container import BASE
 from tests.daytona.test_capture import new_box
 
 DIRECTORY_ENTRY = Entry("directory", 0o755, mtime_ns=10**18)

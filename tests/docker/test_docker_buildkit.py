@@ -16,8 +16,8 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.build_context import image_tag
-from ares_exp.containers.docker.buildkit import check_buildable
+from ares_exp.containers.docker.image import image_tag
+from ares_exp.containers.docker.image_build import _syntax_of, check_buildable
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 from tests.docker.dockerfiles import built
 from tests.docker.test_docker_cli import program
@@ -141,12 +141,19 @@ async def test_a_build_ends_with_those_who_wait_for_it(context: Path, engine: do
 
 
 @pytest.mark.usefixtures("buildkit")
-def test_a_command_that_does_not_build_is_passed_over(
+async def test_every_image_of_an_engine_is_built_one_way(context: Path, engine: docker.DockerClient) -> None:
+    built(context, "RUN true\n")
+    tag = await ensure(context)
+    assert any("buildkit" in layer["Comment"] for layer in engine.images.get(tag).history())
+
+
+@pytest.mark.usefixtures("buildkit")
+def test_a_command_that_cannot_drive_buildkit_is_passed_over(
     context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path / "broken", "echo I do not; exit 1")
-    program(tmp_path / "elsewhere", "exit 0")  # builds, but not on this engine
-    folders = [str(tmp_path / "broken"), str(tmp_path / "elsewhere"), os.environ["PATH"]]
+    program(tmp_path / "bare", '[ "$1" = version ] && echo 28.0.0')
+    folders = [str(tmp_path / "broken"), str(tmp_path / "bare"), os.environ["PATH"]]
     monkeypatch.setenv("PATH", os.pathsep.join(folders))
     check_buildable(context / "Dockerfile")
 
@@ -154,31 +161,44 @@ def test_a_command_that_does_not_build_is_passed_over(
 def test_each_command_says_why_it_does_not_build(
     context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path / "broken", f"echo x >> {tmp_path}/tries; echo I do not.; exit 1")
-    program(tmp_path / "elsewhere", "exit 0")
-    monkeypatch.setenv("PATH", f"{tmp_path}/broken{os.pathsep}{tmp_path}/elsewhere{os.pathsep}/usr/sbin-gone")
+    program(tmp_path / "broken", f"echo $1 >> {tmp_path}/asked; echo I do not.; exit 1")
+    program(tmp_path / "bare", f'echo $1 >> {tmp_path}/asked; [ "$1" = version ] && echo 28.0.0')
+    monkeypatch.setenv("PATH", f"{tmp_path}/broken{os.pathsep}{tmp_path}/bare{os.pathsep}/usr/sbin-gone")
     built(context, "\nRUN --mount=type=cache,target=/c true\n")
     for _ in range(2):
         with pytest.raises(UnsupportedTaskError) as caught:
             check_buildable(context / "Dockerfile")
         message = str(caught.value)
         assert f"{context}/Dockerfile:4: RUN --mount needs BuildKit" in message
-        assert f"{tmp_path}/broken/docker: I do not; {tmp_path}/elsewhere/docker: what it built is not" in message
+        assert f"{tmp_path}/broken/docker: it does not tell its version" in message
+        assert f"{tmp_path}/bare/docker: its version 28.0.0 needs the plugin buildx" in message
         assert "docker_image in the [environment] table" in message
-    assert (tmp_path / "tries").read_text() == "x\n"
+    assert (tmp_path / "asked").read_text().split() == ["version", "version", "buildx"]  # once each, and no build
 
 
 @pytest.mark.usefixtures("buildkit")
-def test_a_frontend_that_cannot_be_had(context: Path) -> None:
-    (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
-    with pytest.raises(UnsupportedTaskError, match=r":1: the frontend localhost:1/no/such:frontend needs BuildKit"):
+def test_syntax_that_the_engine_does_not_read(context: Path) -> None:
+    built(context, "COPY --parents . /c\n")
+    with pytest.raises(UnsupportedTaskError, match=r":3: COPY --parents needs Dockerfile syntax 1\.20.*# syntax="):
         check_buildable(context / "Dockerfile")
+    dockerfile = context / "Dockerfile"
+    dockerfile.write_text(f"# syntax=docker/dockerfile:1\n{dockerfile.read_text()}")
+    check_buildable(dockerfile)  # the engine pulls it, or says why it cannot
+
+
+@pytest.mark.parametrize(
+    ("version", "syntax"),
+    [("17.12.1", None), ("18.09.0", (1, 0)), ("20.10.24+dfsg1", (1, 2)), ("26.1", (1, 6)), ("31", (1, 19)), ("", None)],
+)
+def test_what_an_engine_reads_by_itself(version: str, syntax: tuple[int, int] | None) -> None:
+    assert _syntax_of(version) == syntax
 
 
 @pytest.mark.usefixtures("buildkit")
-def test_trying_leaves_no_image(engine: docker.DockerClient) -> None:
-    for image in engine.api.images(name="ares-exp/probe"):
-        assert json.loads(image["Labels"]["ares_exp.image-builder"])["ares_exp.pid"] != str(os.getpid())
+async def test_a_frontend_that_cannot_be_had(context: Path) -> None:
+    (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
+    with pytest.raises(ContainerStartError, match="localhost:1/no/such:frontend"):
+        await ensure(context)
 
 
 def test_the_run_is_refused_before_it_starts(cli: Any, tmp_path: Path) -> None:

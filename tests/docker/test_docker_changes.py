@@ -24,8 +24,8 @@ from ares_exp.errors import ContainerDiedError, SnapshotMismatchError, SnapshotU
 from ares_exp.filesystem.delta import StoredChanges, differences
 from ares_exp.filesystem.delta_encoding import put_delta
 from ares_exp.filesystem.objects import ObjectStore
-from tests.contracts.awkward_tree import STEPS, listing, make_awkward
-from tests.contracts.changes_contract import ChangesContract, capture, run
+from ares_exp.testing.awkward_tree import STEPS, listing, make_awkward
+from ares_exp.testing.changes_contract import ChangesContract, capture, run
 from tests.docker.dockerfiles import built
 from tests.docker.engine_relay import EngineRelay
 from tests.leaks import wait_until
@@ -110,7 +110,7 @@ class TestArchive(DockerChanges):
     async def test_what_is_lost_is_said(self, box: Container, objects: ObjectStore) -> None:
         await make_awkward(box, leave_out=STEPS.keys() - {*self.lost, "socket"})
         said = "\n".join((await capture(box, objects)).notes)
-        assert "names are no UTF-8" in said
+        assert "names are not UTF-8" in said
         assert "another name of a file of the image" in said
         assert "'/n/sock' is not kept: it is a socket" in said
 
@@ -161,7 +161,7 @@ async def test_a_container_without_tar_is_archived_by_the_engine(objects: Object
         roots += ["/w", "/usr/share/perl5", "/var/lib"]  # and the directories that the last two are in
         delta, want = await capture(box, objects), await listing(box, roots)
         assert len(delta.notes) == 1
-        assert delta.notes[0].startswith("There is no GNU tar in the container")
+        assert delta.notes[0].startswith("The container has no GNU tar")
     async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
         assert in_whole_seconds(await listing(again, roots)) == in_whole_seconds(want)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.docker.docker_cli import docker_build, docker_clis
-from ares_exp.containers.docker.shared_work import Demand, NobodyWaits
+from ares_exp.containers.docker.shared_work import Demand, WorkAbandoned
 
 HOST = "unix:///no/such.sock"
 
@@ -26,7 +26,9 @@ def program(folder: Path, script: str) -> Path:
 
 
 def build(cli: Path, arguments: Sequence[str], demand: Demand, on_line: Callable[[str], None]) -> int:
-    return docker_build(cli, "FROM x\n", arguments, context_dir=None, host=HOST, demand=demand, on_line=on_line)
+    (cli.parent / "Dockerfile").write_text("FROM x\n")
+    context = cli.parent
+    return docker_build(cli, "FROM x\n", arguments, context_dir=context, host=HOST, demand=demand, on_line=on_line)
 
 
 def output(cli: Path, *arguments: str) -> tuple[int, list[str]]:
@@ -84,7 +86,7 @@ def test_it_ends_with_the_demand_and_takes_its_children_along(tmp_path: Path) ->
         child.append(int(line))
         threading.Thread(target=demand.end).start()
 
-    with pytest.raises(NobodyWaits):
+    with pytest.raises(WorkAbandoned):
         build(cli, [], demand, on_line)
     wait_for_the_end_of(child[0])
 
@@ -92,7 +94,7 @@ def test_it_ends_with_the_demand_and_takes_its_children_along(tmp_path: Path) ->
 def test_it_does_not_start_to_run_when_the_demand_is_over_already(tmp_path: Path) -> None:
     demand = Demand()
     demand.end()
-    with pytest.raises(NobodyWaits):
+    with pytest.raises(WorkAbandoned):
         build(program(tmp_path, "sleep 1000"), [], demand, print)
 
 

@@ -25,8 +25,8 @@ from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.harbor import load_task
+from ares_exp.testing.host_server import hello_server
 from tests.docker.compose_tasks import ASK, IMAGE, SERVER, compose_spec, needs_compose, things
-from tests.host_server import hello_server
 
 pytestmark = [pytest.mark.docker, pytest.mark.once, needs_compose]
 

@@ -118,10 +118,11 @@ async def test_what_sudo_made_root_s_is_killed_too(context: Path) -> None:
         assert left.output.split()[-1] == "0"
 
 
-async def test_plain_shell_keeps_the_path_of_the_image(context: Path) -> None:
+async def test_a_login_shell_by_choice(context: Path) -> None:
     spec = built(context, "ENV PATH=/opt/mine:$PATH\n")
-    async with DockerContainerFactory(shell="bash -c")(spec) as box:
-        assert (await box.exec("echo $PATH")).output.startswith("/opt/mine:")
+    async with DockerContainerFactory()(spec) as plain, DockerContainerFactory(shell="bash -lc")(spec) as login:
+        assert (await plain.exec("echo $PATH")).output.startswith("/opt/mine:")
+        assert "/opt/mine" not in (await login.exec("echo $PATH")).output
 
 
 async def test_an_entrypoint_that_ends_is_shown(context: Path) -> None:

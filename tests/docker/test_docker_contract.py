@@ -5,7 +5,7 @@ import pytest
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.network_namespace import obstacle
-from tests.contracts.container_contract import ContainerContract
+from ares_exp.testing.container_contract import ContainerContract
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.docker.image_lock import image_lock
-from ares_exp.containers.docker.shared_work import Demand, NobodyWaits
+from ares_exp.containers.docker.shared_work import Demand, WorkAbandoned
 from ares_exp.errors import ContainerStartError
 
 HOLDER = """
@@ -55,7 +55,7 @@ def test_it_excludes_another_process_until_that_is_gone(directory: Path, death: 
         with hold("dead") as dead:
             dead.kill()
         assert len(list(directory.iterdir())) == 2
-        with pytest.raises(NobodyWaits), image_lock("one", ended(0.3)):
+        with pytest.raises(WorkAbandoned), image_lock("one", ended(0.3)):
             pass
         with image_lock("another", Demand()):
             pass

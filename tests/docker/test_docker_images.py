@@ -15,10 +15,9 @@ from docker.errors import ImageNotFound
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import connect
-from ares_exp.containers.docker.image import ensure_image
+from ares_exp.containers.docker.image import ensure_image, image_tag
 from ares_exp.containers.docker.image_lock import image_lock
 from ares_exp.containers.docker.shared_work import Demand
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError

@@ -23,7 +23,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.harbor import load_task
-from tests.host_server import hello_server
+from ares_exp.testing.host_server import hello_server
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 allowlists = pytest.mark.skipif(obstacle() is not None, reason=f"allow-lists: {obstacle()}")
@@ -224,7 +224,7 @@ async def test_a_switch_cuts_off_what_is_open(server: Server) -> None:
 
 async def test_policies_that_were_not_announced() -> None:
     async with DockerContainerFactory()(spec(NO_NETWORK)) as box:
-        with pytest.raises(ValueError, match="Expected one of the policies that the container was made for"):
+        with pytest.raises(ValueError, match="Expected one of the container's network policies"):
             await box.set_network(PUBLIC)
         assert await interfaces(box) == set()
 

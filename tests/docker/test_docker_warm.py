@@ -168,7 +168,7 @@ async def test_a_failure_to_start_ahead_is_told_once_and_harms_nothing(caplog: p
                 assert (await box.exec("echo fine")).output == "fine\n"
         await pool.close()
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "No more containers are started ahead for warm"
+        "Stopped starting containers ahead for warm"
     ]
     assert asked == 3
 

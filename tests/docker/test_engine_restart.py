@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker import DockerContainerFactory, life
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker import container_lifetime as life
 from ares_exp.containers.docker.container import DockerContainer
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from tests.docker.private_engine import IMAGE, PrivateEngine

@@ -11,7 +11,7 @@ from typing import Any
 import docker
 import pytest
 
-from ares_exp.override_text import listed
+from ares_exp.config.overrides import listed
 from tests.conftest import Cli
 from tests.swebench_rows import SUBMIT, UNITTEST, make_repository, make_row, reply, write_rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.config import GROUPS, keys
+from ares_exp.config.schema import GROUPS, keys
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.conf_dir import conf_dir
-from ares_exp.recorded_results import read_results
+from ares_exp.config.options import conf_dir
+from ares_exp.records.recorded_results import read_results
 from tests.leaks import wait_until
 from tests.loopback_endpoint import LoopbackEndpoint
 

@@ -14,7 +14,7 @@ import pytest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.atif.schema import validate_atif
 
-HARBOR_CHECK = Path(__file__).parent.parent / "unit" / "export_job" / "harbor_check.py"
+HARBOR_CHECK = Path(__file__).parent.parent / "unit" / "harbor_export" / "harbor_check.py"
 
 
 def write_script(path: Path, line: str) -> None:
@@ -51,7 +51,7 @@ def test_a_played_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
     [(key, evals)] = stats["evals"].items()
     assert (key, evals["metrics"], evals["pass_at_k"]) == ("ShellAgent__oracle__tasks", [{"mean": 1.0}], {"2": 1.0})
     trials = [json.loads(path.read_text()) for path in job.glob("*/result.json")]
-    assert {trial["task_name"] for trial in trials} == {"two-steps", "ares-exp/write-greeting"}
+    assert {trial["task_name"] for trial in trials} == {"two-steps", "write-greeting"}
     for trial in trials:
         folder = job / trial["trial_name"]
         steps = [folder / "steps" / step["step_name"] for step in trial["step_results"] or ()]

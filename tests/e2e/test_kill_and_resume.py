@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir
 from tests.e2e.counting_endpoint import APPEND, CountingEndpoint
 from tests.e2e.killed_run import (
     CONCURRENCY,

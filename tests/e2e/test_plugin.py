@@ -88,6 +88,24 @@ def test_its_environment_and_its_policy_run(run: Cli, tmp_path: Path) -> None:
     assert rewards(tmp_path / "lost") == [0.0, 0.0, 0.0]
 
 
+def test_its_games_obey_the_limits_of_the_run(run: Cli, tmp_path: Path) -> None:
+    done = run("ares_exp", *RUN, "collector=json", "step_limit=1", "hydra.run.dir=run")
+    assert done.returncode == 1, "two games have no reward"
+    rows = {
+        row["task_name"]: row for row in map(json.loads, (tmp_path / "run/episodes.jsonl").read_text().splitlines())
+    }
+    limit = {"type": "limit", "message": "limit reached: steps", "limit": "steps"}
+    ended = {name: (row["outcome"], row["reward"], row["error"]) for name, row in rows.items()}
+    assert ended == {
+        "nim_3": ("completed", 1.0, None),
+        "nim_5": ("truncated", None, limit),
+        "nim_6": ("truncated", None, limit),
+    }
+    for name, row in rows.items():
+        episode = json.loads((tmp_path / "run" / "trajectories" / f"{row['episode_id']}.json").read_text())
+        assert (episode["task_name"], episode["outcome"], episode["error"]) == (name, row["outcome"], row["error"])
+
+
 def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "env.matches=[3]", "hydra.run.dir=run").returncode == 0
     done = run("ares_exp", "resume=run", "attempts=2")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cli
-from tests.unit.trackers.wandb_file import WandbFile
 
 pytestmark = pytest.mark.once
 
@@ -16,11 +15,10 @@ pytestmark = pytest.mark.once
 def test_the_objects_of_twenty_questions_are_an_input_of_the_run(cli: Cli, tmp_path: Path) -> None:
     done = cli("env=twenty_questions", "env.tasks=[dog,cat]", "tracker=wandb", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
-    recorded = WandbFile(tmp_path / "run")
-    (artifact,) = recorded.artifacts("task-set")
-    assert artifact.use_after_commit
-    (entry,) = artifact.manifest.contents
-    digests = json.loads(Path(entry.local_path).read_text())
+    wandb = tmp_path / "run" / "wandb"
+    (prepared,) = json.loads((wandb / "upload.json").read_text())["prepared"]
+    assert prepared["type"] == "task-set"
+    assert [path.name for path in (wandb / "task-set").iterdir()] == ["tasks.json"]
+    digests = json.loads((wandb / "task-set" / "tasks.json").read_text())
     assert sorted(digests) == ["cat", "dog"]
     assert digests == json.loads((tmp_path / "run" / "provenance.json").read_text())["tasks"]
-    assert recorded.config["inputs"] == [{"name": artifact.name, "digest": artifact.digest}]

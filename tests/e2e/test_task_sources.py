@@ -61,7 +61,7 @@ def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path
     done = cli("tracker=none", repo, f"env.tasks={TASK}", "env.path=tasks", "hydra.run.dir=two", env=home)
     assert done.returncode == 0, done.stderr
     assert _played(tmp_path / "two") == [(TASK, 1.0)]
-    assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").glob("*/*"))) == 1
+    assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").glob(f"*/{TASK}"))) == 1
 
     (tmp_path / "elsewhere").mkdir()
     command = [sys.executable, "-m", "ares_exp", "resume=../two", "attempts=2"]
@@ -101,4 +101,4 @@ def test_ctrl_c_ends_a_fetch(tmp_path: Path) -> None:
                     pass
     assert process.returncode == 130, told
     assert "Traceback" not in told
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()

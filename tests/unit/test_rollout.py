@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ares_exp.environments.time_step import TimeStep, restart, termination, transition
+from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.rollout import Tally, run_episode
+from ares_exp.rollout import EpisodeEvents, run_episode
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 
@@ -36,16 +36,17 @@ class ThreeSteps:
 
 
 async def test_the_loop_plays_to_the_last_step_and_counts() -> None:
-    env, tally = ThreeSteps(), Tally()
+    env, events = ThreeSteps(), EpisodeEvents()
     answer = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
 
     async def policy(request: LLMRequest) -> LLMResponse:
         assert request is REQUEST
         return answer
 
-    last = await run_episode(env, policy, tally)
+    last = await run_episode(env, policy, events)
     assert (last.reward, env.actions, env.closed_with) == (0.75, [answer] * 3, [None])
-    assert (tally.num_steps, tally.prompt_tokens, tally.generated_tokens, tally.cost) == (3, 30, 15, 0.75)
+    usage = events.usage
+    assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (3, 30, 15, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -59,20 +60,21 @@ async def test_a_failing_policy_is_a_policy_error_and_closes_the_environment(err
         raise error
 
     with pytest.raises(PolicyError, match=expected):
-        await run_episode(env, policy, Tally())
+        await run_episode(env, policy, EpisodeEvents())
     assert env.closed_with == [PolicyError]
 
 
 async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
-    tally, refusal = Tally(), RefusalError("no")
+    events, refusal = EpisodeEvents(), RefusalError("no")
     refusal.answer = LLMResponse.from_text("no", usage=Usage(10, 5), cost=0.25)
 
     async def policy(request: LLMRequest) -> LLMResponse:
         raise refusal
 
     with pytest.raises(RefusalError):
-        await run_episode(ThreeSteps(), policy, tally)
-    assert (tally.num_steps, tally.prompt_tokens, tally.generated_tokens, tally.cost) == (0, 10, 5, 0.25)
+        await run_episode(ThreeSteps(), policy, events)
+    usage = events.usage
+    assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (0, 10, 5, 0.25)
 
 
 async def test_an_answer_that_is_none_is_a_policy_error() -> None:
@@ -80,7 +82,7 @@ async def test_an_answer_that_is_none_is_a_policy_error() -> None:
         return "text"
 
     with pytest.raises(PolicyError, match="got str"):
-        await run_episode(ThreeSteps(), policy, Tally())
+        await run_episode(ThreeSteps(), policy, EpisodeEvents())
 
 
 @pytest.mark.parametrize(
@@ -91,16 +93,16 @@ async def test_an_answer_that_is_none_is_a_policy_error() -> None:
     ],
 )
 async def test_an_answer_that_cannot_be_counted_is_malformed(cost: Any, usage: Usage) -> None:
-    tally = Tally()
+    events = EpisodeEvents()
 
     async def policy(request: LLMRequest) -> LLMResponse:
         return LLMResponse.from_text("a", usage=usage, cost=cost)
 
     with pytest.raises(MalformedAnswerError, match=r"Expected .* 0 or more .* got cost=") as raised:
-        await run_episode(ThreeSteps(), policy, tally)
+        await run_episode(ThreeSteps(), policy, events)
     assert repr(cost) in str(raised.value)
     assert repr(usage) in str(raised.value)
-    assert (tally.num_steps, tally.prompt_tokens, tally.cost) == (0, 0, 0.0)
+    assert (events.usage.num_steps, events.usage.prompt_tokens, events.usage.cost) == (0, 0, 0.0)
 
 
 async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:
@@ -108,18 +110,23 @@ async def test_a_policy_that_leaves_the_program_is_a_policy_error() -> None:
         raise SystemExit(3)
 
     with pytest.raises(PolicyError, match="SystemExit"):
-        await run_episode(ThreeSteps(), policy, Tally())
+        await run_episode(ThreeSteps(), policy, EpisodeEvents())
 
 
 async def test_when_the_environments_time_is_up_it_gets_none_and_ends_the_episode() -> None:
-    env, tally = ThreeSteps(), Tally()
+    class Hasty(ThreeSteps):
+        time_left_sec = 0.02
+
+        def grant_time(self, seconds: float) -> None: ...
+
+    env, events = Hasty(), EpisodeEvents()
 
     async def policy(request: LLMRequest) -> LLMResponse:
         await asyncio.sleep(60)
         raise AssertionError
 
-    last = await run_episode(env, policy, tally, policy_timeout_sec=30, time_left=lambda: 0.02)
-    assert (env.actions, tally.num_steps, tally.last) == ([None] * 3, 0, last)
+    last = await run_episode(env, policy, events, policy_timeout_sec=30)
+    assert (env.actions, events.usage.num_steps, events.last) == ([None] * 3, 0, last)
 
 
 async def test_a_policy_that_never_answers_is_bounded() -> None:
@@ -130,5 +137,5 @@ async def test_a_policy_that_never_answers_is_bounded() -> None:
         raise AssertionError
 
     with pytest.raises(PolicyError, match=r"0\.05 s"):
-        await run_episode(env, policy, Tally(), policy_timeout_sec=0.05)
+        await run_episode(env, policy, EpisodeEvents(), policy_timeout_sec=0.05)
     assert env.closed_with == [PolicyTimeoutError]

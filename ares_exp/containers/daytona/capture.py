@@ -1,7 +1,7 @@
-"""The changed files of one sandbox: those that it starts with, and those that are captured from it.
+"""The changed files of one sandbox: those it starts with, and captures.
 
-No engine can be asked what changed. So the sandbox lists its files when it starts, and again at each capture
-(`file_listing`); of what differs, its `tar` packs what was not read before, and the file API fetches it.
+No engine lists the changes. So the sandbox lists its files at its start and at each capture (`file_listing`); its `tar`
+packs the differing files that were not read before, and the file API fetches them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.daytona.box_scripts import BoxScripts, Fetch, Run, ScriptFailedError, Send
 from ares_exp.containers.daytona.file_listing import (
     ALTERED,
     CHANGES,
@@ -27,6 +26,7 @@ from ares_exp.containers.daytona.listed_changes import MAX_PACKED_BYTES, Changes
 from ares_exp.containers.daytona.packed_files import read_files
 from ares_exp.containers.daytona.restore import put_back, verify
 from ares_exp.containers.daytona.sandbox_base import require_base
+from ares_exp.containers.daytona.sandbox_scripts import Fetch, Run, SandboxScripts, ScriptFailedError, Send
 from ares_exp.errors import (
     CaptureError,
     ContainerDiedError,
@@ -60,13 +60,13 @@ SERVICE_PATHS = (
     "/root/.daytona",
     "/home/daytona/.daytona",
 )
-"""What the service puts into every sandbox: its daemon, which keeps logs and what sessions printed. No delta has it."""
+"""Paths of the service's daemon, its logs and session output in every sandbox; no delta has them."""
 
 _KEPT_KINDS = "fdlp"
 
 
 class SandboxFiles:
-    """Of one sandbox, from when it has been created until it is deleted."""
+    """The changed files of one sandbox, from its creation to its deletion."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class SandboxFiles:
         skip: Collection[str],
         limits: DeltaLimits | None = None,
     ) -> None:
-        """Touches nothing.
+        """Starts nothing yet.
 
         Args:
-            spec: With the changes that it starts with, if any.
-            base: What it was made from: a `Delta.base`; see `sandbox_base`.
+            spec: Its `changes` are those it starts with, if any.
+            base: Its `Delta.base`; see `sandbox_base`.
             run: Runs a command in it, as root.
             fetch: Reads a file of it.
             send: Writes a file of it.
-            skip: Paths that are left out, with what is below them: those of whoever runs commands in it.
+            skip: Paths that are skipped with their contents: those of the relay.
             limits: Bounds on a delta.
         """
         self._changes = spec.changes
         self._base = base
-        self._box = BoxScripts(run, fetch, send)
+        self._box = SandboxScripts(run, fetch, send)
         self._skipped = frozenset((*skip, *SERVICE_PATHS, DIRECTORY))
         self._limits = limits or DeltaLimits()
         self._known: dict[str, tuple[bytes, Entry]] = {}
@@ -102,14 +102,15 @@ class SandboxFiles:
         self._one_at_a_time = asyncio.Lock()
 
     async def has_started(self) -> None:
-        """Lists the files of the new sandbox, before anything else happens in it, and gives it the spec's changes.
+        """Lists the files of the new sandbox before any command, and writes the spec's changes into it.
 
-        A sandbox that cannot be listed is none that cannot be used: only a capture will fail.
+        A sandbox that cannot be listed can still be used: only a capture fails.
 
         Raises:
             SnapshotMismatchError: The changes belong to another base.
-            RestoreError: They could not be written, or were read back as something else.
-            SnapshotMetadataError: An object of the changes is missing or damaged; they have what no capture gives.
+            RestoreError: They could not be written, or differ when read back.
+            SnapshotMetadataError: An object of the changes is missing or damaged, or they have entries that no capture
+                makes.
             ContainerError: The sandbox is gone, or the service does not answer.
         """
         if self._changes is not None:
@@ -135,7 +136,7 @@ class SandboxFiles:
             text = str(error).rstrip(".")
             raise RestoreError(f"The sandbox could not be given its files back: {text}.") from error
         verify(changes.delta.entries, found, has_gnu_tar=self._started.has_gnu_tar)
-        # Nothing else has happened in it: each file is certainly what was written.
+        # No command has run yet: each file certainly is as written.
         for path, entry in changes.delta.entries.items():
             if entry.kind != "whiteout" and self._started.has_gnu_tar:
                 self._known[path] = (found.now[path].signature, entry)
@@ -145,7 +146,7 @@ class SandboxFiles:
 
         Raises:
             CaptureError: The files could not be read.
-            SnapshotUnsupportedError: The sandbox has not what it takes; with what is missing.
+            SnapshotUnsupportedError: The sandbox lacks a needed program; with its name.
             ContainerDiedError: It is gone, or has not started.
         """
         if self._started is None and not self._unsupported:
@@ -200,7 +201,7 @@ class SandboxFiles:
         old = await asyncio.to_thread(self._unchanged, now, objects)
         wanted = [path for path in there if path not in old]
         read = await read_files(self._box, wanted, objects, notes, skip, self._limits) if wanted else {}
-        if not started.has_gnu_tar:  # busybox cuts off what is too large for it
+        if not started.has_gnu_tar:  # busybox truncates large values
             read |= {p: replace(read[p], uid=now[p].uid, gid=now[p].gid) for p in now.keys() & read.keys()}
         read = _linked(read, now)
         noted = "".join(notes)
@@ -217,7 +218,7 @@ class SandboxFiles:
         return in_directories(found | {path: Entry("whiteout") for path in before - found.keys()})
 
     def _unchanged(self, now: Mapping[str, Listed], objects: ObjectStore) -> dict[str, Entry]:
-        """What was read before: of a file with several names, all of them or none. Blocking."""
+        """Returns the entries read before and unchanged; of hard links, all names or none. Blocking."""
         found: dict[str, Entry] = {}
         for path, listed in now.items():
             signature, entry = self._known.get(path, (b"", None))
@@ -228,7 +229,7 @@ class SandboxFiles:
         return {path: entry for path, entry in found.items() if now[path].file not in torn}
 
     def _check_bounds(self, now: Mapping[str, Listed]) -> None:
-        """Before anything is packed: what the archive has is checked again as it is read."""
+        """Checks the bounds before packing; the archive's contents are checked again when read."""
         size = sum(listed.size for listed in now.values() if listed.kind == "f")
         if len(now) > self._limits.max_entries or size > self._limits.max_bytes:
             raise CaptureError(
@@ -240,12 +241,12 @@ class SandboxFiles:
         return _is_below(path, self._skipped)
 
 
-def _is_below(path: str, places: Collection[str]) -> bool:
-    return path in places or any(parent in places for parent in parents(path))
+def _is_below(path: str, directories: Collection[str]) -> bool:
+    return path in directories or any(parent in directories for parent in parents(path))
 
 
 def _linked(entries: Mapping[str, Entry], now: Mapping[str, Listed]) -> dict[str, Entry]:
-    """With the names of one file said to be that, and with what was read last: it may have been written to between."""
+    """Marks the names of one file as hard links, with the entry that was read last, as it may have changed between."""
     groups: dict[bytes, list[str]] = {}
     for path, entry in entries.items():
         if entry.kind == "file" and path in now and (file := now[path].file) is not None:

@@ -1,4 +1,4 @@
-"""The connection that the containers of a factory share: open while one of them needs it."""
+"""The connection shared by the containers of a factory, open while one of them needs it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ares_exp.containers.daytona.service import DaytonaService
 
 @dataclass(slots=True)
 class Connection:
-    """Of one event loop.
+    """The connection of one event loop.
 
     Attributes:
         service: Sends requests.
         keep_alive: Keeps sandboxes alive.
-        holders: How many need it.
+        holders: The number of containers that use it.
     """
 
     service: DaytonaService
@@ -28,7 +28,7 @@ class Connection:
     _object_store: asyncio.Task[bool] | None = None
 
     async def has_object_store(self) -> bool:
-        """Whether the service takes files for its image builder; it is asked once.
+        """Returns whether the service takes files for its image builder; asks once.
 
         Raises:
             ContainerServiceError: As `object_store.has_object_store`.
@@ -38,7 +38,7 @@ class Connection:
         return await asyncio.shield(self._object_store)
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Stops the keepalive and closes the connection."""
         if self._object_store is not None:
             self._object_store.cancel()
             await asyncio.wait({self._object_store})
@@ -47,17 +47,17 @@ class Connection:
 
 
 class Connections:
-    """One connection for each event loop that has containers."""
+    """One connection per event loop with containers."""
 
     def __init__(self) -> None:
-        """Opens none."""
+
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def acquire(self) -> Connection:
-        """The running loop's. Whoever takes it gives it back by `release`.
+        """Returns the running loop's connection. The caller has to `release` it.
 
         Raises:
-            PreflightError: There are no credentials in the environment, or malformed ones.
+            PreflightError: The credentials in the environment are missing or malformed.
         """
         loop = asyncio.get_running_loop()
         found = self._of_loop.get(loop)
@@ -68,7 +68,7 @@ class Connections:
         return found
 
     async def release(self, connection: Connection) -> None:
-        """Gives it back; the last one closes it."""
+        """Ends one use of the connection; the last one closes it."""
         connection.holders -= 1
         if connection.holders == 0:
             loop = asyncio.get_running_loop()

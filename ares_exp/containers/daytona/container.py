@@ -1,4 +1,4 @@
-"""One sandbox of the service as a `Container`."""
+"""The Daytona container: a sandbox of the service."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from ares_exp.containers.cancellation import finish, in_thread
+from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.command_killer import END_SEC
-from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, User
-from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.command_runner import CommandRunner
+from ares_exp.containers.container import (
+    Container,
+    ContainerSpec,
+    ExecOptions,
+    ExecResult,
+    User,
+    bounded_start,
+    refuse_second_start,
+)
 from ares_exp.containers.daytona.capture import SandboxFiles
 from ares_exp.containers.daytona.connection import Connection, Connections
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
@@ -31,7 +39,6 @@ from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.containers.ownership import owner_labels
-from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -55,7 +62,7 @@ _logger = logging.getLogger(__name__)
 
 
 class DaytonaContainer(Container):
-    """One sandbox; a `Container`, and a `SnapshottableContainer`."""
+    """A container that is a sandbox of the service; a `SnapshottableContainer`."""
 
     image: str | None = None
 
@@ -63,9 +70,9 @@ class DaytonaContainer(Container):
         """Keeps what is needed to start.
 
         Args:
-            spec: What the task asks for.
-            options: Of the factory.
-            connections: Of the factory.
+            spec: The task's container.
+            options: The factory's options.
+            connections: The factory's connections.
         """
         self._spec = spec
         self._options = options
@@ -76,7 +83,7 @@ class DaytonaContainer(Container):
         self._connection: Connection | None = None
         self._sandbox: AsyncSandbox | None = None
         self._relay: Relay | None = None
-        self._channels: ShellPool | None = None
+        self._channels: CommandRunner | None = None
         self._transfer: FileTransfer | None = None
         self._files: SandboxFiles | None = None
         self._user: User = "root"
@@ -144,8 +151,8 @@ class DaytonaContainer(Container):
         return await in_thread(lambda: plan.settle(context if stored else None))
 
     async def _finish_image(self, plan: ImagePlan) -> None:
-        """Does what the service could not build."""
-        self._policy = None  # that of a builder
+        """Applies the rest of the Dockerfile, which the service could not build."""
+        self._policy = None  # the builder's network
 
         async def run(
             command: str, *, env: Mapping[str, str] | None = None, cwd: str = "/", user: str = "root"
@@ -161,19 +168,19 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens shells for the commands that come: with these variables, there, and as this user, if they say no other.
+        """Opens the shells for commands, with defaults for their variables, directory and user.
 
         Args:
-            env: The task's own win.
-            workdir: The task's own wins; `None`: where the service starts commands.
-            user: Of the image.
+            env: Variables; the task's win.
+            workdir: Working directory; the task's wins; `None`: the service's default.
+            user: The image's user.
         """
         if self._channels is not None:
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
         self._workdir, self._user = self._spec.workdir or workdir, user
         root = None if user in _ROOT_NAMES else "root"
-        self._channels = ShellPool(self._open_shell, workdir=self._workdir, shell=self._options.shell, root=root)
+        self._channels = CommandRunner(self._open_shell, workdir=self._workdir, shell=self._options.shell, root=root)
         await self._channels.open()
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
@@ -234,7 +241,7 @@ class DaytonaContainer(Container):
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
     async def _absolute(self, path: str | Path) -> str:
-        """A path of the sandbox; a relative one is below its working directory."""
+        """Returns an absolute path of the sandbox; relative ones start at its working directory."""
         text = str(path)
         if posixpath.isabs(text):
             return text
@@ -288,13 +295,13 @@ class DaytonaContainer(Container):
             ValueError: As `Container.set_network`.
         """
         if policy not in self._spec.networks:
-            raise ValueError(f"Expected one of the policies that the container was made for, got {policy}.")
+            raise ValueError(f"Expected one of the container's network policies, got {policy}.")
         self._running_relay()
         sandbox, connection = self._sandbox, self._connection
         if policy == self._policy or sandbox is None or connection is None:
             return
         settings = network_settings(policy, self._options)
-        self._policy = None  # not known, if it fails
+        self._policy = None  # unknown if the request fails
         try:
             await connection.service.call(
                 f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
@@ -310,12 +317,12 @@ class DaytonaContainer(Container):
         return self._relay
 
     async def _raise_if_dead(self, cause: Exception) -> None:
-        """Tells a sandbox that is gone from a refused request, and from a service that is away."""
+        """Raises if the sandbox is gone, as opposed to a refused request or an unreachable service."""
         relay = self._running_relay()  # one that was stopped says that
         if isinstance(relay.failure, ContainerDiedError):
             raise relay.failure from cause
         sandbox, connection = self._sandbox, self._connection
-        has_died = isinstance(cause, ContainerDiedError)  # or its service does not answer, which looks the same
+        has_died = isinstance(cause, ContainerDiedError)  # or the service does not answer, which looks the same
         is_in_doubt = has_died or isinstance(cause, ContainerServiceError) or relay.failure is not None
         if not is_in_doubt or sandbox is None or connection is None:
             return
@@ -330,8 +337,8 @@ class DaytonaContainer(Container):
     async def _stop(self) -> None:
         if self._starting is not None:
             self._starting.cancel()
-            await asyncio.wait({self._starting})  # it leaves nothing, or what is removed here
-            self._starting.cancelled() or self._starting.exception()  # who asked for the start is told
+            await asyncio.wait({self._starting})  # it leaves nothing, or a sandbox that is removed here
+            self._starting.cancelled() or self._starting.exception()  # `start` raises it
         async with self._stopping:
             connection, sandbox = self._connection, self._sandbox
             self._connection = self._sandbox = None

@@ -1,7 +1,7 @@
-"""Creation and removal of sandboxes: never two where one was asked for, and none that nobody knows of.
+"""Creates and removes sandboxes. None is created twice, and none leaks if an answer is lost.
 
-A name is used once in the world, and the service gives it to one sandbox at a time. So whatever became of the answer,
-the name tells whether there is a sandbox.
+Names are globally unique, and the service gives a name to one sandbox at a time. So if an answer is lost, the name
+shows whether the sandbox exists.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import random
 from typing import TYPE_CHECKING
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.container_start import bounded_start
+from ares_exp.cancellation import finish
+from ares_exp.containers.container import bounded_start
 from ares_exp.containers.daytona import failures
 from ares_exp.containers.daytona.service import DaytonaService, has_ended, state_of
 from ares_exp.errors import (
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     )
 
 NAME_PREFIX = "ares-exp-"
-"""What the names of our sandboxes begin with, for people who look at a list of them."""
+"""Name prefix of our sandboxes, for people who read a list of them."""
 
 APPEARS_WITHIN_SEC = 5.0
-"""How long a sandbox may take to appear after the answer to its creation got lost."""
+"""Bound on a sandbox's appearance after the answer to its creation got lost."""
 
 REMOVAL_SEC = 60.0
 """Bound on a removal. The service refuses it while a sandbox is being made; later its TTL removes it."""
@@ -61,13 +61,13 @@ async def create_sandbox(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Makes one sandbox and waits until it runs, with its TTL before it. If that fails or is cancelled, none is left.
+    """Creates a sandbox and waits until it runs, with its whole TTL left. After an error or cancellation none remains.
 
     Args:
-        service: Where.
-        params: What it is to be.
-        name: Its name, which nobody else has or will have.
-        timeout_sec: Bound on the creation; removing what is left of a failed one comes on top (`REMOVAL_SEC`).
+        service: The service.
+        params: The SDK's parameters.
+        name: A globally unique name.
+        timeout_sec: Bound on the creation; the removal after a failure takes up to `REMOVAL_SEC` more.
 
     Raises:
         EnvironmentStartTimeoutError: It took too long.
@@ -82,16 +82,16 @@ async def create_sandbox(
     async with bounded_start(f"The sandbox {name}", timeout_sec, stop=undo, remedy=remedy):
         sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0
-        if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # building its image is part of its time
+        if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # includes the build of its image
             await service.call(f"The sandbox {name}", lambda _: sandbox.set_ttl(ttl_min))
-    if service.creating.pop(name, None) is None:  # its removal was asked for meanwhile
+    if service.creating.pop(name, None) is None:  # its removal was requested meanwhile
         await finish(_delete(service, sandbox))
         raise ContainerDiedError(f"The sandbox {name} was removed while it was made.")
     return sandbox
 
 
 async def delete_sandbox(service: DaytonaService, name: str) -> None:
-    """Removes a sandbox, also one whose creation is still on its way. Does nothing where there is none.
+    """Removes a sandbox, also one whose creation is still in progress. A missing one is no error.
 
     Raises:
         ContainerServiceError: The service refused or did not answer; its TTL removes the sandbox.
@@ -121,13 +121,13 @@ async def _create_or_adopt(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Bounded by the caller; a refusal for longer than `timeout_sec` is not waited out."""
+    """Creates or adopts a sandbox. Bounded by the caller; does not wait out a refusal longer than `timeout_sec`."""
     what = f"The sandbox {name}"
 
     async def create(client: AsyncDaytona) -> AsyncSandbox:
-        # A task of its own: a request that is given up here may yet be acted upon there, and what it says then counts.
+        # A separate task: the service may still act on a request that is given up here, and its answer then counts.
         creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
-        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be all that asks
+        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be the only reference
         return await _first_seen_started(client, creation, name)
 
     for tries in itertools.count(1):
@@ -145,7 +145,7 @@ async def _create_or_adopt(
 
 
 async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[AsyncSandbox], name: str) -> AsyncSandbox:
-    """The sandbox, once it runs. The SDK looks once a second, and many start in much less."""
+    """Returns the sandbox once it runs, polling faster than the SDK's one second."""
     from daytona import DaytonaError
 
     for pause in _EARLY_LOOKS_SEC:
@@ -165,7 +165,7 @@ async def _first_seen_started(client: AsyncDaytona, creation: asyncio.Task[Async
 
 
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    """Waits for one that exists, whatever happened to the answer that should have said so."""
+    """Waits for a created sandbox whose answer may have been lost."""
     what = f"The sandbox {sandbox.name}"
     try:
         if not has_ended(sandbox):
@@ -186,9 +186,9 @@ def _start_error(sandbox: AsyncSandbox) -> ContainerStartError:
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes what there is or will be of a creation. What goes wrong is logged: another error is to be reported."""
+    """Removes the result of a failed creation. Only logs errors, as another error is being raised."""
     if name not in service.creating:
-        return  # nothing was asked for
+        return  # nothing was requested
     try:
         async with asyncio.timeout(REMOVAL_SEC):
             await delete_sandbox(service, name)
@@ -205,14 +205,14 @@ async def _find(service: DaytonaService, name: str) -> AsyncSandbox | None:
 
 
 async def _delete(service: DaytonaService, sandbox: AsyncSandbox) -> None:
-    with contextlib.suppress(ContainerDiedError, ContainerNotFoundError):  # somebody else was faster
+    with contextlib.suppress(ContainerDiedError, ContainerNotFoundError):  # another removal was faster
         await service.call(
             f"The sandbox {sandbox.name}", lambda _: sandbox.delete(timeout=_LOOK_SEC), timeout_sec=REMOVAL_SEC
         )
 
 
 def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
-    """Whether a creation that left no sandbox yet may still do so."""
+    """Returns whether a creation may still make a sandbox."""
     if not creation.done() or creation.cancelled():
         return True
     error = creation.exception()

@@ -1,4 +1,4 @@
-"""Where the Daytona service is, and as whom we ask it: from this process's environment, and from nowhere else."""
+"""Address and credentials of the Daytona service, read only from this process's environment."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ares_exp.errors import PreflightError
-from ares_exp.secrets import protect
+from ares_exp.records.secrets import protect
 
 DEFAULT_API_URL = "https://app.daytona.io/api"
 
 _API_KEY, _JWT_TOKEN = "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN"
 _ORGANIZATION_ID, _API_URL, _TARGET = "DAYTONA_ORGANIZATION_ID", "DAYTONA_API_URL", "DAYTONA_TARGET"
-_PRINTABLE = re.compile(r"[!-\[\]-~]+")  # what may go into a header and a URL: no space, no line break, no backslash
+_PRINTABLE = re.compile(r"[!-\[\]-~]+")  # valid in a header and a URL: no space, line break or backslash
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """How the service is reached.
+    """Address and credentials of the service.
 
     Attributes:
         api_url: Address of its API, without a slash at the end.
         api_key: A key of an organisation.
         jwt_token: In place of a key: a user's token, which needs `organization_id`.
-        organization_id: On whose account, with a token.
-        target: The region where sandboxes are made; `None`: the organisation's default.
+        organization_id: The account, with a token.
+        target: The region of the sandboxes; `None`: the organisation's default.
     """
 
     api_url: str
@@ -38,10 +38,10 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Reads the variables that the SDK documents. What is secret is masked in all files and logs from then on.
+        """Reads the variables that the SDK documents. Masks secret values in all files and logs from then on.
 
         Raises:
-            PreflightError: Something is missing or unusable.
+            PreflightError: A variable is missing or unusable.
         """
         key, token, organization = _value(_API_KEY), _value(_JWT_TOKEN), _value(_ORGANIZATION_ID)
         protect(secret for secret in (key, token) if secret)
@@ -66,12 +66,12 @@ class Credentials:
 
 
 def has_credentials() -> bool:
-    """Whether the environment has some, complete or not."""
+    """Returns whether the environment has credentials, complete or not."""
     return any(os.environ.get(name, "").strip() for name in (_API_KEY, _JWT_TOKEN))
 
 
 def _value(name: str) -> str | None:
-    """A variable's value; `None` when it is empty."""
+    """Returns a variable's value; `None` when it is empty."""
     value = os.environ.get(name, "").strip()
     if value and not _PRINTABLE.fullmatch(value):
         raise PreflightError(f"{name} has characters that neither a key nor an address has, a space or a line break.")
@@ -79,10 +79,10 @@ def _value(name: str) -> str | None:
 
 
 def _checked_url(text: str) -> str:
-    """The address of an API to which a key may be sent.
+    """Checks the address of an API to which a key may be sent.
 
     Raises:
-        PreflightError: It is none. What may be secret in it is not shown.
+        PreflightError: It is not such an address. Secret parts are not shown.
     """
     try:
         url = urlsplit(text)

@@ -1,4 +1,4 @@
-"""One command in a sandbox, by one request: what the relay and the start are made of."""
+"""Execution of one command in a sandbox by one request; used by the relay and the start."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 KILLED = -1
-"""The exit code of a command that the service has killed, because it took longer than it may."""
+"""The exit code of a command that the service killed at its time limit."""
 
-_LATE_SEC = 10.0  # how much longer than it may a command of a loaded sandbox takes
-_OUTAGE_SEC = 120.0  # for how long a service may be down before a sandbox is given up
+_LATE_SEC = 10.0  # tolerance beyond the time limit in a loaded sandbox
+_OUTAGE_SEC = 120.0  # bound on an outage of the service before a sandbox is given up
 
 
 async def execute(
     service: DaytonaService, sandbox: AsyncSandbox, command: str, seconds: float, *, outage_sec: float = _OUTAGE_SEC
 ) -> tuple[int, str]:
-    """Runs a command as the sandbox's user. It may run twice, if an answer gets lost.
+    """Runs a command as the sandbox's user. It may run twice if an answer gets lost.
 
-    The SDK's own `process.exec` reads answers of any size, and what is in a sandbox decides how large they are.
+    The SDK's `process.exec` reads answers of any size, and programs in the sandbox decide their size.
 
     Args:
-        service: The sandbox's.
-        sandbox: Where.
-        command: At most 128 KiB, reads no stdin, leaves nothing behind that holds its stdout.
-        seconds: How long it may take.
-        outage_sec: For how long it is tried again, on top of that, while the service cannot be reached.
+        service: The sandbox's service.
+        sandbox: The sandbox.
+        command: At most 128 KiB, reads no stdin, leaves no process that holds its stdout.
+        seconds: Time limit.
+        outage_sec: Additional time for retries while the service cannot be reached.
 
     Returns:
-        Its exit code (`KILLED`: it took too long) and what it printed, stderr too; invalid UTF-8 was replaced.
+        Its exit code (`KILLED`: it took too long) and its output, stderr included, with invalid UTF-8 replaced.
 
     Raises:
         ContainerServiceError: The service refused, or did not answer; its answer was malformed or too large.
@@ -58,7 +58,7 @@ async def execute(
 
 
 async def _send(sandbox: AsyncSandbox, command: str, limit: int) -> tuple[int, str]:
-    # The SDK has no public way to an answer that is not read yet, nor to its translation of errors.
+    # The SDK has no public way to get an unread answer, or to translate its errors.
     from daytona._utils.errors import intercept_errors
     from daytona_toolbox_api_client_async import ExecuteRequest
     from daytona_toolbox_api_client_async.exceptions import ApiException

@@ -1,31 +1,35 @@
-"""Sandboxes of the Daytona service: the factory that Hydra instantiates."""
+"""The factory of `container=daytona`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import pydantic
 
-from ares_exp.containers.container import Container, ContainerSpec, Shell
+from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.daytona.connection import Connections
 from ares_exp.containers.daytona.container import DaytonaContainer
-from ares_exp.containers.daytona.leftovers import remove_stale
+from ares_exp.containers.daytona.credentials import has_credentials
+from ares_exp.containers.daytona.leftovers import find_all, remove_stale
 from ares_exp.containers.daytona.options import CaptureWay, DaytonaOptions
 from ares_exp.containers.daytona.sandbox_request import check_spec
+from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.errors import ContainerServiceError, PreflightError
-from ares_exp.secrets import is_sensitive, protect
+from ares_exp.records.secrets import is_sensitive, protect
 
 _MAX_CPUS, _MAX_MB = 1024, 64 * 2**20
 _MAX_TTL_MIN = 60 * 24 * 30
 
 
-class DaytonaContainerFactory:
-    """Makes sandboxes of the service that `DAYTONA_API_URL` names, with the key in `DAYTONA_API_KEY`."""
+class DaytonaContainerFactory(ContainerFactoryBase):
+    """Makes containers at the service of `DAYTONA_API_URL`, with the key in `DAYTONA_API_KEY`."""
 
     name = "daytona"
+    harbor_name = "daytona"
+    harmless_options = frozenset({"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture"})
 
     @pydantic.validate_call
     def __init__(
@@ -38,24 +42,24 @@ class DaytonaContainerFactory:
         ttl_min: Annotated[int, pydantic.Field(ge=1, le=_MAX_TTL_MIN)] | None = None,
         network: Literal["public", "no-network"] | None = None,
         allowed_hosts: Sequence[Annotated[str, pydantic.AfterValidator(normalise_host)]] | None = None,
-        shell: Shell = "bash -lc",
+        shell: Shell = "bash -c",
         env: Mapping[str, str] | None = None,
         capture: CaptureWay | None = None,
     ) -> None:
-        """Keeps the options; touches nothing.
+        """Validates the options.
 
         Args:
             snapshot: A named snapshot of the service that every sandbox starts from, whatever image a task asks for.
             cpus: Whole cores of every sandbox, instead of what tasks ask for.
-            memory_mb: Likewise MiB of memory; the service gives whole GiB.
-            storage_mb: Likewise MiB of disk.
+            memory_mb: MiB of memory of every sandbox, instead of what tasks ask for; the service gives whole GiB.
+            storage_mb: MiB of disk of every sandbox, instead of what tasks ask for; the service gives whole GiB.
             ttl_min: Minutes after which the service removes a sandbox that nobody keeps alive: what a run that was
                 killed leaves. `None`: by each task's limits, and ten more.
             network: `public` or `no-network`, instead of what tasks ask for in any phase; `None` leaves it to the task.
-            allowed_hosts: More hosts that may be reached in every phase, in the form of a task's: `no-network` with
-                them is an allow-list.
-            shell: What reads commands: `bash -lc` reads the image's profile files first; `bash -c` and `sh -c` are
-                faster.
+            allowed_hosts: More hosts that may be reached in every phase: `[pypi.org,*.pythonhosted.org]`. `no-network`
+                with them is an allow-list.
+            shell: The shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the
+                image's profile files first, and Debian's reset `PATH`.
             env: Variables of every sandbox; those of the task win.
             capture: How snapshots keep a sandbox's files. `files`: what differs from its image, in the snapshot's own
                 directory, so that it can be restored anywhere where that image is. `provider`: by a snapshot that the
@@ -79,12 +83,12 @@ class DaytonaContainerFactory:
         self._connections = Connections()
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """A sandbox for `spec`, not started yet."""
+        """Makes a container for `spec`, not started yet."""
         return DaytonaContainer(spec, self._options, self._connections)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, JSON-ready; of variables their names alone: their values may be secret."""
+        """The constructor's options, JSON-ready; of variables only the names, as values may be secret."""
         options = self._options
         return {
             "snapshot": options.snapshot,
@@ -100,10 +104,10 @@ class DaytonaContainerFactory:
         }
 
     async def preflight(self) -> None:
-        """Checks that the service answers and takes the key, and removes what dead runs of this machine left there.
+        """Checks that the service answers and takes the key, and removes leftovers of this machine's dead runs there.
 
         Raises:
-            PreflightError: No key, a key that the service does not take, or no answer.
+            PreflightError: No key, a refused key, or no answer.
         """
         connection = self._connections.acquire()
         try:
@@ -114,16 +118,25 @@ class DaytonaContainerFactory:
             await self._connections.release(connection)
 
     def check_snapshots(self) -> None:
-        """Files of the sandboxes that are made from now on can be captured."""
+        """Makes later sandboxes list their files at the start, so that they can be captured."""
         if self._options.capture is None:
             self._options = replace(self._options, capture="files")
+
+    @classmethod
+    def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
+        """As `ContainerFactoryBase.find_leftovers`; nothing without credentials in the environment."""
+        if has_credentials():
+            try:
+                yield from find_all(snapshots=snapshots)
+            except (PreflightError, ContainerServiceError) as error:
+                raise ContainerServiceError(f"The Daytona service could not be asked what it has. {error}") from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """As `ContainerFactory.check`.
 
         Raises:
-            UnsupportedTaskError: The task needs several services, or what the service does not have.
+            UnsupportedTaskError: The task needs several services, or a feature that the service lacks.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
-            ConfigError: Its limits are longer than a sandbox lives.
+            ConfigError: Its limits exceed the lifetime of a sandbox.
         """
         return check_spec(spec, self._options)

@@ -1,6 +1,6 @@
-"""What an error of Daytona's SDK means: whose fault it is, and whether the same request may succeed later.
+"""Classification of the SDK's errors: whose fault, and whether the same request may succeed later.
 
-The codes are those of the service's API, proxy and daemon. Some refusals have none; then their text decides.
+The codes are those of the service's API, proxy and daemon. Refusals without a code are classified by their text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ares_exp.errors import (
     ContainerServiceError,
     ContainerServiceUnavailableError,
 )
-from ares_exp.secrets import mask_known_secrets
+from ares_exp.records.secrets import mask_known_secrets
 
 if TYPE_CHECKING:
     from daytona import DaytonaError
@@ -51,15 +51,15 @@ _REMEDIES: Mapping[type[ContainerError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed try.
+    """One failed request.
 
     Attributes:
-        error: What to raise.
+        error: The error to raise.
         passes: Whether the same request may succeed later.
-        untouched: Whether the service has certainly not acted upon it.
-        few_tries: Whether it is as likely never to pass: a defect of the service rather than its load.
-        wait_sec: Seconds that the service asked to wait, when it did.
-        never_connected: Whether nothing answered at its address.
+        untouched: Whether the service has certainly not acted on the request.
+        few_tries: Whether it may never pass: a defect of the service rather than load.
+        wait_sec: The wait that the service requested, in seconds, if any.
+        never_connected: Whether no connection could be made.
     """
 
     error: ContainerError
@@ -74,8 +74,8 @@ def read(what: str, error: DaytonaError) -> Failure:
     """Classifies a failure.
 
     Args:
-        what: What was asked for, as the subject of the message.
-        error: What the SDK raised.
+        what: The subject of the message.
+        error: The SDK's exception.
     """
     status, code = error.status_code, error.code
     wait_sec = _wait_sec(error.headers)
@@ -87,7 +87,7 @@ def read(what: str, error: DaytonaError) -> Failure:
         return Failure(raised, passes, untouched, few_tries, wait_sec)
 
     if _is_lost(error):
-        # A sandbox whose runner does not reach it for a moment is said to be not started, too.
+        # The service also reports "not started" for a running sandbox that is briefly unreachable.
         is_certain = code != "SANDBOX_NOT_STARTED"
         died = ContainerDiedError(_message(what, error, ContainerDiedError))
         return Failure(died, passes=not is_certain, untouched=not is_certain, few_tries=True)
@@ -114,7 +114,7 @@ def read(what: str, error: DaytonaError) -> Failure:
 
 
 def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
-    """The error of a request that took too long."""
+    """Returns the error for a request that took too long."""
     remedy = _REMEDIES[ContainerServiceUnavailableError]
     return ContainerServiceUnavailableError(
         f"{what}: no answer from the Daytona service within {seconds:g} s. {remedy}"
@@ -122,7 +122,7 @@ def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
 
 
 def plain(text: object) -> str:
-    """Text of the service's in one bounded line, without secrets and control characters."""
+    """Returns the service's text in one bounded line, without secrets and control characters."""
     words = " ".join(mask_known_secrets(str(text)).split())
     line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
     return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"
@@ -139,7 +139,7 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Whether it says that the sandbox is gone. The daemon in a sandbox says the like of its files and sessions."""
+    """Returns whether an error means that the sandbox is gone. The daemon reports missing files and sessions alike."""
     from daytona.common.errors import SOURCE_DAEMON, SOURCE_PROXY
 
     if error.code in _LOST_CODES:
@@ -154,7 +154,7 @@ def _is_lost(error: DaytonaError) -> bool:
 
 
 def _is_outage(error: DaytonaError) -> bool:
-    """Whether, of an error without a status, the connection or the time is to blame rather than the request."""
+    """Returns whether an error without a status is due to the connection or a timeout."""
     from daytona import DaytonaConnectionError, DaytonaTimeoutError
 
     return isinstance(error, DaytonaConnectionError | DaytonaTimeoutError)
@@ -174,7 +174,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _wait_sec(headers: Mapping[str, object]) -> float | None:
-    """The longest that a `Retry-After` asks for. The service has one for each of its limits: `Retry-After-<limit>`."""
+    """Returns the longest requested wait. The service has one header per limit: `Retry-After-<limit>`."""
     asked = [
         retry_after_sec({"retry-after": str(value)})
         for name, value in headers.items()
@@ -184,6 +184,6 @@ def _wait_sec(headers: Mapping[str, object]) -> float | None:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Whether a request that the SDK saw fail so has certainly had no effect, and will have none."""
+    """Returns whether a request that failed so has certainly had no effect, and will have none."""
     status = getattr(error, "status_code", None)
     return _never_connected(error) if status is None else 400 <= status < 500 and status not in (408, 409)

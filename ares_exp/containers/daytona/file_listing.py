@@ -1,4 +1,4 @@
-"""A listing of a sandbox's files, made and compared in it: only what differs from the first one leaves the sandbox.
+"""A listing of a sandbox's files, made and compared inside it, so that only differences leave the sandbox.
 
 A line says of one path all by which a change shows. The first listing stays in a directory of ours, sorted; later ones
 are compared with it by `sort -m` and `uniq -u`. With GNU `find`, a line has NUL in place of each line break of its
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from ares_exp.filesystem.delta import UNKEPT_DIRECTORIES
 
 DIRECTORY = "/.ares_exp_files"
-"""Of the sandbox: listings, and archives on their way. In no listing."""
+"""The directory in the sandbox for listings and archives; never listed itself."""
 
 UNSUITABLE, UNREADABLE, ALTERED = 90, 91, 92
-"""Exit codes of the scripts: a program is not there; a file was not read or written; the first listing is another."""
+"""Exit codes of the scripts: missing program; a file was not read or written; the first listing was changed."""
 
 PRELUDE = f"""\
 umask 077; export LC_ALL=C TZ=UTC0 PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH"
@@ -27,13 +27,13 @@ unset TAR_OPTIONS POSIXLY_CORRECT GZIP
 d={DIRECTORY}; cd / || exit {UNREADABLE}
 if command -v gzip >/dev/null 2>&1; then z='gzip -1'; else z=cat; fi
 """
-"""What every script begins with: `$d` is our directory, `$z` compresses if possible."""
+"""The beginning of every script: `$d` is our directory, `$z` compresses if possible."""
 
 _NEEDED = ("find", "xargs", "stat", "sort", "uniq", "tr", "sha256sum", "wc", "tar", "rm", "mkdir", "date")
 _PRUNED = " -o ".join(f"-path {path}" for path in (DIRECTORY, *UNKEPT_DIRECTORIES))
 _STAT_FIND = f"""find "$@" -xdev \\( {_PRUNED} -o -name "*$nl*" \\) -prune -o"""
 
-# Of a directory, neither its inode nor its size tells anything: overlays make them up.
+# Inode and size of directories are meaningless: overlays invent them.
 _LIST = f"""\
 nl='
 '
@@ -70,7 +70,7 @@ for program in {" ".join(_NEEDED)}; do
 done
 rm -rf "$d" && mkdir "$d" || exit {UNREADABLE}
 set -- /
-while read -r _ point kind _; do  # an overlay over a part of the root is as much the box's own
+while read -r _ point kind _; do  # an overlay over a part of the root is as much the sandbox's own
     case $point in /|*[!A-Za-z0-9/._-]*) continue;; esac
     if [ "$kind" = overlay ]; then set -- "$@" "$point"; fi
 done </proc/self/mounts
@@ -81,7 +81,7 @@ sum=$(sha256sum <"$d/first") || exit {UNREADABLE}
 echo "${{sum%% *}} $style $tar ${{z%% *}} $*"
 """
 )
-"""Makes the first listing, in a new directory of ours, and prints what `Started` holds."""
+"""The script that makes the first listing, in a new directory, and prints the fields of `Started`."""
 
 _STARTED = re.compile(r"([0-9a-f]{64}) (find|stat) (gnu|other) (gzip|cat) (/(?: /[A-Za-z0-9/._-]+)*)\n")
 _COMPARED = re.compile(r"([0-9]{1,15}) ([0-9]{1,15}) ([0-9]{1,15})\n")
@@ -89,10 +89,10 @@ _COMPARED = re.compile(r"([0-9]{1,15}) ([0-9]{1,15}) ([0-9]{1,15})\n")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What the script `START` found out.
+    """The result of the script `START`.
 
     Attributes:
-        digest: Of the first listing.
+        digest: Digest of the first listing.
         style: Which program makes the lines.
         has_gnu_tar: Whether `tar` is GNU's.
         has_gzip: Whether it can compress.
@@ -107,7 +107,7 @@ class Started:
 
     @classmethod
     def parse(cls, output: str) -> Started | None:
-        """What the script printed; `None`: something else."""
+        """Parses the output of the script; `None` if it is malformed."""
         found = _STARTED.fullmatch(output)
         if found is None:
             return None
@@ -116,12 +116,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a `compare_script` found out besides the changes.
+    """The result of a `compare_script` besides the changes.
 
     Attributes:
-        clock_sec: What the sandbox's clock said when it began.
+        clock_sec: The sandbox's clock at its beginning.
         unlisted: Names with line breaks, which cannot be listed.
-        size: Of the file of changes, bytes.
+        size: Size of the file of changes, bytes.
     """
 
     clock_sec: int
@@ -130,17 +130,17 @@ class Compared:
 
     @classmethod
     def parse(cls, output: str) -> Compared | None:
-        """What the script printed; `None`: something else."""
+        """Parses the output of the script; `None` if it is malformed."""
         found = _COMPARED.fullmatch(output)
         return None if found is None else cls(*(int(number) for number in found.groups()))
 
 
 CHANGES = f"{DIRECTORY}/changes"
-"""What a `compare_script` makes; see `listed_changes`."""
+"""The output file of a `compare_script`; see `listed_changes`."""
 
 
 def compare_script(started: Started) -> str:
-    """A script that makes a new listing, and `CHANGES` of it, and prints what `Compared` holds."""
+    """Returns a script that makes a new listing and `CHANGES`, and prints the fields of `Compared`."""
     roots = shlex.join(started.roots)
     return (
         PRELUDE

@@ -1,9 +1,9 @@
-"""Which files of its build context a Dockerfile needs, and how they reach the service's builder.
+"""The files of the build context that a Dockerfile needs, and their transfer to the service's builder.
 
-The SDK can upload a context, but takes what is to be uploaded from `COPY` lines as they stand: it knows no `ADD`, no
-variables, no bind mounts and no `.dockerignore`, and a source with a leading slash is a file of this machine to it. And
-what it uploads is unpacked as plain files alone: links and empty directories are lost. Here the files are found as
-Docker finds them, and copied to a directory which the SDK uploads as it is.
+The SDK can upload a context, but reads the files from literal `COPY` lines: it ignores `ADD`, variables, bind mounts
+and `.dockerignore`, and takes a source with a leading slash for a file of this machine. And its upload loses links and
+empty directories. Here the files are found as Docker finds them, and copied to a directory that the SDK uploads
+unchanged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A file, a directory or a pattern of the context that an instruction on that line needs."""
+    """A file, directory or pattern of the context that the instruction on a line needs."""
 
     line: int
     pattern: str
 
 
 def local_sources(instruction: Instruction) -> list[LocalSource]:
-    """What an instruction takes from the context. One that a variable names may be anything: it is `.`.
+    """Returns the sources of an instruction in the context; `.` for a source with a variable.
 
     Raises:
         TaskError: Its words cannot be told apart.
@@ -64,24 +64,24 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def _is_remote(instruction: str, word: str) -> bool:
-    """Whether a source is no file: a here-document, or something that ADD fetches."""
+    """Returns whether a source is a here-document or a URL."""
     return word.startswith("<<") or (instruction == "ADD" and _REMOTE.match(word) is not None)
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
-    """The files that a builder is to be given. Blocking.
+    """Finds the files to send to the builder. Blocking.
 
     Args:
-        sources: What the instructions need.
-        context: The task's directory; what its `.dockerignore` leaves out is left out.
+        sources: The sources of the instructions.
+        context: The task's directory; its `.dockerignore` applies.
 
     Returns:
-        Names in the context, and the files that they lead to, none of them outside of it.
+        Names in the context and their files, none of them outside of it.
 
     Raises:
-        TaskError: A source is not there.
-        UnsupportedTaskError: One leads out of the context, or would not arrive as it is: a link in a directory, an
-            empty directory, a device, a name that is no UTF-8.
+        TaskError: A source is missing.
+        UnsupportedTaskError: A source leads out of the context, or cannot be uploaded unchanged: a link in a directory,
+            an empty directory, a device, a name that is not UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)
@@ -94,7 +94,7 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
 
 
 def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Path]) -> None:
-    """Adds the file `path`, or the files below it, under the names that they have in the context."""
+    """Adds the file `path`, or the files below it, by their names in the context."""
     children = sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
     for child in children:
         _collect(child.name if name == "." else f"{name}/{child.name}", child, kept, found)
@@ -114,7 +114,7 @@ def _lost(what: str) -> UnsupportedTaskError:
 
 
 def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:
-    """The context without what its `.dockerignore` leaves out, and what to clean up when it is done with. Blocking."""
+    """Returns the context without ignored files, and the directory to remove afterwards. Blocking."""
     directory = short_lived_directory("build")
     try:
         return stage_context(context, directory.path), directory

@@ -1,14 +1,14 @@
-"""What a sandbox is made from: how a task's image comes about where no engine of ours builds it.
+"""The plan of a sandbox's image: how the service, without an engine of ours, makes a task's image.
 
 | the task has | the sandbox is made from |
 |---|---|
-| anything, with `container.snapshot` set | that snapshot of the service, as it is |
+| anything, with `container.snapshot` set | that snapshot of the service |
 | `docker_image` | that image |
-| a Dockerfile that needs no file of its context | its text, which the service builds |
-| one that does | its text, with the files in the service's object store |
-| the same, where the files cannot go there | the text before the first line that needs one; see `image_rest` |
+| a Dockerfile that needs no file of its context | its text, built by the service |
+| a Dockerfile that needs files | its text, with the files in the service's object store |
+| the same, without an object store | the text before the first line that needs a file; see `image_rest` |
 
-What the service has built it keeps for a while, and uses again for the same text and files.
+The service keeps built images for a while, and reuses them for the same text and files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ares_exp.containers.daytona.image_rest import FinishedImage, do_rest, read_
 from ares_exp.containers.daytona.options import DaytonaOptions
 from ares_exp.containers.dockerfile.instructions import KNOWN, find_syntax, instructions, read_text
 from ares_exp.containers.dockerfile.reading import Base
-from ares_exp.containers.dockerfile.steps import RunInBox, UploadToBox, check_sources
+from ares_exp.containers.dockerfile.steps import RunInContainer, UploadToContainer, check_sources
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 
 _REMEDY = "Use container=docker for this task, or leave it out."
@@ -33,13 +33,13 @@ _REMEDY = "Use container=docker for this task, or leave it out."
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """What is known of a Dockerfile that needs files of its context.
+    """The files that a Dockerfile needs from its context.
 
     Attributes:
-        first_line: The first line that needs one.
-        files: What the object store is to be given: names in the context, and where they are here.
-        not_stored: Why it cannot be given them; `None` if it can.
-        not_after: Why the rest cannot be done in a running sandbox; `None` if it can.
+        first_line: The first line that needs a file.
+        files: The files for the object store: names in the context, and paths here.
+        not_stored: Why they cannot be stored there; `None` if they can.
+        not_after: Why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
     """
 
     first_line: int
@@ -50,18 +50,18 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What a sandbox is made from, and what remains to be done once it runs.
+    """The source of a sandbox, and the rest of the Dockerfile to apply once it runs.
 
     Attributes:
-        snapshot, image, dockerfile: A snapshot of the service, an image's name, or a text to build: one of them.
-        context: A directory with exactly the files that the text needs; `None`: none.
+        snapshot, image, dockerfile: One of: a snapshot of the service, an image's name, a text to build.
+        context: A directory with exactly the files that the text needs; `None` if it needs no file.
         context_dir: The task's directory, where there is a Dockerfile.
-        env: Variables that the Dockerfile sets, as far as it tells: what its base image has is not known here.
-        workdir: Directory of the finished image; `None` if its base image or the snapshot decides.
-        user: Who runs commands; root where the base image or the snapshot decides.
-        local: Set while it is open how the files of the context get there: `settle` decides.
-        built_lines: So many lines of the Dockerfile are built by the service; the rest is done by `apply`. `None`: all.
-        warnings: What a user should know.
+        env: Variables that the Dockerfile sets; those of its base image are unknown here.
+        workdir: Directory of the finished image; `None`: that of the base image or the snapshot.
+        user: The user of commands; root if the base image or the snapshot decides.
+        local: The needed files, until `settle` decides how to transfer them.
+        built_lines: Number of lines of the Dockerfile that the service builds; `apply` does the rest. `None`: all.
+        warnings: Warnings for the user.
     """
 
     snapshot: str | None = None
@@ -78,30 +78,30 @@ class ImagePlan:
 
     @property
     def builds_after_start(self) -> bool:
-        """Whether `apply` has something to do, for which it needs the network that a builder would have."""
+        """Whether `apply` has work to do, for which it needs a builder's network."""
         return self.built_lines is not None
 
     def settle(self, directory: Path | None) -> ImagePlan:
-        """The plan with its open question decided: by the object store if possible. Blocking.
+        """Returns the plan with the transfer of files decided: by the object store if possible. Blocking.
 
         Args:
             directory: As for `with_object_store`; `None`: the service has no object store.
 
         Raises:
-            UnsupportedTaskError: It cannot be done without an object store.
+            UnsupportedTaskError: It needs an object store.
         """
         if self.local is None or directory is None or self.local.not_stored is not None:
             return self.after_start()
         return self.with_object_store(directory)
 
     def with_object_store(self, directory: Path) -> ImagePlan:
-        """The plan in which the service builds all, and is given the files that it needs. Blocking.
+        """Returns the plan in which the service builds everything, with the needed files. Blocking.
 
         Args:
-            directory: An empty one, where the files are copied to; it has to stay until the sandbox is created.
+            directory: An empty directory for copies of the files; has to stay until the sandbox is created.
 
         Raises:
-            UnsupportedTaskError: The files would not arrive as they are.
+            UnsupportedTaskError: The files cannot be uploaded unchanged.
             ContainerStartError: They could not be copied.
         """
         if self.local is None:
@@ -115,10 +115,10 @@ class ImagePlan:
         return replace(self, context=directory, local=None)
 
     def after_start(self) -> ImagePlan:
-        """The plan in which the service builds what needs no files, and `apply` does the rest.
+        """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
 
         Raises:
-            UnsupportedTaskError: The rest cannot be done in a running sandbox.
+            UnsupportedTaskError: The rest cannot be applied in a running sandbox.
         """
         if self.local is None:
             return self
@@ -128,17 +128,19 @@ class ImagePlan:
         text = "".join((self.dockerfile or "").splitlines(keepends=True)[:built])
         return replace(self, dockerfile=text, local=None, built_lines=built)
 
-    async def apply(self, run: RunInBox, upload: UploadToBox, *, workdir: str, restored: bool = False) -> FinishedImage:
-        """Does what remains to be done in the running sandbox.
+    async def apply(
+        self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
+    ) -> FinishedImage:
+        """Applies the rest of the Dockerfile in the running sandbox.
 
         Args:
-            run: Runs a command in a plain shell, no login shell, with these variables on top of the sandbox's own.
-            upload: Copies into it.
-            workdir: The directory that the sandbox itself says its commands begin in.
+            run: Runs a command in a non-login shell, with variables on top of the sandbox's.
+            upload: Copies files into it.
+            workdir: The sandbox's default directory of commands.
             restored: Whether the sandbox has the files of a finished image already.
 
         Raises:
-            ContainerStartError: With the line and the last lines of what the command printed.
+            ContainerStartError: With the line and the end of the command's output.
             ContainerError: The sandbox failed.
         """
         if self.built_lines is None or self.context_dir is None:
@@ -152,11 +154,11 @@ class ImagePlan:
 
 
 def plan_image(spec: ContainerSpec, options: DaytonaOptions) -> ImagePlan:
-    """Finds out what a sandbox for `spec` is made from. Blocking: reads the task's Dockerfile and lists its context.
+    """Makes the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
 
     Raises:
-        UnsupportedTaskError: It needs several services, or something that neither the service's builder nor a running
-            sandbox can be made to do.
+        UnsupportedTaskError: It needs several services, or a feature of neither the service's builder nor a running
+            sandbox.
         TaskError: It has neither an image nor a Dockerfile, or the Dockerfile is malformed.
     """
     if spec.compose_file is not None:

@@ -1,4 +1,4 @@
-"""Does in a running sandbox what the service's builder could not: all that follows the first need of a local file."""
+"""The rest of a Dockerfile, from the first line that needs a local file on, applied in a running sandbox."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.daytona.image_context import copy_not_ignored
 from ares_exp.containers.dockerfile.reading import Base, Dockerfile, RunStep, Step, read_dockerfile
-from ares_exp.containers.dockerfile.steps import RunInBox, UploadToBox, apply_step
+from ares_exp.containers.dockerfile.steps import RunInContainer, UploadToContainer, apply_step
 from ares_exp.containers.owned_directory import OwnedDirectory
 from ares_exp.errors import ContainerStartError, UserError
 
@@ -20,7 +20,7 @@ PLATFORM_ARGS: Mapping[str, str] = {
     for whose in ("TARGET", "BUILD")
     for what, value in {"PLATFORM": "linux/amd64", "OS": "linux", "ARCH": "amd64", "VARIANT": ""}.items()
 }
-"""Build arguments that a Dockerfile has without being given them, as the service's builder sets them."""
+"""Predefined build arguments, as the service's builder sets them."""
 
 _REFUSAL = (
     "without the service's object store, the rest of the Dockerfile is done in the running sandbox, where {} cannot be "
@@ -32,12 +32,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FinishedImage:
-    """What commands in a sandbox are to find.
+    """The defaults of commands in a finished sandbox.
 
     Attributes:
-        env: Variables that the sandbox does not have by itself; a task's own win over them.
+        env: Variables that the sandbox itself lacks; a task's win over them.
         workdir: Where commands run.
-        user: Who runs them.
+        user: The user of commands.
     """
 
     env: Mapping[str, str]
@@ -49,16 +49,16 @@ def read_rest(path: Path, base: Base) -> Dockerfile:
     """Reads a Dockerfile of which the service builds the first lines, `base.built_lines` of them.
 
     Raises:
-        UnsupportedTaskError: The rest cannot be done in a running sandbox.
+        UnsupportedTaskError: The rest cannot be applied in a running sandbox.
         TaskError: It is malformed.
     """
     return read_dockerfile(path, replace(base, args=PLATFORM_ARGS), refusal=_REFUSAL)
 
 
 async def do_rest(
-    context_dir: Path, built_lines: int, run: RunInBox, upload: UploadToBox, *, workdir: str, restored: bool
+    context_dir: Path, built_lines: int, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool
 ) -> FinishedImage:
-    """As `ImagePlan.apply`, for the Dockerfile in `context_dir`, of which so many lines are built."""
+    """As `ImagePlan.apply`, for the Dockerfile in `context_dir` with its first lines built."""
     own = await _variables(run)
     base = Base(own, workdir, built_lines=built_lines)
     staging = asyncio.create_task(asyncio.to_thread(copy_not_ignored, context_dir))
@@ -67,7 +67,7 @@ async def do_rest(
         context, _ = await asyncio.shield(staging)
         for step in () if restored else dockerfile.steps:
             await apply_step(_on_top(step, own), context, run, upload)
-    except UserError as error:  # changed since it was checked, or by the variables of the base image
+    except UserError as error:  # changed since the check, or by variables of the base image
         raise ContainerStartError(str(error)) from error
     except OSError as error:
         if isinstance(error, TimeoutError):
@@ -78,8 +78,8 @@ async def do_rest(
     return FinishedImage(_changed(dockerfile.env, own), dockerfile.workdir, dockerfile.user)
 
 
-async def _variables(run: RunInBox) -> dict[str, str]:
-    """The sandbox's own variables, without those that a shell sets for itself or for a user."""
+async def _variables(run: RunInContainer) -> dict[str, str]:
+    """Returns the sandbox's variables, without those that a shell sets for itself or for a user."""
     result = await run("cat /proc/self/environ")
     if result.exit_code != 0 or result.elided_bytes:
         raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")

@@ -1,7 +1,7 @@
-"""Keeps sandboxes from being removed for as long as their runner lives.
+"""Keepalive of sandboxes while their runner lives.
 
-A sandbox has a time to live, so that those of a dead runner end by themselves. One task of the runner puts the end off,
-for all of its sandboxes.
+A sandbox has a time to live, so that those of a dead runner end by themselves. One task of the runner renews it, for
+all of its sandboxes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(order=True)
 class _Kept:
-    """One sandbox; compared by when it is due."""
+    """One sandbox, ordered by its next renewal."""
 
     due: float
     number: int
@@ -36,13 +36,13 @@ class _Kept:
 
 
 class KeepAlive:
-    """Puts off the end of sandboxes, each at a third of its TTL. One per service."""
+    """Renews the TTL of sandboxes, each at a third of it. One per service."""
 
     def __init__(self, service: DaytonaService, *, minute_sec: float = 60.0) -> None:
-        """Keeps nothing yet.
+        """Renews nothing yet.
 
         Args:
-            service: Where the sandboxes are.
+            service: The service of the sandboxes.
             minute_sec: Seconds in a minute of a TTL.
         """
         self._service = service
@@ -55,10 +55,10 @@ class KeepAlive:
         self._has_warned = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Keeps a sandbox, which has its whole TTL before it now.
+        """Adds a sandbox, which has its whole TTL left.
 
         Args:
-            sandbox: Which.
+            sandbox: The sandbox.
             ttl_min: Its TTL in minutes, also that of a sandbox without activity.
         """
         self._schedule(sandbox, ttl_min, ttl_min / _SHARE)
@@ -99,7 +99,7 @@ class KeepAlive:
             await asyncio.gather(*map(self._prolong, due))
 
     async def _prolong(self, kept: _Kept) -> None:
-        """Puts its end off; tries again within a minute if that fails."""
+        """Renews its TTL; retries within a minute after an error."""
         sandbox, ttl_min, after_min = kept.sandbox, kept.ttl_min, kept.ttl_min / _SHARE
 
         async def prolong(_: AsyncDaytona) -> None:
@@ -109,7 +109,7 @@ class KeepAlive:
         try:
             await self._service.call(f"The sandbox {sandbox.name}", prolong, timeout_sec=_TRY_SEC)
         except (ContainerDiedError, ContainerNotFoundError):
-            self.discard(sandbox)  # who uses it finds out
+            self.discard(sandbox)  # its user gets the error
         except ContainerError as error:
             after_min = min(1.0, after_min)
             level = logging.DEBUG if self._has_warned else logging.WARNING

@@ -1,4 +1,4 @@
-"""Sandboxes that runs left at the service. Their TTL removes them; here, a run that starts does, or who asks for it."""
+"""Leftover sandboxes at the service, removed at a run's start or by `clean`, before their TTL ends."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SWEEP_SEC = 20.0
-"""Bound on removing what was found at the start of a run. What is left then is for the next one, or its TTL."""
+"""Bound on the clean-up at the start of a run. The next run or the TTL removes the rest."""
 
 _ANSWER_SEC = 15.0
-_UNREACHABLE_SEC = 3.0  # an address where nothing is: whoever has just begun a run waits for the message
+_UNREACHABLE_SEC = 3.0  # for a wrong address: the user of a new run waits for the message
 _PAGE = 100
 _AT_A_TIME = 8
 _LEAVING = frozenset({"destroying", "destroyed"})
@@ -35,11 +35,11 @@ _logger = logging.getLogger(__name__)
 
 
 async def find(service: DaytonaService, *, of_this_machine: bool = False) -> list[Leftover]:
-    """The sandboxes of runs, the living included.
+    """Lists the sandboxes of runs, running runs included.
 
     Args:
-        service: Where to look.
-        of_this_machine: Leave out those of others, which cannot be known to be dead.
+        service: The service.
+        of_this_machine: Whether to skip those of other machines, whose death cannot be verified.
 
     Raises:
         ContainerServiceError: The service refused, or did not answer.
@@ -59,16 +59,16 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
 
 
 async def remove_stale(service: DaytonaService) -> None:
-    """Removes what dead runs of this machine left, within `SWEEP_SEC`. What cannot be removed is logged.
+    """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Failures are logged.
 
     Raises:
-        ContainerServiceError: The service does not say what it has.
+        ContainerServiceError: The service cannot list its sandboxes.
     """
     stale = [leftover for leftover in await find(service, of_this_machine=True) if leftover.is_stale]
-    places = asyncio.Semaphore(_AT_A_TIME)
+    slots = asyncio.Semaphore(_AT_A_TIME)
 
     async def remove(leftover: Leftover) -> None:
-        async with places:
+        async with slots:
             problem = await _remove(service, leftover.name)
         if problem:
             _logger.warning(
@@ -85,10 +85,10 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """As `find`, at the service that the environment names. Blocking.
+    """As `find`, at the service of the environment's credentials. Blocking.
 
     Args:
-        snapshots: Whether the snapshots that this machine's runs had the service make are among them, as stale.
+        snapshots: Whether to include the service's snapshots made by this machine's runs, as stale.
 
     Raises:
         PreflightError: The credentials there are incomplete.
@@ -143,7 +143,7 @@ async def _remove(service: DaytonaService, name: str) -> str:
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
-    """Why it is still there; `""` when it goes."""
+    """Returns why it is still there; `""` when it is being removed."""
     try:
         await removal
     except ContainerError as error:

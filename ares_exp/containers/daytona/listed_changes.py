@@ -1,4 +1,4 @@
-"""Reads what a sandbox says of its changed files. It was written where an agent is root: bounded, and checked."""
+"""Bounded, checking parser for a sandbox's list of changed files, which its agent, root there, can forge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ares_exp.errors import CaptureError
 from ares_exp.filesystem.delta import MAX_MTIME_NS, MAX_PATH_BYTES, DeltaLimits
 
 MAX_PACKED_BYTES = 2**28
-"""Bound on the file of changes, as it leaves the sandbox."""
+"""Bound on the file of changes, as transferred."""
 
 _MAX_LINE_BYTES = MAX_PATH_BYTES + 400
 _END = b"."
@@ -40,11 +40,11 @@ class Listed:
     """One path of a listing.
 
     Attributes:
-        signature: Its line without the path: another one after any change.
-        kind: As `find` has it: `f`, `d`, `l`, `p`, `s`, `b`, `c`.
-        mode, uid, gid, size, mtime_ns: As the file system has them; the size of a directory is 0.
-        changed_sec: When it was last changed in any way, by the sandbox's clock.
-        file: The same for all names of one file; `None`: it has one name.
+        signature: Its line without the path; any change changes it.
+        kind: As in `find`: `f`, `d`, `l`, `p`, `s`, `b`, `c`.
+        mode, uid, gid, size, mtime_ns: As in the file system; the size of a directory is 0.
+        changed_sec: Its ctime, by the sandbox's clock.
+        file: Equal for all names of one file; `None`: it has one name.
     """
 
     signature: bytes
@@ -60,12 +60,12 @@ class Listed:
 
 @dataclass(slots=True)
 class Changes:
-    """How the files differ from those of the first listing.
+    """The differences from the first listing.
 
     Attributes:
-        now: What is otherwise, or was not there.
-        before: Paths that were otherwise, or are gone.
-        mounts: Where something is mounted.
+        now: New and changed paths.
+        before: Changed and removed paths.
+        mounts: The mount points.
     """
 
     now: dict[str, Listed] = field(default_factory=dict)
@@ -74,15 +74,15 @@ class Changes:
 
 
 def read_changes(file: IO[bytes], style: str, limits: DeltaLimits) -> Changes:
-    """Reads the file that a `compare_script` made. Blocking.
+    """Parses the file made by a `compare_script`. Blocking.
 
     Args:
-        file: At its beginning.
-        style: Which program made the lines.
-        limits: Bounds.
+        file: Positioned at its beginning.
+        style: The program that made the lines.
+        limits: The bounds.
 
     Raises:
-        CaptureError: It is something else, not whole, or too long.
+        CaptureError: It is malformed, incomplete or too long.
     """
     changes, pattern = Changes(), _OF_FIND if style == "find" else _OF_STAT
     try:

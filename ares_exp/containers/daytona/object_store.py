@@ -1,4 +1,4 @@
-"""Whether the service takes files for its image builder: not every deployment has an object store."""
+"""The service's object store for files of image builds, which not every deployment has."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NONE = "not configured"  # as the service says it (`object-storage.service.ts` 
 
 
 async def has_object_store(service: DaytonaService) -> bool:
-    """Asks the service.
+    """Asks the service whether it has an object store.
 
     Raises:
-        ContainerServiceError: It refused for another reason than that there is none, or did not answer. That is no
-            answer: of the same Dockerfile, a sandbox with an object store has another base than one without.
+        ContainerServiceError: It did not answer, or refused for another reason. The answer must be certain: the same
+            Dockerfile has another base with an object store than without.
     """
-    # The SDK asks this only in the middle of a creation, and has no public call for it.
+    # The SDK asks this only during a creation, and has no public call for it.
     from daytona import DaytonaError
     from daytona._utils.errors import intercept_errors
 
@@ -41,5 +41,5 @@ async def has_object_store(service: DaytonaService) -> bool:
 
     try:
         return await service.call("The object store", ask, timeout_sec=2 * _ASK_SEC)
-    except ContainerNotFoundError:  # nor does the service know the question
+    except ContainerNotFoundError:  # an older service without this call
         return False

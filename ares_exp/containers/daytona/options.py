@@ -1,4 +1,4 @@
-"""What is the same for every sandbox of a factory."""
+"""The options of a Daytona factory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ares_exp.containers.container import Shell
 from ares_exp.containers.network_policy import NetworkPolicy
 
 CaptureWay = Literal["files", "provider"]
-"""How snapshots keep a sandbox's files: what differs from its image, portable; or a snapshot that the service keeps."""
+"""Ways to capture a sandbox: changed files, portable; or a snapshot kept by the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaytonaOptions:
-    """See `DaytonaContainerFactory`, which explains and checks them.
+    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and checks them.
 
     Attributes:
-        snapshot: A named snapshot of the service that every sandbox starts from, whatever image the task names.
-        cpus, memory_mb, storage_mb: In place of the task's own.
-        ttl_min: Minutes until the service removes a sandbox that nobody keeps alive; `None`: by the task's limits.
+        snapshot: A named snapshot of the service that every sandbox starts from, in place of the task's image.
+        cpus, memory_mb, storage_mb: In place of the task's.
+        ttl_min: Minutes until the service removes a sandbox that is not kept alive; `None`: by the task's limits.
         network: A policy for every phase, in place of the task's.
-        allowed_hosts: Hosts that may be reached besides.
-        env: Variables of every sandbox; the task's own win.
-        shell: What reads commands.
-        capture: How snapshots are kept; `None`: there will be none.
+        allowed_hosts: Additional allowed hosts.
+        env: Variables of every sandbox; the task's win.
+        shell: The default shell of commands.
+        capture: The way to capture; `None`: no captures.
     """
 
     snapshot: str | None = None
@@ -36,5 +36,5 @@ class DaytonaOptions:
     network: NetworkPolicy | None = None
     allowed_hosts: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict)
-    shell: Shell = "bash -lc"
+    shell: Shell = "bash -c"
     capture: CaptureWay | None = None

@@ -1,4 +1,4 @@
-"""Files of a sandbox as its `tar` packs them, into one file that is fetched and read as a stream."""
+"""Reading of a sandbox's files: its `tar` packs them into one file, which is fetched and read as a stream."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from ares_exp.containers.bounded_reading import Skip, bounded
-from ares_exp.containers.daytona.box_scripts import BoxScripts
 from ares_exp.containers.daytona.file_listing import DIRECTORY, PRELUDE, UNREADABLE
+from ares_exp.containers.daytona.sandbox_scripts import SandboxScripts
 from ares_exp.errors import CaptureError
 from ares_exp.filesystem.delta import DeltaLimits, Entry
 from ares_exp.filesystem.objects import ObjectStore
@@ -22,10 +22,10 @@ from ares_exp.filesystem.tar_entries import read_tar
 from ares_exp.filesystem.tar_program import GNU_CREATE, READ_SOMETHING
 
 _LARGE_BYTES = 16 * 2**20
-_MORE_BYTES = 2**28  # headers, and what compression may add
+_MORE_BYTES = 2**28  # headers, and compression overhead
 _NAMES, _PACKED = f"{DIRECTORY}/names", f"{DIRECTORY}/packed"
 
-# Other tars than GNU's are given names as arguments, as many as there may be: each time they make another archive.
+# Tars other than GNU's get names as arguments, in batches, each of which makes another archive.
 _PACK = (
     PRELUDE
     + f"""\
@@ -59,41 +59,41 @@ _NO_GNU_TAR = (
 
 
 async def read_files(
-    box: BoxScripts,
+    scripts: SandboxScripts,
     paths: Sequence[str],
     objects: ObjectStore,
     notes: list[str],
     skip: Skip,
     limits: DeltaLimits,
 ) -> dict[str, Entry]:
-    """What is at these paths of a sandbox: those that are gone by now are missing.
+    """Reads the files at these paths of a sandbox; removed ones are missing in the result.
 
     Args:
-        box: The sandbox.
+        scripts: Runs scripts in the sandbox.
         paths: At least one.
-        objects: Where contents go.
-        notes: Gets a sentence for each thing that is not kept.
-        skip: Whether a path is left out.
-        limits: Bounds.
+        objects: The store for file contents.
+        notes: Gets a sentence for each thing that is not captured.
+        skip: Returns whether a path is skipped.
+        limits: The bounds.
 
     Raises:
-        CaptureError: They could not be read.
+        CaptureError: They cannot be read.
         ScriptFailedError: A command in the sandbox failed.
         ContainerError: The sandbox is gone, or the service does not answer.
     """
-    names = b"".join(os.fsencode(f".{path}\0") for path in paths)  # none begins with a dash
-    await box.send(io.BytesIO(names), _NAMES)
-    said = _SAID.fullmatch(await box.run(_PACK))
+    names = b"".join(os.fsencode(f".{path}\0") for path in paths)  # no name begins with a dash
+    await scripts.send(io.BytesIO(names), _NAMES)
+    said = _SAID.fullmatch(await scripts.run(_PACK))
     if said is None or int(said[2]) > limits.max_bytes + _MORE_BYTES:
         raise CaptureError("The sandbox's files could not be read: it packed too much, or does not say how much.")
     if said[1] != "gnu":
         notes.append(_NO_GNU_TAR)
     sizes = [int(size) for size in said[3].split()] if said[1] != "gnu" else None
     more: list[str] = []
-    async with box.fetched(_PACKED, int(said[2])) as file:
+    async with scripts.fetched(_PACKED, int(said[2])) as file:
         read = await bounded(lambda skip: _read(file, sizes, objects, more, skip, limits), skip)
     if int(said[2]) > _LARGE_BYTES:
-        await box.run(f"rm -f {_PACKED}")
+        await scripts.run(f"rm -f {_PACKED}")
     notes += more
     return read
 
@@ -119,7 +119,7 @@ def _read(
 
 @dataclass
 class _Part:
-    """The next bytes of a file."""
+    """A stream of the next bytes of a file."""
 
     file: IO[bytes]
     left: int

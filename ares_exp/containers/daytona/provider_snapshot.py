@@ -1,11 +1,11 @@
-"""A sandbox's files kept by the service, as a named snapshot of its own (`container.capture=provider`).
+"""Captures as named snapshots of the service (`container.capture=provider`).
 
-Nothing is read: the service commits the sandbox's disk as an image, and a sandbox made from it has all its files. It is
-not portable. It belongs to the organization whose key made it, in one region, and lasts until somebody deletes it: a
-run never does, for its branches need it. What holds the sandbox still meanwhile is the service: all processes stand
-while the disk is committed, and go on when that is done; commands under way only take longer. Its state is
-`snapshotting` until the image is stored, for minutes if it is large, and the service takes no other change of state
-(stop, resize, another snapshot) until then. Of a failure it says nothing: then there is no snapshot, that is all.
+No file is read: the service commits the sandbox's disk as an image, and a sandbox made from it has all its files. The
+snapshot is not portable. It belongs to the organization of the key, in one region, and lasts until it is deleted: runs
+never delete it, as their branches need it. The service pauses the sandbox's processes during the commit, so that
+running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, for minutes if it is
+large, and the service refuses other changes of state (stop, resize, another snapshot) until then. It does not report a
+failure: the snapshot is then missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.sandbox_base import KEPT_PREFIX, kept_base, kept_name
 from ares_exp.containers.daytona.service import DaytonaService, state_of
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from daytona.common.snapshot import PaginatedSnapshots, Snapshot
 
 KEEP_SEC = 1800.0
-"""Bound on the making of one snapshot, its upload to the service's registry included."""
+"""Bound on making one snapshot, including its upload to the service's registry."""
 
 READY_SEC = 600.0
-"""Bound on making a snapshot usable again that the service has put aside."""
+"""Bound on reactivating a snapshot that the service has deactivated."""
 
 _LOOK_SEC = 30.0
 _EARLY_POLL_SEC, _POLL_SEC = 0.1, 2.0
@@ -51,22 +51,22 @@ _logger = logging.getLogger(__name__)
 
 
 def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
-    """The service's snapshot that has these changes already; `None`: they are to be written into a sandbox.
+    """Returns the service's snapshot that has these changes; `None` if they have to be written into a sandbox.
 
     Raises:
-        SnapshotMismatchError: They name a snapshot that was not made here.
+        SnapshotMismatchError: They name a snapshot that this package did not make.
     """
     return None if changes is None else kept_name(changes.delta.base)
 
 
 async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_sec: float = KEEP_SEC) -> Delta:
-    """Has the service make a snapshot of a running sandbox. If that fails or is cancelled, none is left if possible.
+    """Makes a snapshot of a running sandbox at the service. Removes it, if possible, after an error or cancellation.
 
     Returns:
         A delta without entries, whose base names the snapshot.
 
     Raises:
-        CaptureError: The service made none.
+        CaptureError: The service made no snapshot.
         ContainerDiedError: The sandbox is gone.
     """
     name = f"{_prefix_of_this_machine()}{time.strftime('%Y%m%d', time.gmtime())}-{secrets.token_hex(8)}"
@@ -99,10 +99,10 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
 
 
 async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float = READY_SEC) -> None:
-    """Has a snapshot that `keep_files` made be one that sandboxes can start from: the service puts old ones aside.
+    """Activates a snapshot made by `keep_files`, as the service deactivates old ones.
 
     Raises:
-        SnapshotMismatchError: It is there no more, or unusable.
+        SnapshotMismatchError: It is gone or unusable.
         ContainerServiceError: The service refused, or does not answer.
     """
     what = f"The snapshot {name}"
@@ -123,10 +123,10 @@ async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float =
 
 
 async def find_kept(service: DaytonaService) -> dict[str, float | None]:
-    """The snapshots that `keep_files` made on this machine, for whoever wants to delete them.
+    """Finds the snapshots that `keep_files` made on this machine, for their deletion.
 
     Returns:
-        When each was made, seconds since the epoch, by name.
+        Creation times, seconds since the epoch, by name.
 
     Raises:
         ContainerServiceError: The service refused, or does not answer.
@@ -147,7 +147,7 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
 
 
 async def delete_kept(service: DaytonaService, name: str) -> None:
-    """Deletes a snapshot. Does nothing where there is none.
+    """Deletes a snapshot. A missing one is no error.
 
     Raises:
         ContainerServiceError: The service refused, or does not answer.
@@ -163,7 +163,7 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
         await service.call(
             what, lambda _: sandbox.create_snapshot(name, timeout=0), timeout_sec=timeout_sec, repeatable=False
         )
-    except ContainerServiceUnavailableError:  # the answer got lost: it may be on its way, and its name tells
+    except ContainerServiceUnavailableError:  # the answer got lost: the snapshot may still appear, under its name
         while state_of(await _asked(service, sandbox)) == "snapshotting":  # noqa: ASYNC110 (it happens there)
             await asyncio.sleep(_POLL_SEC)
 
@@ -175,11 +175,11 @@ async def _asked(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox
 
 
 async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
-    """Bounded by the caller.
+    """Waits until a snapshot is active. Bounded by the caller.
 
     Raises:
         CaptureError: It cannot be used.
-        ContainerServiceError: The service refused, or does not answer; `ContainerNotFoundError` if there is none.
+        ContainerServiceError: The service refused, or does not answer; `ContainerNotFoundError` if it is missing.
     """
     pause = _EARLY_POLL_SEC
     while (state := _state(found := await _get(service, name, what))) != "active":

@@ -1,9 +1,9 @@
-"""Persistent shells in a sandbox whose service only runs commands and returns what they printed.
+"""Persistent shells in a sandbox, over a service that only runs commands and returns their output.
 
-While something is expected of any of its shells, one request waits in the sandbox for what comes first; what a shell
-is to read goes out with it, or with a request of its own. See `relay_script` for what happens in the sandbox. A command
-so costs one request until its answer is here, if it is short, and one more behind it; one every twenty seconds while it
-runs; none while nothing does. A connection that breaks costs nothing but a request sent again.
+While output is expected of any shell, one request, the poll, waits in the sandbox for the first of it; input of a shell
+travels with the poll, or in a separate request. See `relay_script` for the side in the sandbox. So a short command
+costs one request until its answer, and one more behind it; a long one, a request every twenty seconds; an idle relay
+none. A broken connection only costs a repeated request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ares_exp.containers.daytona.relay_script import (
     NO_DIRECTORY,
     Chunk,
     Feed,
-    Place,
+    OutputPosition,
     chunks,
     close_script,
     feed_script,
@@ -32,18 +32,18 @@ from ares_exp.containers.shell_channel import StreamLostError
 from ares_exp.errors import ContainerDiedError, ContainerError
 
 POLL_SEC = 20.0
-"""How long a request waits in the sandbox. Proxies end what is silent for longer."""
+"""Time that a poll waits in the sandbox. Proxies cut connections that are silent for longer."""
 
 _FEED_SEC = 60.0
 _MAX_ASKED = 100  # shells, in one poll
-# A poll that has not answered so long after something was sent may have been stopped by a signal.
+# A poll without an answer for so long after a feed may have been stopped by a signal.
 _OVERDUE_SEC = 1.0
-# Polls that are killed in the sandbox return at once; so many in a row are no accident.
+# Polls that are killed in the sandbox return at once; so many in a row are deliberate.
 _MAX_IN_VAIN = 20
 _PAUSE_SEC = 0.1
 
 Execute = Callable[[str, float], Awaitable[tuple[int, str]]]
-"""Runs a script as root, which may take so many seconds; returns its exit code and what it printed.
+"""Runs a script as root, with a time limit in seconds; returns its exit code and output.
 
 It may run it twice. Raises `ContainerError`: the sandbox is gone, or the service does not answer.
 """
@@ -53,7 +53,7 @@ class Relay:
     """The shells of one sandbox.
 
     Attributes:
-        directory: Of the sandbox: only root may enter it, and it is there once a shell is.
+        directory: The relay's directory in the sandbox: only root may enter it; exists once a shell does.
     """
 
     def __init__(self, execute: Execute) -> None:
@@ -78,7 +78,7 @@ class Relay:
 
     @property
     def failure(self) -> ContainerError | None:
-        """Why it has broken, if it has."""
+        """The error that broke the relay, if any."""
         return self._failure
 
     async def open(self, user: User | None) -> RelayStream:
@@ -98,8 +98,8 @@ class Relay:
                 f"No shell could be started in the sandbox (exit code {exit_code}): {error}"
             ) from error
         if self._closed:
-            raise ContainerDiedError("The container has been stopped: it runs no more commands.")
-        stream = self._streams[shell] = RelayStream(self, Place(shell, pump, 0))
+            raise ContainerDiedError("The container has been stopped and runs no more commands.")
+        stream = self._streams[shell] = RelayStream(self, OutputPosition(shell, pump, 0))
         self._failure = None
         self._room.set()
         self._poll_anew()
@@ -109,14 +109,14 @@ class Relay:
         return stream
 
     def carry(self, feed: Feed, *, max_bytes: int) -> int:
-        """Lets the next poll take along what a shell is to read, if one is about to start.
+        """Sends a shell's input with the next poll, if one is about to start.
 
         Args:
-            feed: Of a shell that does not rest.
-            max_bytes: What the shell's FIFO has room for.
+            feed: Input of a shell that is not resting.
+            max_bytes: The free space of the shell's FIFO.
 
         Returns:
-            As `feed`; 0: `feed` it.
+            As `feed`; 0: not sent, use `feed`.
         """
         room = min(max_bytes, MAX_CARRIED_BYTES - sum(len(one.data) for one in self._pending))
         if self._poll is not None or len(feed.data) > room or self._is_idle:
@@ -126,16 +126,16 @@ class Relay:
         return self._generation + 2
 
     async def feed(self, feed: Feed) -> int:
-        """Sends what a shell is to read.
+        """Sends a shell's input.
 
         Returns:
-            The first poll that will find it in the sandbox when it begins; compare `RelayStream.heard_at`.
+            The first poll that begins after its arrival in the sandbox; compare `RelayStream.heard_at`.
 
         Raises:
             OSError: It cannot be sent.
         """
         generation = self._generation
-        self._room.set()  # something is expected from now on
+        self._room.set()  # output is expected from now on
         try:
             exit_code, _ = await self._execute(feed_script(self.directory, feed), _FEED_SEC)
         except ContainerError as error:
@@ -149,16 +149,16 @@ class Relay:
         return self._generation + 1
 
     def forget(self, stream: RelayStream) -> None:
-        """Ends a shell that nobody needs any more, in the background."""
+        """Ends a shell, in the background."""
         self._room.set()
-        if self._streams.pop(stream.place.shell, None) is None or self._closed:
+        if self._streams.pop(stream.position.shell, None) is None or self._closed:
             return
-        ending = asyncio.create_task(self._end(stream.place))
+        ending = asyncio.create_task(self._end(stream.position))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
     def has_read(self) -> None:
-        """There is room for more."""
+        """Notes that a stream has room for more output."""
         self._room.set()
 
     async def close(self) -> None:
@@ -174,28 +174,28 @@ class Relay:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing is expected of any shell for which there is room."""
+        """Returns whether no output is expected of any shell whose stream has room."""
         return all(stream.is_resting or stream.is_full for stream in self._streams.values())
 
     def _to_ask(self) -> list[RelayStream]:
-        """The shells that a poll is about. If there are too many, those that have not been asked for the longest.
+        """Returns the shells of the next poll; if there are too many, the least recently polled ones.
 
-        Those that rest are among them: something may be expected of them before it is answered.
+        Resting shells are included, as output may be expected of them before the poll is answered.
         """
         open_ones = (stream for stream in self._streams.values() if not stream.is_full)
         return sorted(open_ones, key=lambda stream: (stream.is_resting, stream.asked_at))[:_MAX_ASKED]
 
     def _poll_anew(self, generation: int | None = None) -> None:
-        """Lets another poll take the place of the one that waits.
+        """Replaces the waiting poll by a new one.
 
         Args:
-            generation: Only if it is still this one; `None`: whichever.
+            generation: Replace it only if it is still this one; `None`: in any case.
         """
         if self._poll is not None and generation in (None, self._generation):
             self._poll.cancel()
 
     async def _listen(self) -> None:
-        """Polls whenever something is expected of a shell, for as long as there is one."""
+        """Polls whenever output is expected of a shell, while there are shells."""
         in_vain = 0
         while self._streams:
             if self._is_idle:
@@ -206,8 +206,8 @@ class Relay:
             asked = self._to_ask()
             for stream in asked:
                 stream.asked_at = self._generation
-            carried, places = tuple(self._pending), [stream.place for stream in asked]
-            script = poll_script(self.directory, self._key, self._generation, carried, places, POLL_SEC)
+            carried, positions = tuple(self._pending), [stream.position for stream in asked]
+            script = poll_script(self.directory, self._key, self._generation, carried, positions, POLL_SEC)
             started_at = time.monotonic()
             poll = self._poll = asyncio.ensure_future(self._execute(script, POLL_SEC))
             try:
@@ -241,11 +241,11 @@ class Relay:
                     ContainerError(f"The sandbox ends commands at once (exit code {exit_code}): {answer[-200:]!r}.")
                 )
                 return
-            # Who has read now says what to feed, mostly, and the next poll takes it along.
+            # A reader usually feeds next, and the next poll takes the feed along.
             await asyncio.sleep(_PAUSE_SEC if in_vain else 0)
 
     def _listened(self, listener: asyncio.Task[None]) -> None:
-        """Nobody waits for what never comes, whatever has gone wrong."""
+        """Ends all streams after the listener has ended, so that no reader waits forever."""
         if not listener.cancelled() and (error := listener.exception()) is not None:
             self._break(ContainerError(f"The shells of the sandbox are lost: {type(error).__name__}: {error}"))
 
@@ -257,9 +257,9 @@ class Relay:
         if chunk.data is None:
             self.forget(stream)
 
-    async def _end(self, place: Place) -> None:
+    async def _end(self, position: OutputPosition) -> None:
         with contextlib.suppress(ContainerError):  # it ends with the sandbox
-            await self._execute(close_script(self.directory, place), _FEED_SEC)
+            await self._execute(close_script(self.directory, position), _FEED_SEC)
 
     def _break(self, failure: ContainerError) -> None:
         self._failure = failure

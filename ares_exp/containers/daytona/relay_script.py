@@ -1,10 +1,9 @@
-"""The `sh` source by which shells of a sandbox are kept, although the service runs only one command per request.
+"""The `sh` source of the relay's side in a sandbox, where the service runs one command per request.
 
-In a directory of the sandbox, which only root may enter, each shell has a FIFO that it reads its source from, and a
-pump, which cuts what it prints into numbered files. A request feeds the FIFO; another one waits for the next files and
-returns them. Whatever is asked twice, because an answer got lost, is done once: what is fed has a number, too, and a
-file stays until a later request says that it has arrived. A pump stops while too many files wait: what floods its
-output is held up by the FIFO as it would be by a pipe.
+In a directory that only root may enter, each shell has a FIFO as its stdin, and a pump, which cuts its output into
+numbered files. A request feeds the FIFO; a poll waits for the next files and returns them. A request repeated after a
+lost answer has no second effect: feeds are numbered too, and a file stays until a later request confirms its arrival. A
+pump stops while too many files wait, so that a flooding program blocks as on a pipe.
 
 POSIX `sh`, `dd`, `mkfifo`, `base64`, `setsid` and `timeout` only (coreutils and util-linux, or busybox). Every script
 is one command of less than 128 KiB that reads no stdin: the service's daemon gives it to a shell as an argument, or on
@@ -23,28 +22,28 @@ from dataclasses import dataclass
 from ares_exp.containers.container import User
 
 CHUNK_BYTES = 65_536
-"""Most bytes in one file of a pump: what a pipe holds."""
+"""Bound on the bytes in one file of a pump: the capacity of a pipe."""
 
 MAX_WAITING = 8
-"""How many files of a pump may wait."""
+"""Bound on the waiting files of a pump."""
 
 MAX_FED_BYTES = 60_000
-"""Most bytes that one script feeds: in base64 they have to stay below 128 KiB."""
+"""Bound on the bytes that one script feeds: in base64 they have to stay below 128 KiB."""
 
 MAX_CHUNKS_AT_ONCE = 12
-"""Most files in one answer, of all pumps together."""
+"""Bound on the files in one answer, of all pumps together."""
 
 MAX_ANSWER_BYTES = 2 * 1024 * 1024
-"""More than any answer of these scripts has."""
+"""Bound above the size of any answer of these scripts."""
 
 LINGER_SEC = 0.004
-"""How long an answer waits for what comes right behind its first file: mostly the end of a short command."""
+"""Time that an answer waits for more behind its first file: usually the end of a short command."""
 
 NO_DIRECTORY = 97
-"""Exit code of a script whose directory is gone: somebody in the sandbox has removed it."""
+"""Exit code of a script whose directory was removed in the sandbox."""
 
 
-_MARKS_KEPT = 16  # a request whose answer got lost may still come after the next ones
+_MARKS_KEPT = 16  # a request whose answer got lost may still arrive after the next ones
 _NEEDED = ("mkfifo", "dd", "base64", "timeout", "setsid")
 
 
@@ -54,7 +53,7 @@ class Feed:
 
     Attributes:
         shell: Its number.
-        number: Counts what this shell is fed, from 0.
+        number: Sequence number of this shell's feeds, from 0.
         data: At most `MAX_FED_BYTES`.
     """
 
@@ -64,13 +63,13 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """How far the output of a shell has arrived.
+class OutputPosition:
+    """The position in a shell's output up to which it has arrived.
 
     Attributes:
         shell: Its number.
-        pump: The pump's process.
-        next: The first file that has not arrived; those before may be removed.
+        pump: The pump's process number.
+        next: The first file that has not arrived; earlier ones may be removed.
     """
 
     shell: int
@@ -80,7 +79,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One file of a pump; `data` is `None` for the end: the shell is gone, and all that it printed has arrived."""
+    """One file of a pump; `data` is `None` at the end: the shell is gone, and all its output has arrived."""
 
     shell: int
     number: int
@@ -88,11 +87,11 @@ class Chunk:
 
 
 def open_script(directory: str, key: str, shell: int, user: User | None) -> str:
-    """Starts a shell and its pump, once. Prints `KEY opened <process>`: the pump, which leads the group of both.
+    """Returns a script that starts a shell and its pump, once, and prints `KEY opened <pump, leader of both>`.
 
     Args:
-        directory: Where the FIFOs and files are; made if missing. Needs no quoting.
-        key: Marks what the script prints.
+        directory: The directory of FIFOs and files; created if missing. Must need no quoting.
+        key: The mark of the script's output.
         shell: The new one's number.
         user: Who runs it; `None`: root.
     """
@@ -102,7 +101,7 @@ def open_script(directory: str, key: str, shell: int, user: User | None) -> str:
         f"for _needed in {' '.join(_NEEDED)}; do command -v $_needed >/dev/null || "
         '{ echo "it has no program $_needed"; exit 1; }; done; '
         f"[ -p bell ] || mkfifo bell 2>/dev/null; exec 3<>bell; if mkfifo {shell}.in 2>/dev/null; then "
-        # What is in a FIFO is lost when nobody has it open: the pump has, before anything can be fed.
+        # Data in a FIFO is lost when no process has it open: the pump opens it before the first feed.
         f"mkfifo {shell}.out {shell}.ack; exec 4<>{shell}.ack 5<>{shell}.in; "
         f'setsid sh -c {shlex.quote(pump)} pump "$_home" "$_umask" </dev/null >/dev/null 2>&1 & '
         f"echo $! >{shell}.new; mv {shell}.new {shell}.pid; fi; "
@@ -112,25 +111,30 @@ def open_script(directory: str, key: str, shell: int, user: User | None) -> str:
 
 
 def feed_script(directory: str, feed: Feed) -> str:
-    """Feeds one shell; waits until the FIFO has room."""
+    """Returns a script that feeds one shell, waiting until the FIFO has room."""
     return _one_command(f"cd {directory} 2>/dev/null || exit {NO_DIRECTORY}; {_feed(feed)}")
 
 
 def poll_script(
-    directory: str, key: str, generation: int, feeds: Sequence[Feed], places: Sequence[Place], wait_sec: float
+    directory: str,
+    key: str,
+    generation: int,
+    feeds: Sequence[Feed],
+    positions: Sequence[OutputPosition],
+    wait_sec: float,
 ) -> str:
-    """Feeds some shells, then returns what has come from all of them, or comes first within the time: see `chunks`.
+    """Returns a script that feeds shells, then prints the new output of all, waiting for the first: see `chunks`.
 
     Args:
-        directory: As of `open_script`.
-        key: Marks what the script prints.
-        generation: Above that of all polls before: those that still wait end.
-        feeds: What to feed, each of at most 4 KiB: a FIFO that has room takes it in one piece.
-        places: Of every shell that is open.
-        wait_sec: How long to wait for something.
+        directory: As in `open_script`.
+        key: The mark of the script's output.
+        generation: Higher than that of all polls before, which end if they still wait.
+        feeds: Feeds of at most 4 KiB each, which a FIFO with room takes in one piece.
+        positions: The positions of all open shells.
+        wait_sec: Bound on the wait for output.
     """
-    ready = " || ".join(f"[ -e {one.shell}.{one.next} ] || {_has_ended(one)}" for one in places)
-    ready = f"[ ! -e gen ] || {ready}"  # somebody has removed the directory
+    ready = " || ".join(f"[ -e {one.shell}.{one.next} ] || {_has_ended(one)}" for one in positions)
+    ready = f"[ ! -e gen ] || {ready}"  # the directory was removed in the sandbox
     wait = (
         f"until {ready}; do read -r _ <&3; read -r _now <gen; "
         f'[ "$_now" = {generation} ] || {{ echo >&3; break; }}; done'
@@ -139,25 +143,25 @@ def poll_script(
         f"cd {directory} 2>/dev/null || exit {NO_DIRECTORY}; exec 3<>bell; "
         f"echo {generation} >gen.new; mv gen.new gen; echo >&3; "
         + "".join(f"{_feed(feed)}; " for feed in feeds)
-        + "".join(_arrived(place) for place in places)
+        + "".join(_arrived(position) for position in positions)
         + f"{{ {ready}; }} || {{ timeout {wait_sec:g} sh -c {shlex.quote(wait)}; sleep {LINGER_SEC:g} 2>/dev/null; }}; "
         + "_count=0; "
-        + "".join(_print(key, place) for place in places)
+        + "".join(_print(key, position) for position in positions)
     )
 
 
-def close_script(directory: str, place: Place) -> str:
-    """Ends a shell and its pump, not the commands that it has started, and removes what they left."""
+def close_script(directory: str, position: OutputPosition) -> str:
+    """Returns a script that ends a shell and its pump, not its commands, and removes their files."""
     return _one_command(
-        f"kill -9 -{place.pump} 2>/dev/null; cd {directory} 2>/dev/null || exit 0; rm -rf {place.shell}.*"
+        f"kill -9 -{position.pump} 2>/dev/null; cd {directory} 2>/dev/null || exit 0; rm -rf {position.shell}.*"
     )
 
 
 def opened(key: str, answer: str) -> int:
-    """The process that `open_script` has named.
+    """Parses the process number printed by `open_script`.
 
     Raises:
-        ValueError: It has not.
+        ValueError: It is missing.
     """
     for line in answer.splitlines():
         found = re.fullmatch(rf"{key} opened ([1-9][0-9]{{0,8}})", line)
@@ -167,10 +171,10 @@ def opened(key: str, answer: str) -> int:
 
 
 def chunks(key: str, answer: str) -> list[Chunk]:
-    """What `poll_script` has printed, in order for each shell.
+    """Parses the output of `poll_script`, in order for each shell.
 
     Raises:
-        ValueError: Something else has printed it: larger files, or none that base64 makes.
+        ValueError: It is forged: files are too large or not base64.
     """
     found: list[Chunk] = []
     for part in answer.split(f"{key} ")[1:]:
@@ -207,12 +211,12 @@ echo >&3
 
 
 def _become(user: User) -> str:
-    """Replaces the shell by one of that user, as an engine does: a name, a number, or `uid:gid`, which need no name."""
+    """Returns source that replaces the shell by one of a user: a name, a number, or `uid:gid`, as engines take them."""
     name, _, group = str(user).partition(":")
     return _BECOME.replace("USER", shlex.quote(name)).replace("GROUP", shlex.quote(group))
 
 
-# `setpriv` of busybox knows no users; `su` knows no numbers.
+# busybox's `setpriv` cannot switch users; `su` takes no numbers.
 _BECOME = r"""
 _uid= _gid= _home=/ _name=
 while IFS=: read -r _n _ _u _g _ _h _; do
@@ -231,9 +235,9 @@ exit 1"""
 
 
 def _one_command(script: str) -> str:
-    """As one command of whatever shell the daemon has: bash, zsh or sh.
+    """Returns the script as one command for any shell of the daemon: bash, zsh or sh.
 
-    What is fed may be secret, and every user of the sandbox can read the arguments of all processes: there it is not.
+    Feeds may be secret, so they are kept out of process arguments, which every user of the sandbox can read.
     """
     return f"exec sh <<'_ARES_EXP'\n{{ {script}\n}} </dev/null; exit\n_ARES_EXP\n"
 
@@ -247,22 +251,22 @@ def _feed(feed: Feed) -> str:
     )
 
 
-def _has_ended(place: Place) -> str:
-    # A process that has ended and that nobody has asked about has no program any more.
-    return f"[ -e {place.shell}.end ] || [ ! -e /proc/{place.pump}/exe ]"
+def _has_ended(position: OutputPosition) -> str:
+    # A zombie has no `exe`.
+    return f"[ -e {position.shell}.end ] || [ ! -e /proc/{position.pump}/exe ]"
 
 
-def _arrived(place: Place) -> str:
-    """Removes files that the answer before this one had, and lets the pump go on."""
-    first = max(0, place.next - MAX_CHUNKS_AT_ONCE)
-    files = " ".join(f"{place.shell}.{number}" for number in range(first, place.next))
-    return f"rm -f {files}; echo 1<>{place.shell}.ack; " if files else ""
+def _arrived(position: OutputPosition) -> str:
+    """Returns source that removes the files of the previous answer and lets the pump continue."""
+    first = max(0, position.next - MAX_CHUNKS_AT_ONCE)
+    files = " ".join(f"{position.shell}.{number}" for number in range(first, position.next))
+    return f"rm -f {files}; echo 1<>{position.shell}.ack; " if files else ""
 
 
-def _print(key: str, place: Place) -> str:
-    shell = place.shell
+def _print(key: str, position: OutputPosition) -> str:
+    shell = position.shell
     return (
-        f"_ended=; {{ {_has_ended(place)}; }} && _ended=1; _n={place.next}; "
+        f"_ended=; {{ {_has_ended(position)}; }} && _ended=1; _n={position.next}; "
         f"while [ $_count -lt {MAX_CHUNKS_AT_ONCE} ] && [ -e {shell}.$_n ]; do "
         f'echo "{key} {shell} $_n"; base64 <{shell}.$_n || exit {NO_DIRECTORY}; '
         "_n=$((_n + 1)) _count=$((_count + 1)); done; "

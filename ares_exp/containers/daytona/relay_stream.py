@@ -1,4 +1,4 @@
-"""One shell of a sandbox as a stream: what has arrived of its output, and what it was fed."""
+"""A stream over the relay for one shell of a sandbox."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from ares_exp.containers.daytona.relay_script import MAX_FED_BYTES, Chunk, Feed, Place
+from ares_exp.containers.daytona.relay_script import MAX_FED_BYTES, Chunk, Feed, OutputPosition
 from ares_exp.containers.shell_channel import StreamLostError
 from ares_exp.errors import ContainerError
 
 MAX_CARRIED_BYTES = 30_000
-"""Most bytes that one poll feeds, to all shells. In base64 and with the rest it has to stay below 128 KiB."""
+"""Bound on the bytes that one poll feeds to all shells: in base64 with the script they stay below 128 KiB."""
 
-_SMALL_BYTES = 4096  # a FIFO takes it in one piece, or not at all
-_MAX_QUEUED = 32  # pieces that arrived and were not read
+_SMALL_BYTES = 4096  # a FIFO takes it in one piece or not at all
+_MAX_QUEUED = 32  # arrived but unread pieces
 
 
 class ShellRelay(Protocol):
-    """What a stream needs of its `Relay`."""
+    """The part of a `Relay` that a stream uses."""
 
     def carry(self, feed: Feed, *, max_bytes: int) -> int: ...  # noqa: D102
     async def feed(self, feed: Feed) -> int: ...  # noqa: D102
@@ -27,19 +27,19 @@ class ShellRelay(Protocol):
 
 
 class RelayStream:
-    """One shell of a sandbox; a `ChannelStream`.
+    """A `ChannelStream` of one shell of a sandbox.
 
     Attributes:
-        place: How far its output has arrived.
-        is_resting: Whether nothing is expected of it.
-        asked_at: The last poll that was about it; they are counted from 1.
-        heard_at: The last one that was answered.
-        feeding: The request that feeds it, if one does by itself.
+        position: The position up to which its output has arrived.
+        is_resting: Whether no output is expected.
+        asked_at: The last poll that included it, counted from 1.
+        heard_at: The last such poll that was answered.
+        feeding: The separate request that feeds it, if any.
     """
 
-    def __init__(self, relay: ShellRelay, place: Place) -> None:
-        """Starts nothing: see `Relay.open`."""
-        self.place = place
+    def __init__(self, relay: ShellRelay, position: OutputPosition) -> None:
+
+        self.position = position
         self.is_resting = False
         self.asked_at = self.heard_at = 0
         self._relay = relay
@@ -53,12 +53,12 @@ class RelayStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether more has arrived than should wait here."""
+        """Whether too many unread pieces have arrived."""
         return len(self._arrived) >= _MAX_QUEUED
 
     @property
     def in_doubt(self) -> bool:
-        """As of `ChannelStream`: until a poll is answered that began when all was in the sandbox."""
+        """As `ChannelStream.in_doubt`: until the answer of a poll that began after all input had arrived."""
         is_feeding = self.feeding is not None and not self.feeding.done()
         return is_feeding or self.heard_at < self._seen_by
 
@@ -80,9 +80,9 @@ class RelayStream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Sends all of `data`, unless the shell has ended: who reads it sees that, and what it had to say.
+        """Sends all of `data`, unless the shell has ended, which the reader sees after its last output.
 
-        If it is cancelled, what is under way arrives all the same, and `in_doubt` says so.
+        After a cancellation, data in transit still arrives, and `in_doubt` is set.
 
         Raises:
             OSError: The stream is closed, or the relay has broken.
@@ -92,7 +92,7 @@ class RelayStream:
                 raise BrokenPipeError("The shell has been closed.")
             if self._ended:
                 return
-            feed = Feed(self.place.shell, self._fed, data[start : start + MAX_FED_BYTES])
+            feed = Feed(self.position.shell, self._fed, data[start : start + MAX_FED_BYTES])
             self._fed += 1
             is_empty, self.is_resting = self.is_resting, False
             carried = self._relay.carry(feed, max_bytes=MAX_CARRIED_BYTES if is_empty else _SMALL_BYTES)
@@ -110,7 +110,7 @@ class RelayStream:
             self._seen_by = feeding.result()
 
     def rest(self) -> None:
-        """As of `ChannelStream`."""
+        """As `ChannelStream.rest`."""
         self.is_resting = True
 
     def close(self) -> None:
@@ -121,16 +121,16 @@ class RelayStream:
             self._relay.forget(self)
 
     def take(self, chunk: Chunk) -> None:
-        """Keeps what has arrived, if it is the next; it may arrive twice."""
+        """Keeps a chunk if it is the next; chunks may arrive twice."""
         if chunk.data is None:
             self.end()
-        elif chunk.number == self.place.next:
-            self.place = Place(self.place.shell, self.place.pump, chunk.number + 1)
+        elif chunk.number == self.position.next:
+            self.position = OutputPosition(self.position.shell, self.position.pump, chunk.number + 1)
             self._arrived.append(chunk.data)
             self._changed.set()
 
     def end(self, failure: ContainerError | None = None) -> None:
-        """Nothing more will arrive: the shell has ended, or `failure` keeps it from us."""
+        """Ends the output: the shell has ended, or `failure` broke the relay."""
         self._ended, self._failure = True, failure
         if self.feeding is not None:
             self.feeding.cancel()

@@ -1,4 +1,4 @@
-"""Gives a new sandbox the changed files of another one: one upload, one command, and a look at what is there then."""
+"""Restore of changed files into a new sandbox: one upload, one command, and a verification."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
-from ares_exp.containers.cancellation import in_thread
-from ares_exp.containers.daytona.box_scripts import BoxScripts
+from ares_exp.cancellation import in_thread
 from ares_exp.containers.daytona.file_listing import DIRECTORY, PRELUDE, UNREADABLE, Started
 from ares_exp.containers.daytona.listed_changes import Changes, Listed
+from ares_exp.containers.daytona.sandbox_scripts import SandboxScripts
 from ares_exp.errors import RestoreError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges
 from ares_exp.filesystem.layer import write_layer
@@ -24,26 +24,26 @@ _SHOWN = 3
 _READ_BYTES = 2**20
 _GNU_EXTRACT = (
     "--extract --preserve-permissions --same-owner --numeric-owner --absolute-names --delay-directory-restore "
-    # What it says besides is no matter: of names that are no UTF-8 (`hdrcharset`), of times in the future.
+    # Its other messages do not matter: names that are not UTF-8 (`hdrcharset`), times in the future.
     "--xattrs --xattrs-include='*' --warning=no-unknown-keyword --warning=no-timestamp"
 )
 
 
 async def put_back(
-    box: BoxScripts, changes: StoredChanges, is_skipped: Callable[[str], bool], started: Started
+    scripts: SandboxScripts, changes: StoredChanges, is_skipped: Callable[[str], bool], started: Started
 ) -> None:
-    """Writes the changed files into a sandbox in which nothing has happened yet.
+    """Writes the changed files into a fresh sandbox.
 
     Args:
-        box: The sandbox.
-        changes: Relative to what it was made from.
-        is_skipped: Whether a path is not the agent's.
-        started: What programs it has. Any `tar` but GNU's drops fractions of seconds, and times and owners of links.
+        scripts: Runs scripts in the sandbox.
+        changes: Relative to its base.
+        is_skipped: Returns whether a path is not the agent's.
+        started: Its programs. A `tar` other than GNU's drops fractions of seconds, and times and owners of links.
 
     Raises:
-        RestoreError: Its `tar` cannot keep what the files have.
-        UnsafeSnapshotError: The changes would write what is not the agent's.
-        SnapshotMetadataError: An object of them is missing or damaged.
+        RestoreError: Its `tar` cannot keep attributes of the files.
+        UnsafeSnapshotError: The changes have paths that are not the agent's.
+        SnapshotMetadataError: An object of the changes is missing or damaged.
         ScriptFailedError: A command in the sandbox failed.
         ContainerError: The sandbox is gone, or the service does not answer.
     """
@@ -57,15 +57,15 @@ async def put_back(
             )
     with tempfile.TemporaryFile(prefix="ares_exp-changes-") as file:
         digest, sizes = await in_thread(lambda: _write(changes, file, started))
-        await box.send(file, _UPLOAD)
-    await box.run(_unpack_script(started, digest, sizes))
+        await scripts.send(file, _UPLOAD)
+    await scripts.run(_unpack_script(started, digest, sizes))
 
 
 def _write(changes: StoredChanges, file: IO[bytes], started: Started) -> tuple[str, list[int]]:
-    """Writes names of what is to go, names of what may have something else in its place, and archives. Blocking.
+    """Writes the names to remove, the names to replace, and the archives. Blocking.
 
     Returns:
-        The digest of it all, and the sizes of its parts.
+        The digest of the whole, and the sizes of its parts.
     """
     entries = changes.delta.entries
     gone = b"".join(_name(path) for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque)
@@ -73,7 +73,7 @@ def _write(changes: StoredChanges, file: IO[bytes], started: Started) -> tuple[s
     there = b"".join(_KINDS[entry.kind].encode() + _name(path) for path, entry in files.items())
     sizes = [file.write(gone), file.write(there)]
     archives = [files]
-    if not started.has_gnu_tar:  # what is made in a directory changes its time, and only GNU's sets it last
+    if not started.has_gnu_tar:  # a new entry changes the directory's time, and only GNU tar sets it last
         archives.append({path: entry for path, entry in files.items() if entry.kind == "directory"})
     for members in archives:
         _write_archive(StoredChanges(Delta(changes.delta.base, members), changes.objects), file, started)
@@ -101,7 +101,7 @@ def _name(path: str) -> bytes:
 def _unpack_script(started: Started, digest: str, sizes: Sequence[int]) -> str:
     unzip = "gzip -dc" if started.has_gzip else "cat"
     extract = _GNU_EXTRACT if started.has_gnu_tar else "-x -p"
-    or_says_anything = ' || [ -s "$d/errors" ]' if started.has_gnu_tar else ""  # of attributes it fails to set
+    or_says_anything = ' || [ -s "$d/errors" ]' if started.has_gnu_tar else ""  # about attributes that it cannot set
     return f"""\
 {PRELUDE}
 set -- $(sha256sum <{_UPLOAD})
@@ -134,17 +134,17 @@ rm -f {_UPLOAD}
 
 
 def verify(entries: Mapping[str, Entry], found: Changes, *, has_gnu_tar: bool) -> None:
-    """Checks that a sandbox, listed after `put_back`, has what it was given.
+    """Checks that a sandbox, listed after `put_back`, has the written files.
 
-    That the contents arrived is known from the digest of the upload, and from `tar`, which said nothing.
+    Contents are verified by the digest of the upload, and by the silence of `tar`.
 
     Args:
-        entries: What it was given.
-        found: What is in it now, compared to before.
-        has_gnu_tar: Else only whole seconds are compared, and neither times nor owners of links.
+        entries: The written entries.
+        found: Its changes now.
+        has_gnu_tar: If not, only whole seconds are compared, and neither times nor owners of links.
 
     Raises:
-        RestoreError: It has something else.
+        RestoreError: They differ.
     """
     wrong: list[str] = []
     names: dict[int, set[str]] = {}

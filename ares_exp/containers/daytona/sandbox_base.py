@@ -1,7 +1,7 @@
-"""What a sandbox's changed files are relative to: the name of what it was made from, as a `Delta.base`.
+"""The base of a sandbox's changed files: the name of its source, as a `Delta.base`.
 
-Of an image that is the name, for the service does not say what it means by it today; of a Dockerfile, the digest of its
-text and of the files that it copies: by those the service, too, tells whether it has built it already.
+For an image it is the name, as the service does not report its current digest; for a Dockerfile, the digest of its text
+and of the files that it copies, by which the service also recognises a built image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ares_exp.containers.daytona.image_plan import ImagePlan
 from ares_exp.errors import ContainerStartError, SnapshotMismatchError
 
 KEPT_PREFIX = "ares-exp-kept-"
-"""What the names of snapshots begin with that the service makes of sandboxes for us."""
+"""Name prefix of our snapshots at the service."""
 
 _PREFIX = "daytona:"
 _KEPT = f"{_PREFIX}kept="
@@ -28,7 +28,7 @@ _REMEDY = "Restore it with the task, and the container.* options, that it was ma
 
 
 def sandbox_base(plan: ImagePlan) -> str:
-    """The base of a sandbox that is made by `plan`. Blocking: reads the files of its build context.
+    """Returns the base of a sandbox made by `plan`. Blocking: reads the files of its build context.
 
     Raises:
         ContainerStartError: They cannot be read.
@@ -47,15 +47,15 @@ def sandbox_base(plan: ImagePlan) -> str:
 
 
 def kept_base(name: str) -> str:
-    """The base of a sandbox that is made from the snapshot `name`, which was made of another sandbox."""
+    """Returns the base of a sandbox made from the service's snapshot `name` of another sandbox."""
     return f"{_KEPT}{name}"
 
 
 def kept_name(base: str) -> str | None:
-    """The name that `kept_base` was given; `None`: it is another base.
+    """Returns the name given to `kept_base`; `None` for another base.
 
     Raises:
-        SnapshotMismatchError: It is no name that this package gives.
+        SnapshotMismatchError: It is not a name that this package gives.
     """
     if not base.startswith(_KEPT):
         return None
@@ -66,10 +66,10 @@ def kept_name(base: str) -> str | None:
 
 
 def require_base(recorded: str, ours: str) -> None:
-    """Checks that changes are put only on what they were made of.
+    """Checks that changes match the base of a sandbox.
 
     Raises:
-        SnapshotMismatchError: They are of another base.
+        SnapshotMismatchError: They belong to another base.
     """
     if recorded == ours:
         return
@@ -97,7 +97,7 @@ def _words(base: str) -> str:
 
 
 def _contents(directory: Path) -> Iterator[bytes]:
-    """What the builder can see of a directory: names, modes, contents."""
+    """Yields what the builder sees of a directory: names, modes, contents."""
     for root, directories, files in os.walk(directory):
         directories.sort()
         for name in sorted((*directories, *files)):

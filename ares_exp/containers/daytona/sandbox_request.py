@@ -1,7 +1,6 @@
-"""What the service is asked for: the parameters of a new sandbox, and the settings of its network.
+"""Requests to the service: the parameters of a new sandbox, and its network settings.
 
-The bounds are those which the service checks (`apps/api` of daytonaio/daytona); what it would refuse is refused before
-a run starts.
+The bounds are those of the service (`apps/api` of daytonaio/daytona), checked before a run starts.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams, Image, Resources
 
 DEFAULT_TTL_MIN = 24 * 60
-"""Minutes that a sandbox may live if nobody keeps it alive and no limit of its task is known."""
+"""TTL of a sandbox in minutes, if the task's limits are unknown."""
 
 TTL_MARGIN_MIN = 10
-"""Minutes on top of what a task needs: for retries, and for what comes between its phases."""
+"""Minutes added to a task's limits, for retries and the time between its phases."""
 
 MAX_DOMAINS, MAX_NETWORKS = 20, 10
-"""Bounds of the service on one allow-list."""
+"""The service's bounds on one allow-list."""
 
 _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
 
 
 class NetworkSettings(TypedDict):
-    """Keyword arguments of the SDK's `update_network_settings`; an empty list is none."""
+    """Keyword arguments of the SDK's `update_network_settings`; an empty list means no entries."""
 
     network_block_all: bool
     network_allow_list: str
@@ -43,15 +42,15 @@ class NetworkSettings(TypedDict):
 
 
 def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
-    """What the service cannot do for `spec`, found out without asking it. Blocking: reads the task's files.
+    """Checks, without a request, that the service can run `spec`. Blocking: reads the task's files.
 
     Returns:
-        Warnings: what it does in another way than asked.
+        Warnings about deviations.
 
     Raises:
-        UnsupportedTaskError: The image cannot be had, or a network not enforced.
+        UnsupportedTaskError: The image cannot be made, or a network cannot be enforced.
         TaskError: The task's definition of its image is malformed.
-        ConfigError: Its sandboxes would not live long enough.
+        ConfigError: The TTL of its sandboxes is too short.
     """
     warnings = list(plan_image(spec, options).warnings)
     ttl_minutes(spec, options)
@@ -72,18 +71,18 @@ def create_params(
     labels: Mapping[str, str],
     ttl_min: int,
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
-    """The SDK's parameters of a sandbox.
+    """Returns the SDK's parameters of a sandbox.
 
-    While `plan` has something to do after the start, the sandbox is created with the network that a builder would have;
-    `network_settings` is to be put in force after that.
+    If `plan` has work to do after the start, the sandbox is created with a builder's network, and `network_settings`
+    has to be put in force afterwards.
 
     Args:
-        spec: What the task asks for.
-        options: Of the factory.
-        plan: What it is made from, settled.
+        spec: The task's container.
+        options: The factory's options.
+        plan: Its settled plan.
         name: Its name.
-        labels: Tell whose it is.
-        ttl_min: Minutes after which the service removes it, wherever it stands, if nobody keeps it alive.
+        labels: Labels that name the owner.
+        ttl_min: Minutes after which the service removes it, in any state, unless it is kept alive.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
@@ -92,7 +91,7 @@ def create_params(
     network = _settings(PUBLIC) if plan.builds_after_start else network_settings(spec.network, options)
     common: dict[str, Any] = {
         "name": name,
-        "os_user": "root",  # commands of others are run as them by root
+        "os_user": "root",  # root runs commands of other users as them
         "env_vars": _variables(spec, options, plan),
         "labels": dict(labels),
         "auto_stop_interval": ttl_min,
@@ -107,10 +106,10 @@ def create_params(
 
 
 def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
-    """Minutes that a sandbox for `spec` may live if nobody keeps it alive.
+    """Returns the TTL of a sandbox for `spec`, in minutes.
 
     Raises:
-        ConfigError: `options.ttl_min` is less than it may be needed.
+        ConfigError: `options.ttl_min` is shorter than the task may take.
     """
     needed = spec.lifetime_sec
     if options.ttl_min is None:
@@ -126,10 +125,10 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
 
 
 def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> NetworkSettings:
-    """What the service is told when `policy` of a task is to be in force.
+    """Returns the service's settings for a task's `policy`.
 
     Raises:
-        UnsupportedTaskError: It takes no such allow-list; with the entries and the reason.
+        UnsupportedTaskError: The service does not take the allow-list; with the entries and the reason.
     """
     return _settings((options.network or policy).with_hosts(options.allowed_hosts))
 
@@ -146,7 +145,7 @@ def _settings(policy: NetworkPolicy) -> NetworkSettings:
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """The networks and the domains of an allow-list, one of them empty."""
+    """Splits an allow-list into networks and domains, one of them empty."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []
@@ -181,12 +180,12 @@ def _unsupported(what: str) -> UnsupportedTaskError:
 
 
 def _variables(spec: ContainerSpec, options: DaytonaOptions, plan: ImagePlan) -> dict[str, str]:
-    """Variables of the sandbox: they win over those of the image, so that those of the options have to yield here."""
+    """Returns the sandbox's variables, which win over the image's; those of the options yield to the image's."""
     return {name: value for name, value in options.env.items() if name not in plan.env} | dict(spec.env)
 
 
 def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:
-    """In whole CPUs and GiB; what is not asked for is left to the service."""
+    """Returns the resources in whole CPUs and GiB; missing ones get the service's defaults."""
     from daytona import Resources
 
     cpus, memory_mb, storage_mb = _asked(spec, options)
@@ -228,9 +227,10 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
 
 
 def _built_image(plan: ImagePlan) -> Image:
-    """The SDK's image for a text and its files.
+    """Returns the SDK's image for a text and its files.
 
-    The SDK makes one from a Dockerfile only by finding the files itself (see `image_context`), so its fields are set.
+    The SDK makes an image from a Dockerfile only by finding the files itself (see `image_context`), so its fields are
+    set here.
     """
     from daytona import Image
     from daytona.common.image import Context

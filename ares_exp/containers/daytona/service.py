@@ -1,4 +1,4 @@
-"""One event loop's connection to the service: the SDK's client, and requests that are sent again where that helps."""
+"""The connection of one event loop to the service: the SDK's client, and requests with retries."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALL_TIMEOUT_SEC = 60.0
-"""Bound on one request and what follows from it, further tries included, unless a caller gives another."""
+"""Default bound on one request, retries included."""
 
 FEW_TRIES = 4
-"""Tries of a request that the service answers as if it had a defect (500), which may never pass."""
+"""Bound on the sends of a request that the service answers with 500, which may never pass."""
 
 _MAX_SEC = 10.0
 _LOOK_SEC = 15.0
@@ -32,19 +32,19 @@ _ENDED = frozenset({"error", "build_failed", "destroying", "destroyed", "stoppin
 
 
 class DaytonaService:
-    """Requests to the service. One per event loop.
+    """Sends requests to the service. One per event loop.
 
     Attributes:
-        credentials: How it is reached.
-        creating: By name, the sandboxes that were asked for and of which it is not known yet whether they exist.
+        credentials: Its address and credentials.
+        creating: By name, the requested sandboxes whose existence is not known yet.
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
         """Connects to nothing yet.
 
         Args:
-            credentials: How the service is reached.
-            base_sec: Longest wait after a first try that failed, unless the service says how long; then it doubles.
+            credentials: The service's address and credentials.
+            base_sec: Longest wait before the first retry, unless the service requests one; it doubles each time.
         """
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
@@ -55,7 +55,7 @@ class DaytonaService:
 
     @property
     def client(self) -> AsyncDaytona:
-        """The SDK's client, made at first use, in the running loop.
+        """Returns the SDK's client, made at first use, in the running loop.
 
         Raises:
             ContainerServiceError: The service is closed.
@@ -75,23 +75,26 @@ class DaytonaService:
         unreachable_sec: float = math.inf,
         repeatable: bool = True,
     ) -> T:
-        """Sends a request, again where it failed in a way that passes.
+        """Sends a request, with retries after transient failures.
 
         Args:
-            what: What is asked for, as the subject of an error message: "The sandbox x".
-            request: Sends it once, by the SDK. Called anew for each try.
-            timeout_sec: Bound on all tries and the waits between them.
-            unreachable_sec: Likewise while no connection can be made at all, as to an address where nothing is.
-            repeatable: Whether the same request twice does no harm. If not, only what the service has certainly not
-                acted upon is sent again: a refusal (429), a connection that could not be made.
+            what: The subject of error messages: "The sandbox x".
+            request: Sends it once, by the SDK. Called for each send.
+            timeout_sec: Bound on all sends and the waits between them.
+            unreachable_sec: Likewise while no connection can be made at all, as to a wrong address.
+            repeatable: Whether sending the request twice is harmless. If not, it is sent again only if the service has
+                certainly not acted on it: after a refusal (429), or a connection that could not be made.
 
         Raises:
-            ContainerServiceError: What it ended with; the class says whose fault it is.
-            ContainerDiedError: The sandbox that was asked is gone.
+            ContainerServiceError: The last failure; the class tells whose fault it is.
+            ContainerDiedError: The sandbox of the request is gone.
         """
         from daytona import DaytonaError
 
-        loop, client = asyncio.get_running_loop(), self.client  # whose making imports a lot: no time of the service's
+        loop, client = (
+            asyncio.get_running_loop(),
+            self.client,
+        )  # first: its imports take long
         begun = loop.time()
         deadline = begun + timeout_sec
         last: ContainerError | None = None
@@ -120,16 +123,16 @@ class DaytonaService:
             await asyncio.sleep(wait_sec)
 
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
-        """Whether a sandbox is gone or can run no more.
+        """Returns whether a sandbox is gone or can run no more.
 
-        For errors that do not tell: to its proxy, the key of a sandbox that is gone is a wrong one (401).
+        For ambiguous errors: the proxy reports a wrong key (401) for a sandbox that is gone.
 
         Args:
-            sandbox: Which.
-            must_answer: Whether it is an error when the service does not say; else it counts as not gone.
+            sandbox: The sandbox.
+            must_answer: Whether a missing answer is an error; else it counts as not gone.
 
         Raises:
-            ContainerServiceError: The service does not say.
+            ContainerServiceError: The service does not answer.
         """
         try:
             found = await self.call(
@@ -159,40 +162,40 @@ class DaytonaService:
     def _wait_sec(self, tries: int, failure: failures.Failure) -> float:
         if failure.wait_sec is None:
             return backoff_sec(tries, base_sec=self._base_sec, max_sec=_MAX_SEC, rng=self._rng)
-        # Never earlier than asked; the jitter keeps those who were refused together from coming back together.
+        # Never earlier than requested; the jitter spreads clients that were refused together.
         return failure.wait_sec + self._base_sec * self._rng.uniform(0.0, 1.0)
 
 
 def state_of(sandbox: AsyncSandbox) -> str:
-    """The state in which a sandbox was last seen, in the service's words."""
+    """Returns the last seen state of a sandbox, in the service's words."""
     return "unknown" if sandbox.state is None else str(sandbox.state.value)
 
 
 def has_ended(sandbox: AsyncSandbox) -> bool:
-    """Whether a sandbox is in a state, as it was last seen, from which it does not come back by itself."""
+    """Returns whether a sandbox was last seen in a final state."""
     return state_of(sandbox) in _ENDED
 
 
 class _NothingToRead:
-    """In place of the SDK's reader of variables and of `.env` files, which takes those of any working directory.
+    """Replacement of the SDK's reader of variables and of `.env` files in the working directory.
 
-    Such a file may be an agent's. It could choose a region, and send traces of all requests anywhere.
+    Such a file may come from an agent, and could choose a region and send traces of all requests anywhere.
     """
 
     def get(self, _: str) -> None:
-        """All that may be set is in `Credentials`."""
+        """Returns nothing: all settings are in `Credentials`."""
 
     get_from_process_env = get_from_file = get
 
 
-_connecting = threading.Lock()  # every loop has its service, and its thread
+_connecting = threading.Lock()  # every loop has its service and its thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """The client, without any limit on parallel requests: every sandbox holds one open.
+    """Makes the client, without a limit on parallel requests, as every sandbox holds one open.
 
-    Without its event stream, too: that would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the
-    loop), and tell of every sandbox of the organisation. The SDK then looks each second at a sandbox that is starting.
+    It has no event stream either, which would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the
+    loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox every second.
     """
     from daytona import DaytonaConfig
 
@@ -215,5 +218,5 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
         finally:
             sdk.DaytonaEnvReader = reader
     if client._event_dispatcher is not None:
-        client._event_dispatcher._closed = True  # the task that the constructor began finds it so, and ends
+        client._event_dispatcher._closed = True  # the constructor's task then ends
     return client

@@ -1,6 +1,6 @@
-"""Files in and out of a sandbox: a tar by the service's file API, packed and unpacked by `tar` in the sandbox.
+"""File transfer of a sandbox: one tar by the service's file API, packed and unpacked by `tar` in the sandbox.
 
-One request carries as many files as there are. Only the sandbox resolves its paths.
+One request carries all files. Only the sandbox resolves its paths.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from ares_exp.cancellation import in_thread
 from ares_exp.containers import archive
-from ares_exp.containers.cancellation import in_thread
 from ares_exp.containers.container import ExecResult
-from ares_exp.containers.daytona.box_scripts import Run
 from ares_exp.containers.daytona.failures import plain
+from ares_exp.containers.daytona.sandbox_scripts import Run
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.errors import TransferError
 
@@ -42,13 +42,13 @@ class FileTransfer:
     """Copies files into and out of one sandbox."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
-        """Keeps what is needed.
+        """Copies nothing yet.
 
         Args:
-            service: The sandbox's.
-            sandbox: Where.
-            run: Runs a command there.
-            directory: A directory there, which exists and which only root may enter, for archives on their way.
+            service: The sandbox's service.
+            sandbox: The sandbox.
+            run: Runs a command in it.
+            directory: An existing directory of it that only root may enter, for archives in transit.
         """
         self._service = service
         self._sandbox = sandbox
@@ -64,10 +64,10 @@ class FileTransfer:
             ContainerError: The sandbox is gone, or the service does not answer.
         """
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
-        box_path, into = self._new_path(), shlex.quote(directory or "/")
+        packed_path, into = self._new_path(), shlex.quote(directory or "/")
         with await in_thread(lambda: archive.pack(source, name)) as packed:
-            await self.send(packed, box_path)
-        unpack = f"mkdir -p -- {into} && tar -xpf {box_path} -C {into}; e=$?; rm -f {box_path}; exit $e"
+            await self.send(packed, packed_path)
+        unpack = f"mkdir -p -- {into} && tar -xpf {packed_path} -C {into}; e=$?; rm -f {packed_path}; exit $e"
         result = await self._run(unpack, timeout_sec=TRANSFER_TIMEOUT_SEC)
         if result.exit_code != 0:
             raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {_reason(result)}.")
@@ -79,15 +79,15 @@ class FileTransfer:
             TransferError: With the path and the reason; a missing `source` included.
             ContainerError: The sandbox is gone, or the service does not answer.
         """
-        box_path, path = self._new_path(), shlex.quote(source or "/")
+        packed_path, path = self._new_path(), shlex.quote(source or "/")
         directory, name = posixpath.split(source)
         parent, done, self._done = shlex.quote(directory or "/"), self._done, []
         result = await self._run(
             f"rm -f {' '.join(done)}; k= e=0; "
-            f"if [ -d {path} ]; then k=directory; tar -cf {box_path} -C {path} . 2>/dev/null || e=$?; "
+            f"if [ -d {path} ]; then k=directory; tar -cf {packed_path} -C {path} . 2>/dev/null || e=$?; "
             f"elif [ -e {path} ]; then k=file; "
-            f"tar -chf {box_path} -C {parent} -- {shlex.quote('./' + name)} 2>/dev/null || e=$?; "
-            f'fi; [ -n "$k" ] || exit 3; [ $e -lt 2 ] || exit 4; echo "$k $(($(wc -c <{box_path})))"',
+            f"tar -chf {packed_path} -C {parent} -- {shlex.quote('./' + name)} 2>/dev/null || e=$?; "
+            f'fi; [ -n "$k" ] || exit 3; [ $e -lt 2 ] || exit 4; echo "$k $(($(wc -c <{packed_path})))"',
             timeout_sec=TRANSFER_TIMEOUT_SEC,
         )
         packed = _PACKED.fullmatch(result.output)
@@ -101,17 +101,17 @@ class FileTransfer:
                 raise TransferError(f"Cannot copy {source} out of the sandbox: more than {archive.MAX_BYTES} bytes.")
             with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
                 try:
-                    await self.fetch(box_path, file, size)
+                    await self.fetch(packed_path, file, size)
                 except TransferError as error:
                     raise TransferError(f"Cannot copy {source} out of the sandbox. {error}") from error
                 file.seek(0)
                 unpack = archive.unpack_file if packed[1] == "file" else archive.unpack_directory
                 await in_thread(lambda: unpack(file, target))
         finally:
-            self._done.append(box_path)
+            self._done.append(packed_path)
 
     async def send(self, file: IO[bytes], path: str) -> None:
-        """Makes the file `path` of the sandbox, in a directory that is there.
+        """Writes the file `path` of the sandbox, in an existing directory.
 
         Raises:
             ContainerError: The sandbox is gone, or the service refused or does not answer.
@@ -119,7 +119,7 @@ class FileTransfer:
         await self._call(f"The upload to {path}", lambda: _send(self._sandbox, file, path))
 
     async def fetch(self, path: str, file: IO[bytes], size: int) -> None:
-        """Writes a file of the sandbox to `file`.
+        """Copies a file of the sandbox to `file`.
 
         Raises:
             TransferError: It has another size.
@@ -145,15 +145,15 @@ async def _send(sandbox: AsyncSandbox, file: IO[bytes], path: str) -> None:
 
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    # What is in a file on disk is read by the SDK, as it is sent.
+    # The SDK reads a file on disk while sending it.
     source = file.read() if size <= _SPOOL_BYTES else f"/dev/fd/{file.fileno()}"
     await sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=int(TRANSFER_TIMEOUT_SEC))
 
 
 async def _fetch(sandbox: AsyncSandbox, path: str, file: IO[bytes], size: int) -> int:
-    """Writes so many bytes of the answer to `file`; returns how many there were, or that there were more.
+    """Writes up to `size` bytes of the answer to `file`; returns their number, or more if the answer was larger.
 
-    The SDK's own downloads tell no refusal from a broken connection, and read what is no file without bound.
+    The SDK's downloads do not distinguish a refusal from a broken connection, and read error answers without bound.
     """
     from daytona._utils.errors import intercept_errors
     from daytona_toolbox_api_client_async.exceptions import ApiException

@@ -1,13 +1,13 @@
-"""The image that captured changes are relative to: found by its id, or nothing is started."""
+"""The base image of captured changes, found by its id."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, in_thread
 from ares_exp.containers.docker.image import ensure_image
-from ares_exp.containers.docker.life import why_it_stays
 from ares_exp.errors import ContainerStartError, SnapshotMismatchError
 
 _REMEDY = (
@@ -17,17 +17,17 @@ _REMEDY = (
 
 
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
-    """What the engine says of the image that `spec.changes` are relative to.
+    """Inspects the image that `spec.changes` are relative to.
 
-    One that is missing is pulled or built like any image of a task, and has to turn out to be the same.
+    A missing image is pulled or built like any image of a task, and has to have the same id.
 
     Args:
         engine: The engine.
         spec: With `changes`.
-        keep: Whether an image that is built for this is to stay.
+        keep: Whether an image built for this is kept.
 
     Raises:
-        SnapshotMismatchError: It is not to be had, with both ids where there is another one.
+        SnapshotMismatchError: It cannot be found or made; with both ids if another one was.
     """
     assert spec.changes is not None
     base = spec.changes.delta.base
@@ -45,7 +45,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
             engine, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir, keep=keep
         )
     except ContainerStartError as error:
-        raise SnapshotMismatchError(f"{what}. Its task's image is of no help: {error} {_REMEDY}") from error
+        raise SnapshotMismatchError(f"{what}. Its task's image cannot replace it: {error} {_REMEDY}") from error
     found = await in_thread(lambda: _inspect(engine, image), abandon=True)
     if found is not None and found["Id"] == base:
         return found
@@ -56,7 +56,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
-    """The name of an image for people: the task's own if it still means it, else another, else its id."""
+    """Returns a readable name of an image: the task's if it still refers to it, else another, else the id."""
     names: list[str] = image.get("RepoTags") or [image["Id"]]
     return spec.docker_image if spec.docker_image in names else names[0]
 

@@ -1,4 +1,4 @@
-"""What a Docker engine can do for a container, as its `GET /info` tells."""
+"""The capabilities of a Docker engine, from its `GET /info`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MOUNTS = Path("/proc/self/mounts")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do. The defaults are the least that any engine can.
+    """The capabilities of an engine. The defaults hold for every engine.
 
     Attributes:
-        cpus: Processors that it has.
-        disk_quota: Whether it can bound what a container writes to its own files.
+        cpus: Number of processors.
+        disk_quota: Whether it can bound the size of a container's files.
         nvidia_runtime: Whether NVIDIA's container runtime is installed.
-        cdi_gpus: Device names of GPUs that it knows by the Container Device Interface.
+        cdi_gpus: Device names of GPUs known by the Container Device Interface.
     """
 
     cpus: int = 1
@@ -29,12 +29,12 @@ class Capabilities:
 
     @property
     def simultaneous_starts(self) -> int:
-        """How many containers it starts at a time: more make each of them slower and all together no faster."""
+        """Bound on simultaneous starts: more make each start slower and all together no faster."""
         return min(16, max(8, 2 * self.cpus))
 
 
 def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
-    """Reads the answer to `GET /info`."""
+    """Parses the answer to `GET /info`."""
     devices = info.get("DiscoveredDevices") or []
     return Capabilities(
         cpus=int(info["NCPU"]),
@@ -45,10 +45,10 @@ def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
 
 
 def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
-    """Whether the storage driver takes a size: btrfs and zfs do, overlay2 on XFS that is mounted with project quotas.
+    """Returns whether the storage driver takes a size: btrfs, zfs, and overlay2 on XFS mounted with project quotas do.
 
-    The engine does not tell the mount options. They are looked up here, so an engine on another machine counts as one
-    that cannot.
+    The engine does not report mount options. They are read on this machine, so an engine elsewhere counts as one
+    without quotas.
 
     Args:
         info: The answer to `GET /info`.

@@ -1,39 +1,44 @@
-"""What a container changed of its image, read in one of two ways.
+"""Capture of a container's changes to its image, in one of two ways.
 
-`upper`: the upper directory of its overlay is read until two readings agree: so it was at a moment between them. Takes
-tens of milliseconds, needs nothing in the image, and root on the engine's machine. `archive`: the engine lists the
-changes and archives them; works wherever the engine is, costs more and keeps less (`archive_capture`). `auto` is the
-first where it is possible.
+`upper`: reads the upper directory of its overlay until two readings agree, which then is the state at a moment between
+them. Takes tens of milliseconds, needs nothing in the image, and root on the engine's machine. `archive`: the engine
+lists the changes and archives them; works with any engine, is slower and loses more (`archive_capture`). `auto`:
+`upper` if possible.
 
-The container is never paused: an engine that is starting a process in a container which is being paused hangs, and the
-container with it, for good.
+The container is never paused: an engine that starts a process in a container while it is being paused hangs forever,
+with the container. Changes of a derived image's container are told relative to the base image (`stacked`, `BaseFiles`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
+import json
 import os
-from collections.abc import Mapping
+import posixpath
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ares_exp.containers.bounded_reading import Skip, bounded
 from ares_exp.containers.docker.archive_capture import ArchiveCapture
-from ares_exp.containers.docker.base_files import BaseFiles
-from ares_exp.containers.docker.creation import Throttle
-from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.stacked_changes import stacked
+from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, remove
+from ares_exp.containers.docker.creation import Throttle, create
+from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, EngineError, engine_errors, in_thread, reason
 from ares_exp.containers.docker.upper_directory import find_upper_directory
+from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import CaptureError, SnapshotMetadataError, SnapshotUnsupportedError
-from ares_exp.filesystem.delta import Delta, Entry, StoredChanges
+from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, link_number, sorted_by_path
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.filesystem.overlay_upper import ScanCache, scan
 
 CaptureWay = Literal["auto", "upper", "archive"]
 
 READINGS = 5
-"""So often the files are read at most, for two readings that are the same. Only what changed is read again."""
+"""Bound on the readings until two agree. Each reads only what changed."""
 
 _ENGINE_FILES = frozenset(
     ("/.dockerenv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/sbin/docker-init", "/usr/sbin/docker-init")
@@ -41,7 +46,7 @@ _ENGINE_FILES = frozenset(
 
 
 class Capture:
-    """Captures one container again and again; remembers what it has read."""
+    """Captures one container repeatedly; remembers what it has read."""
 
     def __init__(self, engine: Engine, container: str, way: CaptureWay, lower: StoredChanges | None) -> None:
         """Reads nothing yet.
@@ -49,8 +54,8 @@ class Capture:
         Args:
             engine: The engine.
             container: Its name.
-            way: See above.
-            lower: The changes that are part of the container's image, if it is a derived one.
+            way: See the module.
+            lower: The changes in the container's image, if that is a derived one.
         """
         self._engine = engine
         self._container = container
@@ -67,7 +72,7 @@ class Capture:
 
         Raises:
             CaptureError, SnapshotUnsupportedError: As there.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused, or is
+            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
                 gone.
         """
         async with self._one_at_a_time, _captures(os.getpid()).slot():
@@ -75,19 +80,19 @@ class Capture:
             notes = list(_unkept_mounts(inspected))
             skip = functools.partial(self._skip, _mount_points(inspected))
             entries = await self._read(inspected, objects, notes, skip)
-            await self._inspect()  # of one that ended meanwhile, files may have been missing
+            await self._inspect()  # files of a container that ended meanwhile may be missing
             if self._lower is None:
                 return Delta(inspected["Image"], entries, tuple(notes))
             merged = await in_thread(lambda: self._relative_to_base(entries, objects))
             return Delta(self._lower.delta.base, merged, tuple(notes))
 
     async def _inspect(self) -> dict[str, Any]:
-        """What the engine says of the container, which runs."""
+        """Inspects the container, which has to be running."""
         found: dict[str, Any] = await in_thread(
             lambda: self._engine.api.inspect_container(self._container), abandon=True
         )
         if self._is_closed or not found["State"]["Running"]:
-            raise CaptureError("The changed files were not read: the container has ended.")
+            raise CaptureError("The changed files cannot be read: the container has ended.")
         return found
 
     async def _read(
@@ -108,11 +113,11 @@ class Capture:
 
     def _skip(self, mount_points: frozenset[str], path: str) -> bool:
         if self._is_closed:
-            raise CaptureError("The changed files were not read: the container has been stopped.")
+            raise CaptureError("The changed files cannot be read: the container has been stopped.")
         return _is_of_the_engine(mount_points, path)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: Skip) -> dict[str, Entry]:
-        """Reads until two readings are the same. Blocking."""
+        """Reads until two readings agree. Blocking."""
         before: dict[str, Entry] | None = None
         for _ in range(READINGS):
             found: list[str] = []
@@ -122,11 +127,11 @@ class Capture:
                 return entries
             before = entries
         assert before is not None
-        notes += [*found, "Files changed while they were read: a process was writing all the time."]
+        notes += [*found, "Files changed while they were read: a process writes continuously."]
         return before
 
     def _relative_to_base(self, entries: Mapping[str, Entry], objects: ObjectStore) -> dict[str, Entry]:
-        """The changes with those that the image has already, whose contents are put with the others. Blocking."""
+        """Returns the changes relative to the base image, and copies the contents of the image's changes. Blocking."""
         assert self._lower is not None
         assert self._base_files is not None
         try:
@@ -137,16 +142,16 @@ class Capture:
             return merged
         except SnapshotMetadataError as error:
             raise CaptureError(
-                f"Files of {self._container} that it started with are not where it had them from any more: {error}"
+                f"Files that {self._container} started with are missing in their object store: {error}"
             ) from error
         except engine_errors() as error:
             raise CaptureError(
-                f"What of the changed files in {self._container} is in the image {self._lower.delta.base} cannot be "
-                f"told: {reason(error)}."
+                f"The changed files of {self._container} cannot be compared with the image "
+                f"{self._lower.delta.base}: {reason(error)}."
             ) from error
 
     async def close(self) -> None:
-        """Ends a capture that is under way, and removes what captures made on the engine. Idempotent."""
+        """Aborts a running capture, and removes what captures made on the engine. Idempotent."""
         self._is_closed = True
         async with self._one_at_a_time:
             if self._base_files is not None:
@@ -155,7 +160,7 @@ class Capture:
 
 @functools.lru_cache(maxsize=1)
 def _captures(pid: int) -> Throttle:
-    """More at a time would be no faster."""
+    """Returns the throttle of this process's captures: more at a time are not faster."""
     return Throttle(max(2, os.cpu_count() or 1))
 
 
@@ -171,3 +176,115 @@ def _is_of_the_engine(mount_points: frozenset[str], path: str) -> bool:
 
 def _unkept_mounts(inspected: Mapping[str, Any]) -> list[str]:
     return [f"{point!r} is not kept: it is a mount." for point in sorted(_mount_points(inspected))]
+
+
+def stacked(
+    lower: Mapping[str, Entry], upper: Mapping[str, Entry], base_has: Callable[[str], bool]
+) -> dict[str, Entry]:
+    """Combines two layers of changes; returns the changes relative to the base of `lower`.
+
+    Args:
+        lower: Changes relative to a base.
+        upper: Changes relative to the base with `lower`.
+        base_has: Returns whether the base has an entry at a path. Called only where `upper` removes an entry of
+            `lower`. A whiteout of a path that the base lacks must not be kept: in a new directory it would appear as a
+                device.
+    """
+    found = dict(lower)
+    for path, entry in sorted_by_path(upper).items():
+        old = found.get(path)
+        if entry.kind == "directory" and not entry.opaque:
+            # A directory in the place of a file or a whiteout still hides the base's entries.
+            hides = old is not None and (old.opaque or old.kind != "directory")
+            found[path] = replace(entry, opaque=hides)
+            continue
+        if old is not None and old.kind == "directory":
+            _drop_below(found, path)
+        if entry.kind != "whiteout" or (_is_seen(found, path) and (old is None or base_has(path))):
+            found[path] = entry
+        else:
+            found.pop(path, None)
+    return _linked_anew(sorted_by_path(found), upper)
+
+
+def _drop_below(entries: dict[str, Entry], path: str) -> None:
+    for below in [other for other in entries if other.startswith(f"{path}/")]:
+        del entries[below]
+
+
+def _is_seen(entries: Mapping[str, Entry], path: str) -> bool:
+    """Returns whether an entry of the base is visible at `path`: no directory above hides it."""
+    while (path := posixpath.dirname(path)) != "/":
+        above = entries.get(path)
+        if above is not None and above.opaque:
+            return False
+    return True
+
+
+def _linked_anew(entries: dict[str, Entry], upper: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Numbers hard links anew: the overlay separates the names of a file that were changed from the others."""
+    files: dict[tuple[bool, int], list[str]] = {}
+    for path, entry in entries.items():
+        if entry.link is not None:
+            files.setdefault((path in upper, entry.link), []).append(path)
+    for paths in files.values():
+        link = link_number(paths[0]) if len(paths) > 1 else None
+        entries.update({path: replace(entries[path], link=link) for path in paths})
+    return entries
+
+
+_DIRECTORY = 1 << 31  # of Go's file mode, which the engine reports
+
+
+class BaseFiles:
+    """Entries of one image, asked of a container that is never started. Blocking; calls must not overlap."""
+
+    def __init__(self, engine: Engine, image: str) -> None:
+
+        self._engine = engine
+        self._image = image
+        self._container: str | None = None
+        self._modes: dict[str, int | None] = {"/": _DIRECTORY}
+
+    def has(self, path: str) -> bool:
+        """Returns whether the image has an entry at `path`, dangling links included.
+
+        Raises:
+            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
+                gone; `ImageNotFound` among them.
+        """
+        return self._mode(path) is not None
+
+    def _mode(self, path: str) -> int | None:
+        """Returns the mode of the entry, or `None`. Stops at links above it, which the engine would follow."""
+        if path not in self._modes:
+            above = self._mode(posixpath.dirname(path))
+            self._modes[path] = self._asked(path) if above is not None and above & _DIRECTORY else None
+        return self._modes[path]
+
+    def _asked(self, path: str) -> int | None:
+        engine = self._engine
+        if self._container is None:
+            name = f"{NAME_PREFIX}base-{secrets.token_hex(6)}"
+            request = engine.api.create_container_config(
+                self._image, ["-"], labels=owner_labels(), network_disabled=True, host_config={}
+            )
+            self._container = name
+            create(engine, name, request)
+        answer = engine.api.head(
+            f"{engine.api.base_url}/v{engine.api.api_version}/containers/{self._container}/archive",
+            params={"path": path},
+            timeout=INQUIRY_TIMEOUT_SEC,
+        )
+        if answer.status_code == 404:
+            return None
+        if answer.status_code != 200:
+            raise EngineError(f"it does not tell whether its image has {path!r}", answer.status_code)
+        found: int = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))["mode"]
+        return found
+
+    def close(self) -> None:
+        """Removes the container, if one was created. Idempotent."""
+        container, self._container = self._container, None
+        if container is not None:
+            remove(self._engine, container)

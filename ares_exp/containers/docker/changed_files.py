@@ -1,4 +1,4 @@
-"""The changed files of one container: those that it starts with, and those that are captured from it."""
+"""The changed files of one container: those it starts with, and captures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _logger = logging.getLogger(__name__)
 
 
 class ChangedFiles:
-    """Of one container, from before it is created until after it has been removed."""
+    """The changed files of one container, from before its creation until after its removal."""
 
     def __init__(self, spec: ContainerSpec, container: str, way: CaptureWay, *, keep_image: bool) -> None:
-        """Touches nothing.
+        """Starts nothing yet.
 
         Args:
-            spec: With the changes that it starts with, if any.
+            spec: Its `changes` are those it starts with, if any.
             container: Its name.
-            way: How captures read; see `capture`.
-            keep_image: Whether an image that is built from the task's Dockerfile is to stay.
+            way: The way to capture; see `capture`.
+            keep_image: Whether an image built from the task's Dockerfile is kept.
         """
         self._spec = spec
         self._container = container
@@ -37,13 +37,13 @@ class ChangedFiles:
         self._capture: Capture | None = None
 
     async def image(self, engine: Engine) -> tuple[str, str]:
-        """For a container that starts with changes: an image that has them already, where the engine takes such a one.
+        """Returns the image for a container that starts with changes: with the changes in it if the engine can load it.
 
         Returns:
-            What to create it from, and the name of the image that the changes are relative to.
+            The image to create the container from, and the name of the image that the changes are relative to.
 
         Raises:
-            SnapshotMismatchError: The image that they are relative to is not to be had.
+            SnapshotMismatchError: The image that they are relative to cannot be found or made.
             SnapshotMetadataError: An object of the changes is missing or damaged.
         """
         assert self._spec.changes is not None
@@ -56,7 +56,7 @@ class ChangedFiles:
         return self._derived.name if self._derived is not None else str(base["Id"]), name_of(base, self._spec)
 
     async def has_started(self, engine: Engine) -> None:
-        """Gives the container what its image has not, and makes it ready for captures.
+        """Writes the changes that are not in the image into the container, and prepares captures.
 
         Raises:
             RestoreError: The files could not be written.
@@ -68,11 +68,11 @@ class ChangedFiles:
         self._capture = Capture(engine, self._container, self._way, changes if is_derived else None)
 
     async def capture(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`; a dead container is one whose files could not be read.
+        """As `SnapshottableContainer.capture_changes`; raises `CaptureError` for a dead container.
 
         Raises:
             CaptureError: The files could not be read.
-            SnapshotUnsupportedError: Not in the way that the option asks for.
+            SnapshotUnsupportedError: The way of the option `capture` is not possible here.
             ContainerDiedError: It has not started.
         """
         if self._capture is None:
@@ -83,7 +83,7 @@ class ChangedFiles:
             raise CaptureError(f"The files of {self._spec.name} could not be captured: {reason(error)}.") from error
 
     async def close(self) -> None:
-        """Removes what it made on the engine, when the container is no more. Idempotent."""
+        """Removes what it made on the engine; called after the container's removal. Idempotent."""
         if self._derived is not None:
             await self._derived.give_back()
         if self._capture is not None:

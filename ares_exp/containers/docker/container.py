@@ -1,4 +1,4 @@
-"""One container of a Docker engine."""
+"""The Docker container."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, Shell
-from ares_exp.containers.container_start import bounded_start, refuse_second_start
+from ares_exp.containers.container import (
+    Container,
+    ContainerSpec,
+    ExecOptions,
+    ExecResult,
+    Shell,
+    bounded_start,
+    refuse_second_start,
+)
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.changed_files import ChangedFiles
+from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image
-from ares_exp.containers.docker.life import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.limits import limits
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.running import RunningContainer
@@ -39,7 +46,7 @@ WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml
 
 @dataclass(frozen=True, slots=True)
 class DockerOptions:
-    """What is the same for every container of a factory; see `DockerContainerFactory`."""
+    """The options shared by all containers of a factory; see `DockerContainerFactory`."""
 
     network: NetworkOptions
     shell: Shell
@@ -55,12 +62,12 @@ class DockerOptions:
 
 
 class DockerContainer(Container):
-    """One container; a `Container`, and a `SnapshottableContainer`."""
+    """A container of a Docker engine; a `SnapshottableContainer`."""
 
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
-        """Keeps what is needed to start."""
+
         self._spec = spec
         self._options = options
         self.container_name = unique_name(spec.name)
@@ -83,7 +90,7 @@ class DockerContainer(Container):
                 await self._start()
             except failures as error:
                 why = reason(error)
-                needs = " The image has to have a `sh`." if 'exec: "sh"' in why else ""
+                needs = " The image needs a `sh`." if 'exec: "sh"' in why else ""
                 raise ContainerStartError(f"{what} could not be started: {why}.{needs}") from error
 
     async def _start(self) -> None:
@@ -93,7 +100,7 @@ class DockerContainer(Container):
         engine = self._engine = await connect()
         try:
             self._first_process = await self._create_and_start(engine)
-        except ImageNotFound:  # the end of another container took it along (`keep_image=False`) before this one had it
+        except ImageNotFound:  # another container's end removed it (`keep_image=False`) before this one was created
             self._first_process = await self._create_and_start(engine)
         await self._network.start(engine, self.container_name)
         running = self._running = RunningContainer(
@@ -141,7 +148,7 @@ class DockerContainer(Container):
             FIRST_COMMAND,
             labels=owner_labels(),
             environment={**options.env, **spec.env},
-            stdin_open=True,  # together with an attached stdin docker-py makes this OpenStdin and StdinOnce
+            stdin_open=True,  # docker-py makes this OpenStdin and StdinOnce, with an attached stdin
             host_config=host_config,
         )
         try:
@@ -180,11 +187,11 @@ class DockerContainer(Container):
         await self._started.download(source, target)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """As `SnapshottableContainer.capture_changes`; see `capture` for the ways.
+        """As `SnapshottableContainer.capture_changes`; see the module `capture`.
 
         Raises:
             CaptureError: The files could not be read.
-            SnapshotUnsupportedError: They cannot be read in the way that the option `capture` asks for.
+            SnapshotUnsupportedError: The way of the option `capture` is not possible here.
             ContainerDiedError: The container is gone.
         """
         running = self._started
@@ -237,6 +244,6 @@ class DockerContainer(Container):
 
 
 def unique_name(task: str) -> str:
-    """A name for a container of a task, or for a group of them, that nobody else has."""
+    """Makes a unique name for a container of a task, or for a compose project."""
     slug = re.sub(r"[^a-zA-Z0-9]+", "-", task).strip("-")[:40] or "task"
     return f"{NAME_PREFIX}{slug}-{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""Creation of containers: as many at a time as the engine bears, and none that nobody knows of."""
+"""Creates containers, a bounded number at once. None leaks if the engine's reply is lost."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any
 from ares_exp.containers.docker.engine import Engine, EngineError, engine_errors, reason
 
 APPEARS_WITHIN_SEC = 5.0
-"""How long a container may take to appear after the engine's answer to its creation got lost."""
+"""Bound on a container's appearance after the engine's answer to its creation got lost."""
 
 _POLL_SEC = 0.05
 
 
 class AnswerLostError(EngineError):
-    """The engine may have created a container, or may still do so: its answer got lost."""
+    """The engine's answer to a creation got lost: the container may exist or may still appear."""
 
 
 class Throttle:
-    """So many holders at a time, in the order in which they came, on whatever event loops they run."""
+    """A first-come-first-served semaphore across event loops."""
 
     def __init__(self, slots: int) -> None:
-        """All slots are free."""
+        """Args: slots: Number of holders at a time."""
         self._free = slots
         self._lock = threading.Lock()
         self._waiting: deque[Future[None]] = deque()
@@ -45,7 +45,7 @@ class Throttle:
             await asyncio.wrap_future(turn)
             yield
         finally:
-            if not turn.cancel():  # it had its slot, also when it was cancelled just then
+            if not turn.cancel():  # it held a slot, also if it was cancelled just then
                 with self._lock:
                     self._free += 1
             self._hand_out()
@@ -63,7 +63,7 @@ class Throttle:
 
 
 def starts(engine: Engine) -> Throttle:
-    """The throttle of this process for creating and starting containers on an engine."""
+    """Returns this process's throttle for creating and starting containers on an engine."""
     return _starts(os.getpid(), engine.host, engine.capabilities.simultaneous_starts)
 
 
@@ -73,18 +73,18 @@ def _starts(pid: int, host: str, slots: int) -> Throttle:
 
 
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
-    """Creates the container `name`, which nobody else has. Blocking.
+    """Creates the container with the unique `name`. Blocking.
 
-    Where the answer gets lost it is asked for again: the engine then says that the name is taken, by ours.
+    If the answer gets lost, the request is repeated: the engine then answers that the name is taken, by our container.
 
     Args:
         engine: The engine.
-        name: A name that is used once in the world.
-        config: The body of the request; its `Labels` say whose the container is.
+        name: A globally unique name.
+        config: The body of the request; its `Labels` identify the owner.
 
     Raises:
-        AnswerLostError: It may be there, or may yet appear.
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: It is not there.
+        AnswerLostError: The container may exist, or may still appear.
+        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: It does not exist.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -108,28 +108,30 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for a container whose name is taken already, and makes sure that it is ours. Blocking.
+    """Waits for the container of a taken name, and checks that it is ours. Blocking.
 
     Raises:
         AnswerLostError: It does not appear.
-        EngineError: It is somebody else's.
+        EngineError: It has another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):
             answer = engine.ask(f"/containers/{name}/json")
             if answer.status_code == 200:
-                if labels.items() <= answer.json()["Config"]["Labels"].items():  # an image adds its own
+                if labels.items() <= answer.json()["Config"]["Labels"].items():  # an image adds labels
                     return
-                raise EngineError(f"the name {name} belongs to a container of somebody else", 409)
+                raise EngineError(f"the name {name} belongs to a container of another owner", 409)
         time.sleep(_POLL_SEC)
-    raise AnswerLostError(f"a container was to be created twice, and none appeared within {APPEARS_WITHIN_SEC:g} s")
+    raise AnswerLostError(
+        f"two requests to create a container had no answer, and none appeared within {APPEARS_WITHIN_SEC:g} s"
+    )
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no answer, looking out for it for `APPEARS_WITHIN_SEC`. Blocking.
+    """Removes a container whose creation had no answer, polling for it for `APPEARS_WITHIN_SEC`. Blocking.
 
-    For all that time: both requests for it may still be on their way.
+    It polls for all that time, as both requests may still be in transit.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -139,7 +141,7 @@ def remove_when_it_appears(engine: Engine, name: str) -> None:
 
 
 def _never_sent(error: BaseException) -> bool:
-    """Whether no connection came about at all."""
+    """Returns whether no connection could be made at all."""
     while (cause := error.__context__) is not None:
         if isinstance(cause, (ConnectionRefusedError, FileNotFoundError)):
             return True

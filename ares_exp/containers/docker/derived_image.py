@@ -1,10 +1,10 @@
-"""Images made of a base image and one layer of captured changes: loaded once for all who start from the same changes.
+"""Images made of a base image and one layer of captured changes, loaded once for all containers with those changes.
 
-The archive that is loaded names the layers of the base and does not hold them: the engine looks a layer up by the
-digests of all layers down to it, before it opens the file of that layer. An engine that does not (the containerd image
-store) refuses, and `restore` writes the files another way.
+The loaded archive names the layers of the base without containing them: the engine looks a layer up by the digests of
+all layers down to it, before it opens the layer's file. An engine that does not (the containerd image store) refuses,
+and `restore` writes the files instead.
 
-An image is this process's own, has its labels, and is removed with the last container that uses it.
+An image belongs to this process, has its labels, and is removed with the last container that uses it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
+from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.docker.life import why_it_stays
-from ares_exp.containers.docker.shared_work import Demand, NobodyWaits, share
+from ares_exp.containers.docker.shared_work import Demand, WorkAbandoned, share
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.delta_encoding import encode
 from ares_exp.filesystem.layer import write_layer
@@ -37,12 +37,12 @@ _BLOCK = tarfile.BLOCKSIZE
 _PIECE = 1024 * 1024
 
 _logger = logging.getLogger(__name__)
-# Loads compete for the same disk and cores: more of them at once finish no earlier.
+# Loads compete for disk and cores: more at once do not finish earlier.
 _slots = threading.BoundedSemaphore(4)
 
 
 class ThinLoadRefused(Exception):
-    """The engine takes no image whose base layers are not in the archive."""
+    """The engine cannot load an image whose base layers are not in the archive."""
 
 
 @dataclass(slots=True)
@@ -57,21 +57,21 @@ _images: dict[tuple[int, str, str], _Image] = {}
 
 
 class DerivedImage:
-    """The use of an image by one container. Made by `borrow`, given back once.
+    """One container's use of a derived image. Made by `borrow`, ended by `give_back`.
 
     Attributes:
-        name: What containers are created from.
+        name: The image's name.
     """
 
     def __init__(self, engine: Engine, key: tuple[int, str, str], image: _Image) -> None:
-        """One more user."""
+
         self.name = image.name
         self._engine = engine
         self._key = key
         self._image: _Image | None = image
 
     async def give_back(self) -> None:
-        """Removes the image if nobody else uses it. Idempotent, never raises for one that is gone."""
+        """Removes the image after its last use. Idempotent, never raises for a missing image."""
         with _lock:
             image, self._image = self._image, None
             if image is None:
@@ -79,24 +79,24 @@ class DerivedImage:
             image.users -= 1
             if image.users:
                 return
-            del _images[self._key]  # whoever comes now loads it under another name
+            del _images[self._key]  # a later `borrow` loads it under another name
         problem = await in_thread(lambda: _remove(self._engine, image.name), lane="removals")
         if problem:
             _logger.info("The image %s stays until the next run: %s.", image.name, problem)
 
 
 async def borrow(engine: Engine, base: dict[str, Any], changes: StoredChanges) -> DerivedImage:
-    """An image of `base` with `changes`, loaded unless somebody in this process uses the same already.
+    """Provides an image of `base` with `changes`, loaded unless this process already uses an equal one.
 
-    When the last who waits for a load is cancelled, the load is broken off; what the engine made of it is removed.
+    When the last waiter for a load is cancelled, the load is aborted and its result removed.
 
     Args:
         engine: The engine.
-        base: What it says of the base image.
+        base: The inspected base image.
         changes: Relative to that image.
 
     Raises:
-        ThinLoadRefused: The engine takes no such image.
+        ThinLoadRefused: The engine cannot load such an image.
         SnapshotMetadataError: An object of the changes is missing or damaged.
     """
     key = (os.getpid(), engine.host, await asyncio.to_thread(_digest, changes))
@@ -130,18 +130,18 @@ def _load_once(engine: Engine, base: dict[str, Any], changes: StoredChanges, ima
             found = engine.api.inspect_image(image.name)["RootFS"]["Layers"]
             if found != layers:
                 raise ThinLoadRefused(f"expected it to have the layers {layers}, found {found}")
-            demand.pause(0)  # nobody else would remove it
+            demand.pause(0)  # else an abandoned image would stay
         except engine_errors() as error:
             raise ThinLoadRefused(reason(error)) from error
-        except (NobodyWaits, ThinLoadRefused):
+        except (WorkAbandoned, ThinLoadRefused):
             _remove(engine, image.name)
             raise
     image.is_loaded = True
 
 
 def _write_image(file: IO[bytes], base: dict[str, Any], changes: StoredChanges, name: str) -> list[str]:
-    """Writes the archive; returns the layers of the image. The format is that of `docker save`."""
-    file.seek(_BLOCK)  # for the header, which tells the size
+    """Writes the archive in the format of `docker save`; returns the layers of the image."""
+    file.seek(_BLOCK)  # space for the header, which has the size
     layer = _Hashed(file)
     write_layer(changes, layer)
     layers = [*base["RootFS"]["Layers"], f"sha256:{layer.hash.hexdigest()}"]
@@ -158,7 +158,7 @@ def _write_image(file: IO[bytes], base: dict[str, Any], changes: StoredChanges, 
 
 
 class _Hashed:
-    """Hashes and counts what is written to a file; a layer is named by the hash of its archive."""
+    """A writer that hashes and counts; a layer is named by the hash of its archive."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -172,7 +172,7 @@ class _Hashed:
 
 
 def _config(base: dict[str, Any], name: str, layers: list[str]) -> bytes:
-    """The image's configuration: that of the base, so that its variables, user and directory stay."""
+    """Returns the image's configuration: the base's, with its variables, user and directory."""
     given = dict(base["Config"] or {})
     given["Labels"] = {**(given.get("Labels") or {}), **image_labels(name, keep=False)}
     kept = {key: base[old] for key, old in _PLATFORM.items() if base.get(old)}
@@ -190,7 +190,7 @@ def _header(name: str, size: int) -> bytes:
 
 
 def _load(engine: Engine, name: str, file: IO[bytes], demand: Demand) -> None:
-    """Loads the archive. What goes wrong the engine says in the stream of its answer."""
+    """Loads the archive. The engine reports errors in the stream of its answer."""
 
     def pieces() -> Iterator[bytes]:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""The `docker` command, for what the engine's API alone does not do: building with BuildKit."""
+"""The `docker` command, which the engine's API cannot replace for builds with BuildKit."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ares_exp.containers.dead_mans_shell import while_we_live
 from ares_exp.containers.docker.shared_work import Demand
 from ares_exp.containers.owned_directory import short_lived_directory
+from ares_exp.containers.parent_death_guard import while_we_live
 
 _MAX_LINE_BYTES = 4096
 # fmt: off
 _PASSED_ON = (
     "PATH", "HOME", "TMPDIR", "DOCKER_CONFIG", "SSL_CERT_FILE", "SSL_CERT_DIR",
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",  # it asks registries for tokens
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",  # for registries
 )
 # fmt: on
 
 
 def docker_clis(name: str = "docker") -> Iterator[Path]:
-    """Every `docker` on PATH, each once; or every program of another name."""
+    """Yields every `docker` on PATH once, or every program of another name."""
     seen = set()
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = Path(directory, name)
@@ -32,7 +32,7 @@ def docker_clis(name: str = "docker") -> Iterator[Path]:
 
 
 def passed_on() -> dict[str, str]:
-    """Our variables that a program of Docker gets; no others, so that no key of an endpoint or a tracker reaches it."""
+    """Returns the variables passed on to Docker's programs; no others, so that no API key reaches them."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
@@ -41,27 +41,27 @@ def docker_build(
     dockerfile: str,
     arguments: Sequence[str],
     *,
-    context_dir: Path | None,
+    context_dir: Path,
     host: str,
     demand: Demand,
     on_line: Callable[[str], None],
 ) -> int:
-    """Runs `docker build` against the engine at `host`, with BuildKit on; killed when the demand ends. Blocking.
+    """Runs `docker build` with BuildKit against the engine at `host`; killed when the demand ends. Blocking.
 
     Args:
         cli: The program.
-        dockerfile: The Dockerfile, whatever the one in the context says.
+        dockerfile: The Dockerfile's text, in place of the one in the context.
         arguments: More options.
-        context_dir: The build context; `None` is a directory that has the Dockerfile only.
+        context_dir: The build context.
         host: As `Engine.host`.
-        demand: Who wants it.
-        on_line: Called with each line of its output; overlong ones come in pieces.
+        demand: The demand for the build.
+        on_line: Called with each line of output; overlong lines are split.
 
     Returns:
-        Its exit code.
+        The exit code.
 
     Raises:
-        NobodyWaits: It was killed.
+        WorkAbandoned: It was killed.
         OSError: It could not be started.
     """
     env = passed_on()
@@ -70,9 +70,15 @@ def docker_build(
     try:
         folder = directory.path
         (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
-        context = folder if context_dir is None else context_dir.resolve()
-        its = shlex.quote(str(folder))  # which nobody else would remove after a kill -9
-        command = [str(cli), "build", "--progress=plain", f"--file={folder}/Dockerfile", *arguments, str(context)]
+        its = shlex.quote(str(folder))  # removed by the guard after a kill -9
+        command = [
+            str(cli),
+            "build",
+            "--progress=plain",
+            f"--file={folder}/Dockerfile",
+            *arguments,
+            str(context_dir.resolve()),
+        ]
         process = subprocess.Popen(
             while_we_live(command, at_end=f"rm -f {its}/Dockerfile; rmdir {its}"),
             stdin=subprocess.PIPE,
@@ -86,7 +92,7 @@ def docker_build(
         with process.stdin, process.stdout, demand.releasing(process.stdin.close):
             while line := process.stdout.readline(_MAX_LINE_BYTES):
                 on_line(line.decode("utf-8", "replace").rstrip())
-        code = process.wait()  # its output has ended, and the closed stdin kills what lingers
+        code = process.wait()  # its output has ended; the closed stdin kills the rest of its group
     finally:
         directory.remove()
     demand.pause(0)

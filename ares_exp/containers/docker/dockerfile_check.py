@@ -1,4 +1,4 @@
-"""What is wrong with a Dockerfile, as far as reading it tells, and whether it needs BuildKit: found before a build."""
+"""Static check of a Dockerfile before a build: errors, and features that need BuildKit."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ from ares_exp.containers.dockerfile.instructions import KNOWN, find_syntax, here
 from ares_exp.errors import TaskError
 
 _FLAGS = {
-    "RUN --mount": "RUN --mount=type=cache,target=/c true",
-    "RUN --network": "RUN --network=none true",
-    "RUN --security": "RUN --security=sandbox true",
-    "RUN --device": "RUN --device=vendor.invalid/device=one true",
-    "COPY --chmod": "COPY --chmod=755 a /a",
-    "COPY --link": "COPY --link a /a",
-    "COPY --parents": "COPY --parents a /a",
-    "COPY --exclude": "COPY --exclude=b a /a",
-    "ADD --chmod": "ADD --chmod=755 a /a",
-    "ADD --link": "ADD --link a /a",
-    "ADD --exclude": "ADD --exclude=b a /a",
-    "ADD --checksum": f"ADD --checksum=sha256:{'0' * 64} http://host.invalid/a /a",
-    "ADD --keep-git-dir": "ADD --keep-git-dir=true https://host.invalid/a.git /a",
-    "ADD --unpack": "ADD --unpack=true a /a",
+    "RUN --mount": (1, 2),
+    "RUN --network": (1, 3),
+    "RUN --security": (1, 20),
+    "RUN --device": (1, 14),
+    "COPY --chmod": (1, 2),
+    "COPY --link": (1, 4),
+    "COPY --parents": (1, 20),
+    "COPY --exclude": (1, 19),
+    "ADD --chmod": (1, 2),
+    "ADD --link": (1, 4),
+    "ADD --exclude": (1, 19),
+    "ADD --checksum": (1, 6),
+    "ADD --keep-git-dir": (1, 1),
+    "ADD --unpack": (1, 17),
 }
-"""Flags that only BuildKit knows, each with an instruction that has it."""
+"""Flags known only to BuildKit, each with the Dockerfile syntax version that introduced it.
 
+Source: Docker's Dockerfile reference, "Added in docker/dockerfile version".
+"""
+
+_HERE_DOCUMENT = (1, 4)
+_AUTOMATIC_VALUE = (1, 0)
 _AUTOMATIC = re.compile(r"(?:TARGET|BUILD)(?:PLATFORM|OS|ARCH|VARIANT)")
 
 
 @dataclass(frozen=True, slots=True)
 class BuildKitFeature:
-    """Something that the classic builder cannot do.
+    """A feature that the classic builder lacks.
 
     Attributes:
-        name: As a user would call it.
-        line: Where it stands first.
-        sample: A short instruction that uses it.
+        name: Its name in messages.
+        line: The line of its first use.
+        syntax: Version of the Dockerfile syntax that introduced it.
     """
 
     name: str
     line: int
-    sample: str
+    syntax: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class BuildKitNeeds:
-    """What a Dockerfile asks of BuildKit.
+    """The BuildKit features that a Dockerfile needs.
 
     Attributes:
-        features: None of them: the classic builder builds it.
-        frontend: The image that its `# syntax=` line names.
-        custom_frontend: Whether that is another one than Docker's own, without which the file may mean anything.
+        features: If empty, the classic builder can build it.
+        frontend: The image in its `# syntax=` line.
+        custom_frontend: Whether that is not Docker's frontend: the file then cannot be checked.
     """
 
     features: tuple[BuildKitFeature, ...]
@@ -69,8 +74,8 @@ def check_dockerfile(path: Path) -> BuildKitNeeds:
     """
     text = read_text(path)
     syntax = find_syntax(text)
-    if syntax.is_foreign:  # the file need not even be a Dockerfile
-        foreign = BuildKitFeature(f"the frontend {syntax.frontend}", syntax.line, "")
+    if syntax.is_foreign:  # the file may have any format
+        foreign = BuildKitFeature(f"the frontend {syntax.frontend}", syntax.line, (1, 0))
         return BuildKitNeeds((foreign,), syntax.frontend, True)
     features: dict[str, BuildKitFeature] = {}
     for name, value, line in instructions(text):
@@ -78,30 +83,30 @@ def check_dockerfile(path: Path) -> BuildKitNeeds:
             raise TaskError(f"{path}:{line}: expected a Dockerfile instruction, got {name}.")
         if name in ("COPY", "ADD") and "--from" not in value and not value.lstrip().startswith("["):
             _check_sources(path, line, value)
-        for feature, sample in _features(name, value):
-            features.setdefault(feature, BuildKitFeature(feature, line, sample))
+        for feature, since in _features(name, value):
+            features.setdefault(feature, BuildKitFeature(feature, line, since))
     return BuildKitNeeds(tuple(features.values()), syntax.frontend, False)
 
 
 def without_syntax_line(text: str) -> str:
-    """The same Dockerfile, for the frontend inside the engine; its lines keep their numbers."""
+    """Returns the Dockerfile for the engine's built-in frontend, with the same line numbers."""
     line, frontend = find_syntax(text)
     lines = text.splitlines(keepends=True)
     return text if frontend is None else "".join((*lines[: line - 1], "#\n", *lines[line:]))
 
 
-def _features(name: str, value: str) -> Iterator[tuple[str, str]]:
-    """What of BuildKit an instruction uses, each with a sample."""
+def _features(name: str, value: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields the BuildKit features of an instruction, each with the syntax version that introduced it."""
     for flag in re.findall(r"(?:^|\s)--([a-z-]+)", _leading_flags(value)):
-        if sample := _FLAGS.get(f"{name} --{flag}"):
-            yield f"{name} --{flag}", sample
+        if since := _FLAGS.get(f"{name} --{flag}"):
+            yield f"{name} --{flag}", since
     if heredocs(name, value):
-        yield "a here-document", "COPY <<E /e\nE"
-    if name == "ARG":  # one with a default is not empty without BuildKit, and may be meant for both
+        yield "a here-document", _HERE_DOCUMENT
+    if name == "ARG":  # one with a default also works without BuildKit
         for word in filter(_AUTOMATIC.fullmatch, value.split()):
-            yield f"the value of {word}", f"ARG {word}"
+            yield f"the value of {word}", _AUTOMATIC_VALUE
     elif name == "FROM" and (variable := re.search(rf"\$\{{?({_AUTOMATIC.pattern})\b", value)):
-        yield f"the value of {variable[1]}", f"ARG {variable[1]}"
+        yield f"the value of {variable[1]}", _AUTOMATIC_VALUE
 
 
 def _leading_flags(value: str) -> str:
@@ -110,7 +115,7 @@ def _leading_flags(value: str) -> str:
 
 
 def _check_sources(path: Path, line: int, value: str) -> None:
-    """Refuses sources that are not in the context; those with globs, variables or a URL are left to the engine."""
+    """Refuses sources missing in the context; the engine checks those with globs, variables or a URL."""
     *sources, _ = [word for word in value.split() if not word.startswith("--")] or [""]
     for source in sources:
         if not re.search(r"[*?\[\]$\\:'\"<]", source) and not (path.parent / source.lstrip("/")).exists():

@@ -1,4 +1,4 @@
-"""The connection to a Docker engine: blocking calls in a few threads, byte streams on the event loop."""
+"""The connection to a Docker engine: blocking calls in threads, byte streams on the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.docker.capabilities import Capabilities, capabilities_of
 from ares_exp.errors import PreflightError
 
@@ -26,10 +26,10 @@ CALL_TIMEOUT_SEC = 120.0
 """Bound on one answer of the engine. Image builds and pulls have the container's start limit instead."""
 
 INQUIRY_TIMEOUT_SEC = 10.0
-"""Bound on a question that an engine in good health answers in milliseconds: an engine that hangs must not hang us."""
+"""Bound on a request that a healthy engine answers in milliseconds: a hanging engine must not hang us."""
 
 Lane = Literal["calls", "starts", "removals", "transfers"]
-"""Calls of one kind share threads, so that a quick one never waits for slow ones of another kind."""
+"""Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow ones of another kind."""
 
 _THREADS: dict[Lane, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
 _STREAM_LIMIT = 256 * 1024
@@ -44,30 +44,32 @@ class EngineError(Exception):
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
-        """Keeps the engine's own words."""
+        """Args: message: The engine's message. status: HTTP status."""
         super().__init__(message)
         self.status = status
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine, as seen by this process.
+    """A Docker engine and this process's client.
 
     Attributes:
-        host: What `DOCKER_HOST` says, or the default.
+        host: The value of `DOCKER_HOST`, or the default.
         api: docker-py's client; safe to use from several threads.
-        capabilities: What it can do for a container.
+        capabilities: What it supports.
+        version: Its version, for example `20.10.24`.
     """
 
     host: str
     api: APIClient
     capabilities: Capabilities
+    version: str = ""
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """The answer to a GET request, whatever its status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
+        """Sends a GET request and returns the answer of any status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
 
         Raises:
-            requests.exceptions.RequestException: There was none.
+            requests.exceptions.RequestException: There was no answer.
         """
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
@@ -78,7 +80,7 @@ class Engine:
         return answer
 
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Posts a request whose connection becomes a byte stream both ways.
+        """Posts a request whose connection becomes a two-way byte stream.
 
         Raises:
             EngineError: The engine refused.
@@ -109,10 +111,10 @@ class Engine:
 
 
 async def connect() -> Engine:
-    """The engine of `DOCKER_HOST`, of the current Docker context, or of the default socket.
+    """Connects to the engine of `DOCKER_HOST`, of the current Docker context, or of the default socket.
 
     Raises:
-        PreflightError: It does not answer, or is reached in a way that is not supported.
+        PreflightError: It does not answer, or its address is not supported.
     """
     return await in_thread(connect_blocking)
 
@@ -122,28 +124,28 @@ async def in_thread(function: Callable[[], _T], *, lane: Lane = "calls", abandon
 
     Args:
         function: The call.
-        lane: Whose threads it may use.
-        abandon: Whether cancellation leaves the call to its thread, which is right for one that changes nothing. Else
-            it is waited for, so that nothing appears behind a clean-up.
+        lane: The threads to use.
+        abandon: Whether a cancelled caller leaves the call running, as is right for a read-only call. Else cancellation
+            waits for it, so that nothing appears after a clean-up.
     """
     future = asyncio.wrap_future(_executor(os.getpid(), lane).submit(function))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         if abandon:
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else looks at it
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception
         else:
             await finish(asyncio.wait_for(future, CALL_TIMEOUT_SEC))
         raise
 
 
 def address_of_engine() -> str:
-    """What `connect` would connect to."""
+    """Returns the address that `connect` uses."""
     return _address(os.environ.get("DOCKER_HOST", ""))[0]
 
 
 def engine_errors() -> tuple[type[Exception], ...]:
-    """What a call to the engine may raise, docker-py's own classes included."""
+    """Returns the exceptions of engine calls, docker-py's included; imports docker-py."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -151,7 +153,7 @@ def engine_errors() -> tuple[type[Exception], ...]:
 
 
 def reason(error: BaseException) -> str:
-    """What the engine said, without the HTTP around it."""
+    """Returns the engine's message, without the HTTP around it."""
     return str(getattr(error, "explanation", None) or error).strip().rstrip(".")
 
 
@@ -175,7 +177,7 @@ def connect_blocking() -> Engine:
 
 @functools.lru_cache(maxsize=4)
 def _connected(pid: int, docker_host: str, context: str) -> Engine:
-    """One client per process and address: after a fork, sockets and threads of the parent are of no use."""
+    """Connects once per process and address: after a fork, sockets and threads of the parent are unusable."""
     import docker
 
     host, secured = _address(docker_host)
@@ -188,7 +190,8 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
     try:
         _probe(host)
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
-        return Engine(host, api, capabilities_of(api.info()))
+        info = api.info()
+        return Engine(host, api, capabilities_of(info), str(info.get("ServerVersion", "")))
     except PermissionError as error:
         raise PreflightError(
             f"This user may not use the Docker engine's socket {host}: {error.strerror}. Have yourself added to the "
@@ -203,10 +206,10 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
 
 
 def _probe(host: str) -> None:
-    """Connects and hangs up: docker-py wraps what goes wrong in a paragraph, and leaks a socket.
+    """Opens and closes a connection, for a plain error: docker-py's is a paragraph, and leaks a socket.
 
     Raises:
-        OSError: Nobody listens there, or not to this user.
+        OSError: No process listens there, or this user may not connect.
     """
     url = urlsplit(host)
     if url.scheme == "unix":
@@ -217,7 +220,7 @@ def _probe(host: str) -> None:
 
 
 def _address(docker_host: str) -> tuple[str, bool]:
-    """Where the engine is, and whether TLS is asked for."""
+    """Returns the engine's address, and whether TLS is configured."""
     from docker import ContextAPI
 
     secured = bool(os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"))
@@ -227,7 +230,7 @@ def _address(docker_host: str) -> tuple[str, bool]:
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not found and name not in ("", "default"):
         raise PreflightError(
-            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which there is none of. Choose one that "
+            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose one that "
             "`docker context ls` lists, or unset it."
         )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")

@@ -1,40 +1,43 @@
-"""Containers of a Docker engine: the factory that Hydra instantiates, and what it makes.
+"""The factory of `container=docker`.
 
-A container lives no longer than the process that started it: its first process reads a stdin that we hold, and ends
-with it, also when we are killed with SIGKILL; the engine then removes the container. Commands run over persistent
-shells (`shell_pool`), because one `docker exec` costs tens of milliseconds.
+A container ends with the process that started it: its first process reads a stdin that we hold open, and ends with it,
+also when we are killed with SIGKILL; the engine then removes the container. Commands run on persistent shells
+(`shell_pool`), because one `docker exec` costs tens of milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import pydantic
 
-from ares_exp.containers.container import Container, ContainerSpec, Shell
-from ares_exp.containers.docker.build_context import image_tag
-from ares_exp.containers.docker.buildkit import check_buildable
+from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import NO_SNAPSHOTS, ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.leftovers import remove_stale
+from ares_exp.containers.docker.image import image_tag
+from ares_exp.containers.docker.image_build import check_buildable
+from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
 from ares_exp.containers.docker.limits import unenforced
 from ares_exp.containers.docker.network import NetworkOptions, check_network
+from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.warm_pool import MAX_WARM, WarmPool
-from ares_exp.errors import ConfigError, ContainerStartError, PreflightError, TaskError
-from ares_exp.secrets import is_sensitive, protect
+from ares_exp.errors import ConfigError, ContainerServiceError, ContainerStartError, PreflightError, TaskError
+from ares_exp.records.secrets import is_sensitive, protect
 
 
-class DockerContainerFactory:
+class DockerContainerFactory(ContainerFactoryBase):
     """Makes containers on the engine of `DOCKER_HOST` (default: the current Docker context, else the local socket)."""
 
     name = "docker"
+    harbor_name = "docker"
+    harmless_options = frozenset({"shell", "keep_image", "pids_limit", "swap_mb", "no_new_privileges", "env"})
 
     @pydantic.validate_call
     def __init__(
@@ -42,7 +45,7 @@ class DockerContainerFactory:
         *,
         network: Literal["public", "no-network"] | None = None,
         allowed_hosts: Sequence[Annotated[str, pydantic.AfterValidator(normalise_host)]] | None = None,
-        shell: Shell = "bash -lc",
+        shell: Shell = "bash -c",
         keep_image: bool = True,
         env: Mapping[str, str] | None = None,
         extra_hosts: Mapping[str, str] | None = None,
@@ -55,31 +58,34 @@ class DockerContainerFactory:
         compose_max_memory_mb: Annotated[int, pydantic.Field(ge=64)] = 8192,
         compose_trusted: bool = False,
     ) -> None:
-        """Keeps the options; touches nothing.
+        """Validates the options.
 
         Args:
-            network: `public` or `no-network`, instead of what tasks ask for in any phase; `None` leaves it to the task.
-            allowed_hosts: More hosts that may be reached in every phase, in the form of a task's: `no-network` with
+            network: `public` (the engine's bridge) or `no-network` (loopback alone) for all phases, in place of the
+                task's policies; `None`: the task's. The `allowed_hosts` of a task are reached over an HTTP(S) proxy
+                that the usual variables name; that needs root, and an engine on this machine.
+            allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. `no-network` with
                 them is an allow-list.
-            shell: What reads commands: `bash -lc` reads the image's profile files first (on Debian these reset
-                `PATH`); `bash -c` and `sh -c` are faster.
-            keep_image: Keep images that were built from a task's Dockerfile, for the next run. `False` removes each
+            shell: The shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the
+                image's profile files first, and Debian's reset `PATH`.
+            keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
                 with the last container that uses it.
             env: Variables of every container; those of the task win.
-            extra_hosts: More lines of `/etc/hosts`, name to address (`host-gateway` is the engine's host).
+            extra_hosts: More lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
             pids_limit: Bound on the processes of one container, so that a fork bomb stays inside.
             swap_mb: Swap that a container may use on top of its memory limit.
             no_new_privileges: Whether programs may gain no rights when they start; sudo and su inside then fail.
-            warm: How many containers of a kind that was asked for are started ahead of the next who asks.
-            capture: How snapshots read what a container changed. `upper`: from the engine's own directory, which takes
-                root on its machine and a storage driver that is an overlay. `archive`: from archives that the engine or
-                `tar` in the container makes; slower, and hard links, names that are no UTF-8 and the like may be lost.
-                `auto`: `upper` where that is possible.
-            compose_max_containers: How many containers, and how many networks, a task's compose file may ask for.
-            compose_max_memory_mb: How much memory each service beside `main` may ask for; those that
-                name no limit have this one.
-            compose_trusted: Whether a task's compose file may ask for anything that Docker Compose can do on the
-                engine's machine: its directories, devices, networks, privileged containers, as much as it likes.
+            warm: Number of containers of each requested kind that are started ahead of the next request.
+            capture: The way snapshots read a container's changes. `upper`: from the engine's directory, which needs
+                root on its machine and an overlay storage driver. `archive`: from archives made by the engine or by
+                `tar` in the container; slower, and may lose hard links, names that are not UTF-8 and the like. `auto`:
+                `upper` if possible.
+            compose_max_containers: Bound on the containers, and on the networks, of a task's compose file.
+            compose_max_memory_mb: Bound on the memory of each service beside `main`; the default of services without a
+                limit.
+            compose_trusted: Whether a task's compose file may use everything that Docker Compose can do on the engine's
+                machine, without bounds: its directories, devices, networks, privileged containers. Run such a task as
+                you would run a program.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
@@ -99,12 +105,12 @@ class DockerContainerFactory:
             compose_max_memory_mb=compose_max_memory_mb,
             compose_trusted=compose_trusted,
         )
-        self._capabilities = Capabilities()  # the least, until the engine was asked
+        self._capabilities = Capabilities()  # the defaults, until the engine is asked
         self._pool = WarmPool(self._make, ahead=warm, kind_of=_kind_of) if warm else None
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """A container for `spec`, not started yet."""
-        if spec.compose_file is not None:  # never started ahead: what it costs is the task's to say
+        """Makes a container for `spec`, not started yet."""
+        if spec.compose_file is not None:  # never started ahead: its cost depends on the task
             return ComposeContainer(spec, self._options)
         return self._pool.container(spec) if self._pool is not None else self._make(spec)
 
@@ -113,7 +119,7 @@ class DockerContainerFactory:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, JSON-ready; of variables their names alone: their values may be secret."""
+        """The constructor's options, JSON-ready; of variables only the names, as values may be secret."""
         options = self._options
         network = options.network
         return {
@@ -129,15 +135,15 @@ class DockerContainerFactory:
         }
 
     async def close(self) -> None:
-        """Stops the containers that were started ahead. Idempotent."""
+        """Stops the containers started ahead. Idempotent."""
         if self._pool is not None:
             await self._pool.close()
 
     async def preflight(self) -> None:
-        """Checks that the engine answers, and removes what dead runs left on it.
+        """Checks that the engine answers, and removes leftovers of dead runs.
 
         Raises:
-            PreflightError: It does not, or is reached in a way that is not supported (TLS, ssh).
+            PreflightError: It does not answer, or its address is not supported (TLS, ssh).
         """
         engine = await connect()
         self._capabilities = engine.capabilities
@@ -151,23 +157,33 @@ class DockerContainerFactory:
         await in_thread(lambda: remove_stale(engine), lane="removals")
 
     def check_snapshots(self) -> None:
-        """As `ContainerFactory` says.
+        """As `ContainerFactoryBase.check_snapshots`.
 
         Raises:
-            ConfigError: The images that snapshots are relative to would be removed with their containers.
+            ConfigError: The base images of snapshots would be removed with their containers.
         """
         if not self._options.keep_image:
             raise ConfigError(
-                "Snapshots hold what differs from a container's image, and container.keep_image=false removes the "
+                "Snapshots hold changes to a container's image, but container.keep_image=false removes the "
                 "image with the container. Set container.keep_image=true, or snapshot=none."
             )
+
+    @classmethod
+    def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
+        """As `ContainerFactoryBase.find_leftovers`."""
+        yield from find_locks()
+        try:
+            engine = asyncio.run(connect())
+            yield from find(engine.api, cached_images=images)
+        except engine_errors() as error:
+            raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """As `ContainerFactory.check`.
 
         Raises:
-            UnsupportedTaskError: The task needs GPUs that the engine does not have, or an allow-list that cannot be
-                enforced from here; or its compose file asks for too much, or there is no program for it.
+            UnsupportedTaskError: The task needs GPUs that the engine lacks, or an allow-list that cannot be enforced
+                from here; or its compose file violates the security policy, or there is no compose program.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
         if spec.compose_file is not None:
@@ -185,9 +201,9 @@ class DockerContainerFactory:
         return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
 
     def snapshot_warnings(self, spec: ContainerSpec) -> list[str]:
-        """What keeps snapshots of a container for `spec` from being taken, or may keep them from being restored."""
+        """Returns warnings about snapshots of a container for `spec` that cannot be taken or restored."""
         if spec.compose_file is not None:
-            return [f"Task {spec.name}: no snapshots of it can be taken, {NO_SNAPSHOTS}."]
+            return [f"Task {spec.name}: it cannot be captured: {NO_SNAPSHOTS}."]
         if spec.docker_image is None and not self._options.keep_image:
             return [
                 f"Task {spec.name}: its image is removed with the last container that uses it "
@@ -197,7 +213,7 @@ class DockerContainerFactory:
 
 
 async def _kind_of(spec: ContainerSpec) -> Hashable:
-    """All that a container is made from, so that two of the same kind differ in nothing but their task's name."""
+    """Returns the kind of a container for the pool: all inputs of its creation except the task's name."""
     image, context = spec.docker_image, spec.context_dir
     if image is None and context is not None:
         try:

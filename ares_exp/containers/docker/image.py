@@ -1,19 +1,21 @@
-"""Images of tasks: pulled when missing, or built once per content of the build context."""
+"""Images of tasks: pulled if missing, or built once per content of the build context."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
+import os
+import re
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.containers.docker.build_context import image_tag
-from ares_exp.containers.docker.buildkit import build_with_buildkit, find_buildkit
-from ares_exp.containers.docker.classic_build import build_classic
 from ares_exp.containers.docker.dockerfile_check import check_dockerfile
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
+from ares_exp.containers.docker.image_build import build_classic, build_with_buildkit, check_needs, find_buildkit
 from ares_exp.containers.docker.image_lock import image_lock
 from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.containers.docker.shared_work import Demand, share
@@ -22,7 +24,7 @@ from ares_exp.errors import ContainerStartError, UserError
 if TYPE_CHECKING:
     from docker import APIClient
 
-# Builds compete for the same disk and cores: more of them at once finish no earlier.
+# Builds compete for disk and cores: more at once do not finish earlier.
 _slots = threading.BoundedSemaphore(4)
 _PULL_PAUSES_SEC = (1.0, 2.0)
 
@@ -30,21 +32,21 @@ _PULL_PAUSES_SEC = (1.0, 2.0)
 async def ensure_image(
     engine: Engine, *, name: str, docker_image: str | None, context_dir: Path | None, keep: bool = True
 ) -> str:
-    """The image of a task, there when this returns.
+    """Makes sure that the engine has the image of a task.
 
-    An image is fetched or built once however many containers wait for it, in this process and in others of this user.
-    When the last waiter is cancelled, a build with BuildKit is ended; a pull and a build with the classic builder,
-    which the engine does, go on for whoever comes next and end with this process.
+    An image is pulled or built once for all waiting containers, in this process and in others of this user. When the
+    last waiter is cancelled, a build with BuildKit is killed; a pull or a classic build, done by the engine, continues
+    for later callers and ends with this process.
 
     Args:
         engine: The engine.
         name: The task's name, for the tag of a built image.
-        docker_image: A prebuilt image; pulled only if the engine has none of this name.
-        context_dir: Build context with a `Dockerfile`; used when there is no `docker_image`.
-        keep: Whether a built image is to outlive this process; otherwise its labels tell whose it was.
+        docker_image: A prebuilt image; pulled only if the engine has no image of this name.
+        context_dir: Build context with a `Dockerfile`; used without a `docker_image`.
+        keep: Whether a built image outlives this process; otherwise its labels name the owner.
 
     Returns:
-        The name to create containers from.
+        The image's name.
 
     Raises:
         ContainerStartError: With the failing instruction and the end of its output, or why the pull failed.
@@ -63,7 +65,7 @@ async def ensure_image(
 
 
 def is_there(api: APIClient, image: str) -> bool:
-    """Whether the engine has an image of this name. Blocking."""
+    """Returns whether the engine has an image of this name. Blocking."""
     from docker.errors import ImageNotFound
 
     try:
@@ -77,14 +79,14 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
     try:
         with image_lock(f"{engine.host} {image}", demand), _slots:
             demand.pause(0)
-            if not is_there(engine.api, image):  # another process may have been faster
+            if not is_there(engine.api, image):  # another process may have made it
                 make(demand)
     except engine_errors() as error:
         raise ContainerStartError(f"Cannot get the image {image}: {reason(error)}.") from error
 
 
 def _pull(api: APIClient, image: str, demand: Demand) -> None:
-    """Pulls, three times if need be: a registry that cannot be reached now may be in a second."""
+    """Pulls, with up to three attempts, as an unreachable registry may be back in a second."""
     from docker.errors import APIError
 
     for pause in (*_PULL_PAUSES_SEC, None):
@@ -92,7 +94,7 @@ def _pull(api: APIClient, image: str, demand: Demand) -> None:
             failure = _pull_once(api, image)
         except APIError as error:
             failure = reason(error)
-            if error.is_client_error():  # no such image, or none that we may have
+            if error.is_client_error():  # no such image, or no permission
                 pause = None
         if not failure:
             return
@@ -102,7 +104,7 @@ def _pull(api: APIClient, image: str, demand: Demand) -> None:
 
 
 def _pull_once(api: APIClient, image: str) -> str:
-    """What failed after the engine had found the image; empty when nothing did."""
+    """Pulls once; returns the error after the engine had found the image, or `""`."""
     from docker.utils import parse_repository_tag
 
     repository, tag = parse_repository_tag(image)  # the tag may be a digest
@@ -116,10 +118,40 @@ def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Dema
     labels = image_labels(tag, keep=keep)
     try:
         needs = check_dockerfile(context_dir / "Dockerfile")
-        way = find_buildkit(engine, context_dir / "Dockerfile", needs) if needs.features else None
+        check_needs(engine, context_dir / "Dockerfile", needs)
     except UserError as error:  # not checked before
         raise ContainerStartError(str(error)) from error
-    if way is not None:
-        build_with_buildkit(engine, way, tag, context_dir, labels, demand)
+    if (way := find_buildkit(engine)) is not None:
+        build_with_buildkit(engine, way, tag, context_dir, needs, labels, demand)
     else:
         build_classic(engine.api, tag, context_dir, labels)
+
+
+def image_tag(name: str, context_dir: Path) -> str:
+    """Returns `ares-exp/<name>:<hash>`, the hash of a build context's names, modes, links and bytes. Blocking.
+
+    Files excluded by the context's `.dockerignore` do not count. (BuildKit's `Dockerfile.dockerignore` is not
+    supported.)
+    """
+    from docker.utils.build import exclude_paths
+
+    digest = hashlib.sha256(b"ares_exp image 2\n")
+    for relative in sorted(exclude_paths(str(context_dir), _ignored(context_dir / ".dockerignore"))):
+        path = context_dir / relative
+        mode = path.lstat().st_mode
+        digest.update(f"{relative}\0{mode:o}\0".encode("utf-8", "surrogateescape"))
+        if stat.S_ISLNK(mode):
+            digest.update(os.fsencode(path.readlink()) + b"\0")
+        elif stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-") or "task"
+    return f"ares-exp/{slug}:{digest.hexdigest()[:12]}"
+
+
+def _ignored(path: Path) -> list[str]:
+    """Returns the patterns of a `.dockerignore`, read as docker-py does when it sends the context."""
+    if not path.is_file():
+        return []
+    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""One builder of an image at a time on this machine: a lock of the kernel, which ends with the process holding it."""
+"""A lock for one builder of an image at a time on this machine, released by the kernel with its holder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def image_lock(name: str, demand: Demand) -> Iterator[None]:
     """Holds the lock of `name` among this user's processes. Blocking; for a thread.
 
     Raises:
-        NobodyWaits: The demand ended first.
-        ContainerStartError: The lock file cannot be made, or its directory is not ours alone.
+        WorkAbandoned: The demand ended first.
+        ContainerStartError: The lock file cannot be created, or its directory is not private to this user.
     """
     file_name = hashlib.sha256(name.encode()).hexdigest()[:32]
     try:
@@ -34,9 +34,9 @@ def image_lock(name: str, demand: Demand) -> Iterator[None]:
                 yield
             finally:
                 with contextlib.suppress(OSError):
-                    os.unlink(file_name, dir_fd=directory)  # while it is held: nobody holds another file of this name
+                    os.unlink(file_name, dir_fd=directory)  # under the lock: no other process locks this name
                 os.close(descriptor)
-                _remove_what_the_dead_left(directory)
+                _remove_stale_locks(directory)
         finally:
             os.close(directory)
     except _LockError as error:
@@ -44,23 +44,23 @@ def image_lock(name: str, demand: Demand) -> Iterator[None]:
 
 
 class _LockError(Exception):
-    """Apart from the errors of what runs under the lock."""
+    """An error of the lock, as opposed to errors of the work under the lock."""
 
 
 def lock_directory() -> Path:
-    """Where the lock files of this user are, if there are any."""
+    """Returns the directory of this user's lock files, which may not exist."""
     return Path(tempfile.gettempdir()) / f"ares_exp-locks-{os.geteuid()}"
 
 
 def _directory() -> int:
-    """A directory of this user alone: no link of somebody else's can lie in it."""
+    """Opens a private directory of this user, so that no other user can put links into it."""
     path = lock_directory()
     try:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise _LockError(f"Cannot open {path}, where builders of images wait for each other: {error}.") from error
+        raise _LockError(f"Cannot open {path}, the directory of image build locks: {error}.") from error
     found = os.fstat(descriptor)
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         os.close(descriptor)
@@ -72,7 +72,7 @@ def _directory() -> int:
 
 
 def _locked(directory: int, name: str, demand: Demand) -> int:
-    """The locked file, which is in the directory: one that its holder removed while we waited is of no use."""
+    """Opens and locks the file; retries if its holder removed it while we waited."""
     while True:
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=directory)
@@ -88,7 +88,7 @@ def _locked(directory: int, name: str, demand: Demand) -> int:
         os.close(descriptor)
 
 
-def _remove_what_the_dead_left(directory: int) -> None:
+def _remove_stale_locks(directory: int) -> None:
     for name in os.listdir(directory):
         with contextlib.suppress(OSError):
             descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW, dir_fd=directory)

@@ -1,7 +1,7 @@
-"""What runs left on a Docker engine: containers, networks, volumes, and images that were not to be kept.
+"""Leftovers of runs on a Docker engine: containers, networks, volumes, and images not to be kept.
 
-The dead-man's switch (`life`) removes what has started. Left are a container whose maker died before it started it, or
-whose image runs something that does not end with its stdin; networks; images. All have labels that tell whose they are.
+Started containers end with their process (`container_lifetime`). Leftovers are containers whose maker died before the
+start, or whose first process does not end with its stdin; networks; images. All have labels that name the owner.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.containers.docker.container_lifetime import NAME_PREFIX, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, reason
 from ares_exp.containers.docker.image_lock import lock_directory
-from ares_exp.containers.docker.life import NAME_PREFIX, why_it_stays
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.containers.ownership import RUN, describe, is_dead, owner_labels
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 SWEEP_SEC = 20.0
-"""Bound on cleaning up at the start of a run. What is left then is for the next one."""
+"""Bound on the clean-up at the start of a run. The next run continues it."""
 
 _IMAGE = "ares_exp.image"
 _BUILDER = "ares_exp.image-builder"
@@ -37,25 +37,25 @@ _logger = logging.getLogger(__name__)
 
 
 def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
-    """Labels of an image that we build; its owner is named only when it is to go with the run.
+    """Returns the labels of an image that we build, with its owner if it is removed with the run.
 
-    Containers and images made from an image inherit its labels. Hence the owner has a label of his own, and an image
-    is ours only under the name that it was built for.
+    Containers and images made from an image inherit its labels. Hence the owner has a separate label, and an image is
+    ours only under the name that it was built for.
     """
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 
 
 def remove_stale(engine: Engine) -> None:
-    """Removes what dead runs left on the engine, within `SWEEP_SEC`. Blocking; never raises."""
+    """Removes leftovers of dead runs from the engine, within `SWEEP_SEC`. Blocking; never raises."""
     deadline = time.monotonic() + SWEEP_SEC
     try:
         stale = [leftover for leftover in (*find_short_lived(), *find(engine.api)) if leftover.is_stale]
     except engine_errors() as error:
-        _logger.warning("What dead runs may have left on the engine could not be listed: %s.", reason(error))
+        _logger.warning("Leftovers of dead runs on the engine cannot be listed: %s.", reason(error))
         return
     for count, leftover in enumerate(stale):
         if time.monotonic() > deadline:
-            _logger.warning("%d things of dead runs are still on the engine: too many at once.", len(stale) - count)
+            _logger.warning("%d leftovers of dead runs remain on the engine: too many at once.", len(stale) - count)
             return
         _log(leftover, leftover.remove())
 
@@ -71,18 +71,18 @@ def _log(leftover: Leftover, problem: str) -> None:
 
 
 def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
-    """All that runs made on the engine, the living included, in the order in which it can be removed. Blocking.
+    """Yields all things that runs made on the engine, running runs included, in order of removal. Blocking.
 
     Args:
-        api: The engine; one call for each kind.
-        cached_images: Whether images that are kept for the next run count as stale too.
+        api: The engine; one call per kind.
+        cached_images: Whether images kept for the next run count as stale too.
 
     Raises:
         docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
     """
     ours = {"label": RUN}
     for found in api.containers(all=True, filters=ours):
-        name = (found["Names"] or [""])[0].lstrip("/")  # one that is being removed may have none any more
+        name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
         if name.startswith(NAME_PREFIX):
             yield _leftover("container", name, found, _remove_container(api, found["Id"]))
     for found in api.networks(filters=ours):
@@ -96,7 +96,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
             yield Leftover(
                 kind="image",
                 name=tag,
-                whose=describe(builder) if builder else "no run: kept for the next",
+                whose=describe(builder) if builder else "no run: kept for the next run",
                 is_stale=is_dead(builder) if builder else True,
                 created=_seconds(found["Created"]),
                 remove=_remove(api.remove_image, tag),
@@ -104,7 +104,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
 
 
 def find_locks() -> Iterator[Leftover]:
-    """The files of this user's image locks on this machine. One that nobody holds is of a dead builder."""
+    """Yields the files of this user's image locks on this machine. A free one is from a dead builder."""
     directory = lock_directory()
     try:
         if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
@@ -129,14 +129,14 @@ def _remove_lock(path: Path) -> str:
 
 
 def _is_free(path: Path, *, remove: bool = False) -> bool:
-    """Whether nobody holds the lock; removes its file then, while nobody else can, if asked to."""
+    """Returns whether the lock is free; with `remove`, removes its file under the lock."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if remove and os.fstat(descriptor).st_nlink:  # else the path is somebody else's new file by now
+        if remove and os.fstat(descriptor).st_nlink:  # else the path is another process's new file
             path.unlink(missing_ok=True)
         return True
     except OSError:
@@ -152,7 +152,7 @@ def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[
 
 
 def _builder(labels: Mapping[str, str]) -> dict[str, str]:
-    """The owner of an image; empty when it has none."""
+    """Returns the owner of an image; empty without one."""
     try:
         found = json.loads(labels.get(_BUILDER, "{}"))
     except ValueError:
@@ -161,7 +161,7 @@ def _builder(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _seconds(created: object) -> float | None:
-    """The engine gives seconds for some kinds, and a date for others."""
+    """Parses a creation time, which the engine gives in seconds or as a date."""
     if isinstance(created, int):
         return float(created)
     try:

@@ -1,4 +1,4 @@
-"""The limits of a Docker container: what is asked for, what the engine can do, and what is sent to it."""
+"""The limits of a Docker container, as far as the engine supports them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MiB = 1024 * 1024
 
 
 def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: int) -> dict[str, Any]:
-    """Arguments of docker-py's `create_host_config` for the limits of `spec`.
+    """Returns arguments of docker-py's `create_host_config` for the limits of `spec`.
 
     Args:
         spec: What the task asks for.
-        can: What the engine can do; what it cannot, and `unenforced` names, is left out.
+        can: The engine's capabilities; limits that it lacks, which `unenforced` names, are left out.
         swap_mb: Swap on top of the memory limit.
         pids_limit: Bound on processes.
 
     Raises:
-        UnsupportedTaskError: It asks for GPUs that the engine does not have.
+        UnsupportedTaskError: It asks for GPUs that the engine lacks.
     """
     found: dict[str, Any] = {"pids_limit": pids_limit}
     if spec.cpus is not None:  # the engine refuses more than it has
@@ -37,10 +37,10 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 
 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
-    """The device request for so many GPUs. Containers share them: an engine hands out the first ones each time.
+    """Returns the device request for `count` GPUs. Containers share them: an engine assigns the first ones each time.
 
     Raises:
-        UnsupportedTaskError: The engine does not have them.
+        UnsupportedTaskError: The engine lacks them.
     """
     from docker.types import DeviceRequest
 
@@ -48,7 +48,7 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
         return dict(DeviceRequest(count=count, capabilities=[["gpu"]]))
     if len(can.cdi_gpus) >= count:
         return dict(DeviceRequest(driver="cdi", device_ids=list(can.cdi_gpus[:count])))
-    has = f"{len(can.cdi_gpus)} of them" if can.cdi_gpus else "neither NVIDIA's runtime nor GPUs known by CDI"
+    has = f"only {len(can.cdi_gpus)}" if can.cdi_gpus else "neither NVIDIA's runtime nor GPUs known by CDI"
     raise UnsupportedTaskError(
         f"Task {name} asks for {count} GPU{'s' if count > 1 else ''}; the Docker engine has {has}. Install the NVIDIA "
         "Container Toolkit on the engine's machine (`docker info` then lists the runtime `nvidia`), set DOCKER_HOST "
@@ -57,10 +57,10 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
 
 
 def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
-    """A warning for each limit that the engine cannot enforce.
+    """Returns a warning for each limit that the engine cannot enforce.
 
     Raises:
-        UnsupportedTaskError: It asks for GPUs that the engine does not have.
+        UnsupportedTaskError: It asks for GPUs that the engine lacks.
     """
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)

@@ -1,14 +1,14 @@
 """The network of a Docker container, phase by phase.
 
-| policy | what the container has |
+| policy | interfaces of the container |
 |---|---|
 | `public` | the engine's default bridge |
-| `no-network` | its loopback, nothing else |
-| `allowlist` | its loopback, and on it the egress proxy of this process, which the usual variables name |
+| `no-network` | its loopback only |
+| `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
-A switch connects or disconnects the bridge while the container runs, and gives the proxy its new policy. Under an
-allow-list there is thus no interface to get around by, no route to this machine or to other containers, and no DNS. The
-proxy's socket is made inside the container's network, which takes root on the engine's own machine.
+A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
+allow-list there is no interface around the proxy, no route to this machine or to other containers, and no DNS. The
+proxy's socket is made inside the container's network, which needs root on the engine's machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ares_exp.containers.network_policy import NO_NETWORK, IPAddress, NetworkPol
 from ares_exp.errors import ContainerError, ContainerStartError, UnsupportedTaskError
 
 PROXY_ADDRESS = ("127.0.0.1", 61080)
-"""Inside a container; above the ports that connections are given."""
+"""The proxy's address inside a container, above the ephemeral ports."""
 
 HOST_GATEWAY = "host-gateway"
 _BRIDGE, _NONE = "bridge", "none"
@@ -48,11 +48,11 @@ PROXY_ENV: Mapping[str, str] = {**_VARIABLES, **{name.upper(): value for name, v
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """What a factory makes of the networks that tasks ask for.
+    """The network options of a factory, which modify the policies of tasks.
 
     Attributes:
-        override: In force instead of everything a task asks for; `None` leaves it to the task.
-        allowed_hosts: Allowed on top of that.
+        override: The policy in place of all of a task's; `None`: the task's.
+        allowed_hosts: Additional allowed hosts.
         extra_hosts: Names with their addresses, or `"host-gateway"`.
     """
 
@@ -61,18 +61,18 @@ class NetworkOptions:
     extra_hosts: Mapping[str, str] = field(default_factory=dict)
 
     def in_force(self, policy: NetworkPolicy) -> NetworkPolicy:
-        """What `policy` of a task becomes."""
+        """Returns the effective policy for a task's `policy`."""
         return (self.override or policy).with_hosts(self.allowed_hosts)
 
 
 def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
-    """Finds out before the start whether the network of `spec` can be enforced.
+    """Checks before the start that the network of `spec` can be enforced.
 
     Returns:
         Warnings.
 
     Raises:
-        UnsupportedTaskError: There is an allow-list among its policies, and no egress proxy can be made.
+        UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be made.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
     why = _proxy_obstacle() if "allowlist" in modes else None
@@ -88,7 +88,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
 
 
 def _proxy_obstacle() -> str | None:
-    """Why no egress proxy can be put into a container, a clause; `None` when it can."""
+    """Returns why no egress proxy can be put into a container, as a clause; `None` when it can."""
     url = urlsplit(address_of_engine())
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"
@@ -113,13 +113,13 @@ class ContainerNetwork:
     def __init__(
         self, spec: ContainerSpec, options: NetworkOptions, *, neighbours: Sequence[str] | None = None
     ) -> None:
-        """Touches nothing yet.
+        """Opens nothing yet.
 
         Args:
-            spec: Of the container.
-            options: Of the factory.
-            neighbours: Names that it reaches under every policy, over networks that are not ours to switch. `None`:
-                it has no such networks.
+            spec: The container's spec.
+            options: The factory's options.
+            neighbours: Names that it reaches under every policy, over networks that are not switched. `None`: it has no
+                such networks.
         """
         self._spec = spec
         self._neighbours = neighbours
@@ -132,7 +132,7 @@ class ContainerNetwork:
 
     @property
     def create_options(self) -> dict[str, Any]:
-        """Arguments of docker-py's `create_host_config`."""
+        """The arguments of docker-py's `create_host_config`."""
         reaches = any(self._options.in_force(policy) != NO_NETWORK for policy in self._spec.networks)
         return {
             "network_mode": None if self._options.in_force(self._spec.network).mode == "public" else _NONE,
@@ -141,17 +141,17 @@ class ContainerNetwork:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Variables of every command under the policy that is in force."""
+        """The variables of every command under the policy in force."""
         if self._policy is None or self._policy.mode != "allowlist":
             return {}
         around = ",".join((PROXY_ENV["no_proxy"], *(self._neighbours or ())))
         return {**PROXY_ENV, "no_proxy": around, "NO_PROXY": around}
 
     async def start(self, engine: Engine, container: str) -> None:
-        """Takes over the network of a container that has just been started.
+        """Takes over the network of a newly started container.
 
         Raises:
-            ContainerStartError: No egress proxy could be put into it.
+            ContainerStartError: No egress proxy can be put into it.
         """
         self._engine, self._container = engine, container
         if any(self._options.in_force(policy).mode == "allowlist" for policy in self._spec.networks):
@@ -161,21 +161,21 @@ class ContainerNetwork:
                 await proxy.start(await in_thread(lambda: _listener(engine, container)))
             except OSError as error:
                 raise ContainerStartError(
-                    f"The network of {self._spec.name} cannot be enforced: no egress proxy could be put into the "
-                    f"container: {reason(error)}. Run as root on the engine's own machine."
+                    f"The network of {self._spec.name} cannot be enforced: no egress proxy can be put into the "
+                    f"container: {reason(error)}. Run as root on the engine's machine."
                 ) from error
 
     async def set(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`."""
         if policy not in self._spec.networks:
-            raise ValueError(f"Expected one of the policies that the container was made for, got {policy}.")
+            raise ValueError(f"Expected one of the container's network policies, got {policy}.")
         wanted = self._options.in_force(policy)
         async with self._line:
             if wanted == self._policy:
                 return
             assert self._engine is not None
             engine, network = self._engine, _BRIDGE if wanted.mode == "public" else _NONE
-            self._policy = None  # until it is done
+            self._policy = None  # unknown until the switch is done
             if self._proxy is not None:
                 await self._proxy.set_policy(wanted)
             try:
@@ -188,7 +188,7 @@ class ContainerNetwork:
             self._policy = wanted
 
     async def close(self) -> None:
-        """Ends the proxy. Idempotent."""
+        """Closes the proxy. Idempotent."""
         if self._proxy is not None:
             await self._proxy.close()
 
@@ -201,7 +201,7 @@ class ContainerNetwork:
 
 
 def _gateway(engine: Engine) -> str:
-    """This machine's address on the default bridge; the first of its subnet unless the engine says otherwise."""
+    """Returns this machine's address on the default bridge, by default the first of its subnet."""
     config = engine.api.inspect_network(_BRIDGE)["IPAM"]["Config"][0]
     return str(config.get("Gateway") or next(ipaddress.ip_network(config["Subnet"]).hosts()))
 
@@ -212,7 +212,7 @@ def _listener(engine: Engine, container: str) -> socket.socket:
 
 
 def _move(engine: Engine, container: str, network: str) -> None:
-    """Makes `network` the only one of the container; what is no longer wanted goes first. Blocking."""
+    """Makes `network` the container's only one, disconnecting the others first. Blocking."""
     connected = set(engine.api.inspect_container(container)["NetworkSettings"]["Networks"])
     for other in connected - {network}:
         engine.api.disconnect_container_from_network(container, other)

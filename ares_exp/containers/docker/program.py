@@ -1,4 +1,4 @@
-"""Programs in a container that read and write bytes: each a `docker exec` of its own."""
+"""Programs in a container with binary stdin and stdout, one `docker exec` each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, TypeVar
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.docker.engine import Engine, in_thread
 from ares_exp.containers.docker.stream import EngineStream
 
@@ -19,18 +19,18 @@ _T = TypeVar("_T")
 async def run_program(
     engine: Engine, container: str, command: Sequence[str], stdin: bytes, read: Callable[[BinaryIO], _T]
 ) -> tuple[_T, int]:
-    """Runs a program as root, with `/` as its directory; its stderr is dropped.
+    """Runs a program as root in `/`; its stderr is dropped.
 
     Args:
         engine: The engine.
         container: Its name.
         command: The program and its arguments.
-        stdin: What it reads.
-        read: Reads what it prints, in a thread, from a stream that cannot go back. When it raises, the rest of the
-            output is dropped.
+        stdin: Its input.
+        read: Reads its output, in a thread, from a non-seekable stream. When it raises, the rest of the output is
+            dropped.
 
     Returns:
-        What `read` returned, and the exit code.
+        The result of `read`, and the exit code.
 
     Raises:
         EngineError, docker.errors.DockerException, requests.exceptions.RequestException, OSError: The engine refused,
@@ -47,7 +47,7 @@ async def run_program(
         await feeder
     finally:
         feeder.cancel()
-        await finish(_drain(stream))  # else it would stay, and wait for somebody to read
+        await finish(_drain(stream))  # else the program would block on its output
         await finish(asyncio.wait({feeder}))
         stream.close()
     answer = await in_thread(lambda: engine.api.exec_inspect(created["Id"]), abandon=True)
@@ -55,7 +55,7 @@ async def run_program(
 
 
 async def _feed(writer: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # it has ended without reading all: its exit code tells
+    with contextlib.suppress(ConnectionError):  # it ended without reading everything: the exit code tells
         writer.write(data)
         await writer.drain()
         writer.write_eof()
@@ -69,7 +69,7 @@ async def _drain(stream: EngineStream) -> None:
 
 
 async def _read_in_thread(stream: EngineStream, read: Callable[[BinaryIO], _T]) -> _T:
-    """Passes the stream on to a thread through a pair of sockets, which hold little."""
+    """Passes the stream to a thread through a socket pair, whose small buffer bounds memory."""
     ours, theirs = socket.socketpair()
 
     def work() -> _T:

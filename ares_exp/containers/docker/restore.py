@@ -1,4 +1,4 @@
-"""Puts captured files into a container that has been started, as far as they are not in its image already."""
+"""Restore of captured files into a running container, unless its image has them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ares_exp.filesystem.layer import write_layer
 
 _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 _LIKE_A_WHITEOUT = "/.wh."
-_TOUCHED_BY_THE_ENGINE = "/etc"  # it makes hosts, hostname and others there, on top of the image
+_TOUCHED_BY_THE_ENGINE = "/etc"  # it creates hosts, hostname and others there
 
 
 async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is_derived: bool) -> None:
-    """Makes the files of a container those of `changes`.
+    """Applies `changes` to the files of a running container.
 
     Args:
         engine: The engine.
-        container: Its name; it runs.
+        container: The container's name.
         changes: Relative to its image.
-        is_derived: Whether the image has them already. It has not the files whose names mean deletions in a layer.
+        is_derived: Whether the image has them already, except files whose names mean deletions in a layer.
 
     Raises:
         RestoreError: With the reason.
@@ -43,7 +43,7 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is
 
 
 def _not_in_the_image(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The files that no layer has, and the directories they are in: these get other times when a file is put there."""
+    """Returns the entries that a layer cannot hold, and their directories, whose times change with the writing."""
     links = {entry.link for path, entry in entries.items() if _LIKE_A_WHITEOUT in path} - {None}
     found = {path for path, entry in entries.items() if _LIKE_A_WHITEOUT in path or entry.link in links}
     found |= {path[:end] for path in found for end in range(1, len(path)) if path[end] == "/"}
@@ -56,10 +56,10 @@ async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
     try:
         output, exit_code = await run_program(engine, container, _REMOVE, names, lambda file: file.read(1000))
     except engine_errors() as error:
-        raise RestoreError(f"The deletions could not be repeated in {container}: {reason(error)}.") from error
+        raise RestoreError(f"Deleted files cannot be removed in {container}: {reason(error)}.") from error
     if exit_code:
         raise RestoreError(
-            f"The deletions could not be repeated in {container}: `{' '.join(_REMOVE)}` ended there with exit code "
+            f"Deleted files cannot be removed in {container}: `{' '.join(_REMOVE)}` ended there with exit code "
             f"{exit_code}. {output.decode('utf-8', 'replace').strip()}".rstrip()
         )
 

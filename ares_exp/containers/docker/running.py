@@ -1,4 +1,4 @@
-"""Commands and files of a container that runs on a Docker engine, whoever made it."""
+"""Commands and file transfer of a running container on a Docker engine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
-from ares_exp.containers.docker.death import DeathWatch, cause_of_death
+from ares_exp.containers.docker.container_lifetime import FirstProcess
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.life import FirstProcess
+from ares_exp.containers.docker.exit_reason import ExitWatch, exit_reason
 from ares_exp.containers.docker.stream import EngineStream
 from ares_exp.containers.docker.transfer import get, put
-from ares_exp.containers.shell_pool import ShellPool
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 ROOT = ("root", "0")
 
 _NO_WORKDIR = "chdir to cwd"
-"""In the message of an engine that cannot start a process in the image's working directory."""
+"""Part of the engine's message when a process cannot start in the image's working directory."""
 
 
 class RunningContainer:
-    """Runs commands over persistent shells and copies files, until it is closed or the container ends."""
+    """Runs commands on persistent shells and copies files, until it is closed or the container ends."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class RunningContainer:
         workdir: str | None = None,
         first_process: FirstProcess | None = None,
     ) -> None:
-        """Talks to nobody yet.
+        """Connects to nothing yet.
 
         Args:
             engine: The engine.
             container: Its name.
-            what: What messages call it; they begin with "The " and this.
-            shell: What reads commands that do not say.
+            what: Its name in messages, which begin with "The " and this.
+            shell: The default shell of commands.
             workdir: Default directory of commands; `None`: the image's.
-            first_process: Its first process, where that is attached.
+            first_process: Its first process, if attached.
         """
         self._engine = engine
         self._container = container
@@ -55,8 +55,8 @@ class RunningContainer:
         self._shell: Shell = shell
         self._spec_workdir = workdir
         self._first_process = first_process
-        self._death = DeathWatch(engine, container, first_process) if first_process is not None else None
-        self._channels: ShellPool | None = None
+        self._exit_watch = ExitWatch(engine, container, first_process) if first_process is not None else None
+        self._channels: CommandRunner | None = None
         self._default_user = ""
         self._workdir = "/"
         self._start_dir: str | None = None
@@ -66,8 +66,8 @@ class RunningContainer:
         """Opens the first shells.
 
         Raises:
-            ContainerError: No shell can be had; `ContainerDiedError` when the container is gone.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused, or is
+            ContainerError: No shell can be opened; `ContainerDiedError` when the container is gone.
+            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is
                 gone.
         """
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
@@ -75,7 +75,7 @@ class RunningContainer:
         self._default_user = config["User"] or "root"
         self._workdir = self._spec_workdir or config["WorkingDir"] or "/"
         root = None if self._default_user in ROOT else "root"
-        self._channels = ShellPool(
+        self._channels = CommandRunner(
             self._open_shell,
             workdir=self._workdir,
             starts_there=self._spec_workdir is None,
@@ -100,7 +100,7 @@ class RunningContainer:
         if self._channels is None:
             raise ContainerDiedError(f"The {self._what} has not been started.")
         if str(options.get("user")) == self._default_user:
-            options["user"] = None  # the same shells
+            options["user"] = None  # shares the default user's shells
         try:
             return await self._channels.exec(command, **options)
         except ContainerError as error:
@@ -127,7 +127,7 @@ class RunningContainer:
         return EngineStream(*connection)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """From now on shells start in `/`, if it is the working directory that they cannot start in: it is missing."""
+        """Makes later shells start in `/` if the error is a missing working directory; returns whether it is."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"
@@ -171,7 +171,7 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Refuses what comes after the end.
+        """Raises if `close` was called.
 
         Raises:
             ContainerDiedError: `close` was called.
@@ -180,24 +180,24 @@ class RunningContainer:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 
     async def raise_if_dead(self, cause: Exception) -> None:
-        """Tells a dead container from a refused request, and why it died.
+        """Raises if the container is dead, with the exit reason.
 
         Raises:
             ContainerDiedError: It is dead, or `close` was called.
         """
-        self.raise_if_closed()  # one that was stopped says that
-        if self._death is not None:
-            dead = await self._death.cause()
+        self.raise_if_closed()  # a stopped container reports the stop
+        if self._exit_watch is not None:
+            dead = await self._exit_watch.cause()
         else:
-            dead = await in_thread(lambda: cause_of_death(self._engine, self._container), abandon=True)
+            dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
         if dead is not None:
-            seen = self._first_process.epitaph() if self._first_process is not None else ""
+            seen = self._first_process.last_output() if self._first_process is not None else ""
             raise ContainerDiedError(f"The {self._what} {dead}.{seen}") from cause
 
     async def close(self) -> None:
-        """Closes the shells; commands under way raise `ContainerDiedError`. Idempotent. The container goes on."""
+        """Closes the shells; running commands raise `ContainerDiedError`. Idempotent. The container keeps running."""
         self._closed = True
-        if self._death is not None:
-            self._death.close()
+        if self._exit_watch is not None:
+            self._exit_watch.close()
         if self._channels is not None:
             await self._channels.close()

@@ -1,4 +1,4 @@
-"""Work that several tasks of a process wait for and that is done once, in a thread, while anybody wants it."""
+"""Work done once, in a thread, for several waiting tasks of a process, until the last one is cancelled."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 
-class NobodyWaits(Exception):
-    """The last of those who waited for the work has gone."""
+class WorkAbandoned(Exception):
+    """The last waiter for the work has been cancelled."""
 
 
 class Demand:
-    """Whether anybody still wants a piece of work; the thread that does it asks from time to time."""
+    """The demand for a piece of work; the working thread polls it."""
 
     def __init__(self) -> None:
-        """Wanted, until `end`."""
+
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._release: Callable[[], None] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Waits, or notices that nobody waits any more; 0 only looks.
+        """Sleeps, and raises as soon as the demand ends; 0 only checks.
 
         Raises:
-            NobodyWaits: The demand is over.
+            WorkAbandoned: The demand is over.
         """
         if self._over.wait(seconds):
-            raise NobodyWaits
+            raise WorkAbandoned
 
     @contextlib.contextmanager
     def releasing(self, release: Callable[[], None]) -> Iterator[None]:
-        """Within, the end of the demand calls `release` (from another thread), which ends what the thread waits for."""
+        """Within it, the end of the demand calls `release` (from another thread) to unblock the working thread."""
         with self._lock:
             self._release = release
             if self._over.is_set():
@@ -47,7 +47,7 @@ class Demand:
                 self._release = None
 
     def end(self) -> None:
-        """Nobody wants it any more."""
+        """Ends the demand."""
         with self._lock:
             self._over.set()
             if self._release is not None:
@@ -66,17 +66,17 @@ _under_way: dict[str, _Shared] = {}
 
 
 async def share(key: str, work: Callable[[Demand], None]) -> None:
-    """Waits for `work`, which is started unless the same is under way already, on any event loop of this process.
+    """Waits for `work`, started unless work of the same key is running, on any event loop of this process.
 
-    The thread never keeps the process alive. When the last waiter is cancelled, the work is told (`Demand`); whoever
-    asks for it afterwards starts it anew.
+    The thread does not keep the process alive. When the last waiter is cancelled, the work's `Demand` ends; a later
+    call starts it again.
     """
     key = f"{os.getpid()} {key}"
     with _lock:
         shared = _under_way.get(key)
         if shared is None:
             shared = _under_way[key] = _Shared()
-            shared.future.set_running_or_notify_cancel()  # one waiter that is cancelled does not cancel the others
+            shared.future.set_running_or_notify_cancel()  # a cancelled waiter does not cancel the others
             threading.Thread(target=_run, args=(key, shared, work), name=f"work {key}", daemon=True).start()
         shared.waiters += 1
     try:

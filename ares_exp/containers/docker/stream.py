@@ -1,4 +1,4 @@
-"""Byte streams of a Docker engine: the shell of a `docker exec`, and what is attached to a first process."""
+"""Byte streams of a Docker engine: the shell of a `docker exec`, and the attached first process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EngineStream:
         """Takes over the connection.
 
         Args:
-            reader: What the engine sends.
-            writer: What goes to the process's stdin.
+            reader: The engine's output.
+            writer: The process's stdin.
             with_stderr: Whether `read` returns stderr as well.
         """
         self._reader = reader
@@ -33,7 +33,7 @@ class EngineStream:
         self._left = 0
 
     async def read(self) -> bytes:
-        """The next bytes of the process's output; `b""` at its end.
+        """Reads the next bytes of the process's output; `b""` at its end.
 
         Raises:
             OSError: The connection broke.
@@ -62,7 +62,7 @@ class EngineStream:
         await self._writer.drain()
 
     def rest(self) -> None:
-        """Nothing is to be done for it."""
+        """Does nothing: the stream does not poll."""
 
     def close(self) -> None:
         """Closes the connection; the engine closes the process's stdin."""

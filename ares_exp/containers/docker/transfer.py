@@ -1,4 +1,4 @@
-"""Files in and out of a Docker container, through the engine's archive calls. Blocking: run it in a thread."""
+"""File transfer of a Docker container, through the engine's archive calls. Blocking: run it in a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_LINKS = 10
 
 
 def put(api: APIClient, container: str, source: Path, directory: str, file_name: str) -> None:
-    """Unpacks `source` (see `archive.pack`) into `directory` of the container, which exists.
+    """Unpacks `source` (see `archive.pack`) into the existing `directory` of the container.
 
     Raises:
         TransferError: `source` cannot be read.
@@ -33,17 +33,17 @@ def put(api: APIClient, container: str, source: Path, directory: str, file_name:
 
 
 def get(api: APIClient, container: str, source: str, target: Path) -> None:
-    """Copies the file or directory `source` of the container to `target`; a link is followed inside the container.
+    """Copies the file or directory `source` of the container to `target`; links are followed inside the container.
 
     Raises:
-        TransferError: There is no such file, or it is not fit to be unpacked.
+        TransferError: There is no such file, or it cannot be unpacked safely.
         EngineError, requests.exceptions.RequestException: The engine refused or is gone.
     """
     path = source
     for _ in range(_MAX_LINKS):
         with open_archive(api, container, path) as answer:
             if answer.status_code == 404:
-                raise TransferError(f"Cannot download {source}: there is no such file in the container.")
+                raise TransferError(f"Cannot download {source}: no such file in the container.")
             if answer.status_code != 200:
                 raise EngineError(answer.json().get("message", answer.reason), answer.status_code)
             stat = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
@@ -56,7 +56,7 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
 
 
 def open_archive(api: APIClient, container: str, path: str) -> Response:
-    """Asks for a tar. docker-py's own call gives no way to close an answer that is not wanted to its end."""
+    """Requests a tar. docker-py's own call offers no way to close a partly read answer."""
     answer: Response = api.get(
         f"{api.base_url}/v{api.api_version}/containers/{container}/archive",
         params={"path": path},

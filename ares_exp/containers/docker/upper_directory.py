@@ -1,7 +1,7 @@
-"""Where the engine keeps what a container changed, when that can be read from here: the upper directory of its overlay.
+"""The upper directory of a container's overlay, where the engine keeps its changes, if readable from here.
 
-That takes root on the engine's machine and a storage driver that is an overlay. All that can be known is asked of the
-kernel, since an engine on another machine names paths and process numbers that mean something else here.
+Reading needs root on the engine's machine and an overlay storage driver. The kernel is asked where possible, as paths
+and process numbers of an engine on another machine mean something else here.
 """
 
 from __future__ import annotations
@@ -19,42 +19,44 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
-    """The upper directory of a container that runs. Blocking.
+    """Finds the upper directory of a running container. Blocking.
 
     Args:
-        inspected: What the engine says of the container.
-        proc: Where the kernel tells of processes.
+        inspected: The inspected container.
+        proc: The mount point of procfs.
 
     Raises:
-        SnapshotUnsupportedError: It cannot be read from here; the reason follows on "because".
+        SnapshotUnsupportedError: It cannot be read from here; with the reason, to follow "because".
     """
     process = proc / str(inspected["State"]["Pid"])
-    if not _is_mighty(proc):
-        raise SnapshotUnsupportedError("this process is not root with CAP_SYS_ADMIN, who reads overlays")
+    if not _can_read_overlays(proc):
+        raise SnapshotUnsupportedError("this process is not root with CAP_SYS_ADMIN, as reading overlays needs")
     try:
         mounts = (process / "mountinfo").read_text("utf-8", "surrogateescape")
         ids = (process / "uid_map").read_text().split()
     except OSError:
-        raise SnapshotUnsupportedError("its processes are not seen from here: the engine is elsewhere") from None
-    if inspected["Id"] not in mounts:  # the engine mounts files of a directory of this name
-        raise SnapshotUnsupportedError(f"process {process.name} is not of this container here: the engine is elsewhere")
+        raise SnapshotUnsupportedError("its processes are not visible here: the engine runs elsewhere") from None
+    if inspected["Id"] not in mounts:  # the engine mounts files from a directory with this name
+        raise SnapshotUnsupportedError(
+            f"process {process.name} is not this container's here: the engine runs elsewhere"
+        )
     if ids != _ALL_IDS:
         raise SnapshotUnsupportedError("its user ids are mapped (userns-remap, or a rootless engine)")
     options = _root_overlay(mounts)
     if options is None:
         raise SnapshotUnsupportedError("the engine's storage driver is not an overlay")
-    for feature in ("redirect_dir", "metacopy"):  # the directory says not all then
+    for feature in ("redirect_dir", "metacopy"):  # the directory is then incomplete
         if options.get(feature, _default(feature)) == "on":
             raise SnapshotUnsupportedError(f"its overlay uses {feature}")
     told = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     upper = Path(told or options.get("upperdir", ""))
     if not upper.is_absolute() or not upper.is_dir():
-        raise SnapshotUnsupportedError(f"its upper directory {upper} is not seen from here")
+        raise SnapshotUnsupportedError(f"its upper directory {upper} is not visible here")
     return upper
 
 
-def _is_mighty(proc: Path) -> bool:
-    """Whether attributes `trusted.*` can be read; to others they are not there."""
+def _can_read_overlays(proc: Path) -> bool:
+    """Returns whether this process sees attributes `trusted.*`, which the kernel hides from others."""
     try:
         status = (proc / "self" / "status").read_text()
     except OSError:
@@ -64,7 +66,7 @@ def _is_mighty(proc: Path) -> bool:
 
 
 def _root_overlay(mounts: str) -> dict[str, str] | None:
-    """The options of the overlay on `/`; see `man proc_pid_mountinfo` for the lines."""
+    """Returns the options of the overlay on `/`; see `man proc_pid_mountinfo` for the format."""
     found = None
     for line in mounts.splitlines():
         mount, _, kind = line.partition(" - ")
@@ -76,7 +78,7 @@ def _root_overlay(mounts: str) -> dict[str, str] | None:
 
 
 def _plain(value: str) -> str:
-    r"""The kernel writes spaces and their like as `\040`."""
+    r"""Decodes the kernel's escapes, such as `\040` for a space."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), value)
 
 

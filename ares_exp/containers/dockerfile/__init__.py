@@ -1,1 +1,1 @@
-"""Dockerfiles, as far as they are read here: split into instructions, turned into steps, done in a running box."""
+"""Dockerfiles without an engine: parsed into steps, which are applied in a running container."""

@@ -1,4 +1,4 @@
-"""Splits a Dockerfile into its instructions, and an instruction into its words."""
+"""Parser of a Dockerfile's instructions and of their words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN = frozenset({
     "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
 })
 # fmt: on
-"""Every instruction of Docker's own frontend."""
+"""The instructions of Docker's frontend."""
 
 _QUOTED = re.compile(r"""(?<!<<)(?<!<<-)(?:"(?:\\.|[^"\\])*"|'[^']*')""")
 _HEREDOC = re.compile(r"(?:^|\s)\d*<<(-?)(['\"]?)([A-Za-z_][\w.-]*)\2")
@@ -27,7 +27,7 @@ _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
 
 
 class Instruction(NamedTuple):
-    """One instruction: its name in capitals, what follows it, and the line on which it begins, counted from 1."""
+    """One instruction: its name in capitals, its arguments, and its first line, counted from 1."""
 
     name: str
     value: str
@@ -35,22 +35,22 @@ class Instruction(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The `# syntax=` line of a Dockerfile: where it is, and the frontend that it names; 0 and `None` without one."""
+    """The `# syntax=` line of a Dockerfile: its number and its frontend; 0 and `None` without one."""
 
     line: int
     frontend: str | None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is another frontend than Docker's own: the file may then mean anything."""
+        """Whether it is not Docker's frontend: the file may then have any format."""
         return self.frontend is not None and _OFFICIAL.fullmatch(self.frontend) is None
 
 
 def read_text(path: Path) -> str:
-    """The Dockerfile's text.
+    """Reads the Dockerfile's text.
 
     Raises:
-        TaskError: It is missing or no text.
+        TaskError: It is missing or not text.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def read_text(path: Path) -> str:
 
 
 def find_syntax(text: str) -> Syntax:
-    """The line `# syntax=`, which has to come before everything but other such lines."""
+    """Finds the line `# syntax=`, which may follow only other such lines."""
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _DIRECTIVE.fullmatch(line)) is None:
             break
@@ -69,7 +69,7 @@ def find_syntax(text: str) -> Syntax:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """The instructions of a Dockerfile, comments among them as `COMMENT`; bodies of here-documents are left out."""
+    """Yields the instructions of a Dockerfile, comments as `COMMENT`, without bodies of here-documents."""
     from dockerfile_parse import DockerfileParser
 
     for found in DockerfileParser(fileobj=io.BytesIO(_parseable(text).encode())).structure:
@@ -77,9 +77,9 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def _parseable(text: str) -> str:
-    """Comments in place of here-documents and of blank lines inside an instruction, which the parser does not know."""
+    """Replaces here-documents, and blank lines inside an instruction, by comments for the parser."""
     lines: list[str] = []
-    ends: list[tuple[str, str]] = []  # of here-documents that are open
+    ends: list[tuple[str, str]] = []  # of open here-documents
     instruction = ""
     for line in text.splitlines():
         if ends:
@@ -100,12 +100,12 @@ def _parseable(text: str) -> str:
 
 
 def heredocs(name: str, value: str) -> list[tuple[str, str, str]]:
-    """The here-documents that an instruction opens: whether tabs go (`-`), the quote, and the word that ends each."""
+    """Returns the here-documents that an instruction opens: the `-` that strips tabs, the quote, the end word."""
     return _HEREDOC.findall(_QUOTED.sub("''", value)) if name in ("RUN", "COPY", "ADD") else []
 
 
 def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
-    """The leading flags of an instruction, each with its setting (`""` without one), and the rest."""
+    """Splits off the leading flags of an instruction, each with its value (`""` without one)."""
     flags = []
     while match := _FLAG.match(value):
         flags.append((match[1], match[2] or ""))
@@ -114,7 +114,7 @@ def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def json_words(value: str) -> tuple[str, ...]:
-    """The words of the exec form; nothing if `value` is the other form (as Docker decides it)."""
+    """Returns the words of the exec form; empty if `value` is in the shell form (by Docker's rule)."""
     try:
         words: Any = json.loads(value) if value.startswith("[") else None
     except ValueError:
@@ -123,7 +123,7 @@ def json_words(value: str) -> tuple[str, ...]:
 
 
 def split_words(value: str) -> tuple[str, ...]:
-    """The words of the other form; quotes and variables stay."""
+    """Splits the words of the shell form; quotes and variables stay."""
     from dockerfile_parse.util import WordSplitter
 
     return tuple(WordSplitter(value).split(dequote=False))

@@ -1,7 +1,7 @@
-"""Reads a task's Dockerfile for a running box, which is to be given what an image would have.
+"""Reader of a task's Dockerfile that turns it into steps for a running container.
 
 `dockerfile-parse` splits the file and expands variables; this module turns the instructions into steps, or refuses
-by name what cannot be done in a running box. `steps` does them.
+those that cannot be applied in a running container. `steps` applies them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ares_exp.containers.dockerfile.instructions import (
     split_flags,
     split_words,
 )
-from ares_exp.containers.dockerfile.substitution import simplify
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _FOLLOWED = ("FROM", "ARG", "ENV", "WORKDIR", "USER", "SHELL")
@@ -32,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A command to run. `env` is its whole environment, `argv` what is executed."""
+    """A command to run, with its whole environment."""
 
     line: int
     argv: tuple[str, ...]
@@ -54,7 +53,7 @@ class CopyStep:
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectoryStep:
-    """A directory that has to exist from here on."""
+    """A directory to create."""
 
     line: int
     path: str
@@ -65,14 +64,14 @@ Step = RunStep | CopyStep | MakeDirectoryStep
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """What a Dockerfile asks for, in order.
+    """The content of a Dockerfile.
 
     Attributes:
-        base: The image it names.
-        steps: What to do in the box.
-        env: Variables of the finished image, those it started with included.
+        base: The image of its FROM.
+        steps: The steps to apply, in order.
+        env: Variables of the finished image, including the initial ones.
         workdir: Default directory of commands.
-        user: Who runs them.
+        user: The user of commands.
     """
 
     base: str
@@ -84,15 +83,15 @@ class Dockerfile:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What the steps start from.
+    """The state before the first step.
 
     Attributes:
-        env: Variables of the box, as far as they are known.
-        workdir: Its directory; empty if it is not known, and paths then stay relative to it.
-        args: Values of build arguments that are set without being given (`TARGETARCH`, …).
-        built_lines: So many lines of the Dockerfile are in the box already: they make no steps, and what of them cannot
-            be done in a box is no matter. Their stages, variables, directory, user and shell are followed, and `env`
-            and `workdir` are what they have led to.
+        env: Known variables of the container.
+        workdir: Its directory; empty if unknown, and paths then stay relative to it.
+        args: Values of predefined build arguments (`TARGETARCH`, …).
+        built_lines: Number of lines of the Dockerfile that are built into the container already: they make no steps and
+            are not refused. Their stages, variables, directory, user and shell are followed; `env` and `workdir` are
+            the state after them.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -106,11 +105,11 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
 
     Args:
         path: The file.
-        base: What the box is before the first step.
-        refusal: Says who cannot do what, and what to do about it; `{}` stands for what it is.
+        base: The state of the container before the first step.
+        refusal: Message for an unsupported instruction, with a remedy; `{}` stands for the instruction.
 
     Raises:
-        UnsupportedTaskError: An instruction that cannot be done in a running box.
+        UnsupportedTaskError: An instruction cannot be applied in a running container.
         TaskError: It is missing or malformed.
     """
     reader = _Reader(path, base, refusal)
@@ -124,7 +123,7 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
 
 @dataclass
 class _Reader:
-    """The state of the build while the instructions are read one by one."""
+    """The state of the build while instructions are read."""
 
     path: Path
     start: Base
@@ -162,11 +161,11 @@ class _Reader:
         except UnsupportedTaskError as error:
             if not is_built:
                 raise
-            if instruction not in ("ENV", "WORKDIR"):  # what these led to, `start` says
+            if instruction not in ("ENV", "WORKDIR"):  # `start` has the state after these
                 self.unread = error
 
     def _take_over(self) -> None:
-        """Goes on from the box that the lines so far have led to."""
+        """Continues from the state of the container after the built lines."""
         if self.unread is not None:
             raise self.unread
         self.env |= self.start.env
@@ -189,7 +188,7 @@ class _Reader:
             self.global_args |= self.args
         else:
             self.stages[self.stage] = (self.env, self.workdir, self.user, self.shell)
-        self.args, self.env = dict(self.global_args), {}  # those before the first FROM hold for every FROM
+        self.args, self.env = dict(self.global_args), {}  # arguments before the first FROM apply to every FROM
         base, *rest = split_flags(value)[1].split() or [""]
         try:
             self.base = self._expand(base)
@@ -197,7 +196,7 @@ class _Reader:
             if self.line > self.start.built_lines:
                 raise
             self.base = base
-        self.stage = rest[1].lower() if len(rest) == 2 else f" {self.line}"  # one without a name cannot be referred to
+        self.stage = rest[1].lower() if len(rest) == 2 else f" {self.line}"  # no name, no reference
         self._begin_stage(self.base)
 
     def _on_arg(self, value: str) -> None:
@@ -284,7 +283,7 @@ class _Reader:
         return str(WordSplitter(text, args={}, envs=variables).dequote())
 
     def _variables(self, value: str) -> tuple[str, dict[str, str]]:
-        """The text with substitutions that the parser knows, and the variables for it."""
+        """Rewrites substitutions for the parser; returns the text and its variables."""
         try:
             return simplify(value, {**self.args, **self.env})
         except ValueError as error:
@@ -295,3 +294,32 @@ class _Reader:
 
     def _malformed(self, what: str) -> TaskError:
         return TaskError(f"{self.path}, line {self.line}: {what}.")
+
+
+_DEFAULT = re.compile(r"(?<!\\)\$\{(\w+):([-+])((?:[^{}$]|\$(?=\w))*)\}")
+_PLAIN = re.compile(r"\$(\w+)")
+_TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
+
+
+def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Rewrites `${name:-default}` and `${name:+other}` as plain variables.
+
+    Returns:
+        The text, and its variables.
+
+    Raises:
+        ValueError: It has another form of substitution.
+    """
+    known = dict(variables)
+
+    def replace(match: re.Match[str]) -> str:
+        name, operator, word = match.groups()
+        word = _PLAIN.sub(lambda inner: known.get(inner[1], ""), word)
+        value, key = known.get(name, ""), f"_{len(known)}_"
+        known[key] = (value or word) if operator == "-" else (word if value else "")
+        return "${" + key + "}"
+
+    simple = _DEFAULT.sub(replace, text)
+    if _TOO_COMPLEX.search(simple):
+        raise ValueError(f"a substitution in {text!r} is not known")
+    return simple, known

@@ -1,4 +1,4 @@
-"""Applies a Dockerfile's steps in a running box."""
+"""Application of a Dockerfile's steps in a running container."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 _LAST_LINES = 20
 
 
-class RunInBox(Protocol):
-    """Runs one command in the box with exactly these variables."""
+class RunInContainer(Protocol):
+    """A function that runs one command in the container with exactly the given variables."""
 
     async def __call__(
         self, command: str, *, env: Mapping[str, str] = ..., cwd: str = ..., user: str = ...
     ) -> ExecResult:
-        """As `Container.exec`; by default as root, in `/`, with the box's PATH alone."""
+        """As `Container.exec`; by default as root, in `/`, with only the container's PATH."""
         ...
 
 
-UploadToBox = Callable[[Path, str], Awaitable[None]]
-"""Copies a host file to a path, or a directory's contents into a directory, as `Container.upload`."""
+UploadToContainer = Callable[[Path, str], Awaitable[None]]
+"""A function that copies as `Container.upload`."""
 
 
 def check_sources(dockerfile: Dockerfile, context: Path) -> None:
-    """Finds what every COPY needs.
+    """Checks that the sources of every COPY exist.
 
     Raises:
         TaskError: A source is missing, or leads out of the context.
@@ -43,10 +43,10 @@ def check_sources(dockerfile: Dockerfile, context: Path) -> None:
 
 
 def find_sources(step: CopyStep, context: Path) -> list[Path]:
-    """The files and directories of the context that a COPY names, links resolved, in order.
+    """Finds the files and directories of the context that a COPY names, links resolved, in order.
 
     Raises:
-        TaskError: One is missing, or leads out of the context.
+        TaskError: A source is missing, or leads out of the context.
     """
     found = [path.resolve() for source in step.sources for path in match_source(source, context, step.line)]
     if len(found) > 1 and not step.target.endswith("/"):
@@ -58,10 +58,10 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
 
 
 def match_source(source: str, context: Path, line: int) -> list[Path]:
-    """The paths that one source of a COPY on that line names, below `context.resolve()`.
+    """Finds the paths that one source of a COPY on a line names, below `context.resolve()`.
 
     Raises:
-        TaskError: There are none, or one leads out of the context, by itself or over a link.
+        TaskError: No path matches, or one leads out of the context, by itself or over a link.
     """
     root = context.resolve()
     pattern = posixpath.normpath(source.lstrip("/"))
@@ -81,7 +81,7 @@ def match_source(source: str, context: Path, line: int) -> list[Path]:
 
 
 def stage_context(context: Path, directory: Path) -> Path:
-    """The context without what its `.dockerignore` leaves out: a copy in `directory`, or the context itself."""
+    """Returns the context without ignored files: a copy in `directory`, or the context itself."""
     names = names_not_ignored(context)
     if names is None:
         return context
@@ -96,7 +96,7 @@ def stage_context(context: Path, directory: Path) -> Path:
 
 
 def names_not_ignored(context: Path) -> set[str] | None:
-    """What the `.dockerignore` of a context leaves in it, as relative paths; `None` without such a file. Blocking."""
+    """Returns the paths that a context's `.dockerignore` keeps, relative; `None` without such a file. Blocking."""
     ignore = context / ".dockerignore"
     if not ignore.is_file():
         return None
@@ -106,12 +106,12 @@ def names_not_ignored(context: Path) -> set[str] | None:
     return set(exclude_paths(str(context), [line for line in lines if line and not line.startswith("#")]))
 
 
-async def apply_step(step: Step, context: Path, run: RunInBox, upload: UploadToBox) -> None:
-    """Does what one instruction says.
+async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:
+    """Applies one step.
 
     Raises:
-        ContainerStartError: With the line and the last lines of what the command printed.
-        ContainerError: The box failed.
+        ContainerStartError: With the line and the end of the command's output.
+        ContainerError: The container failed.
     """
     if isinstance(step, RunStep):
         command = f"exec {shlex.join(step.argv)}"
@@ -123,7 +123,7 @@ async def apply_step(step: Step, context: Path, run: RunInBox, upload: UploadToB
         await _copy(step, context, run, upload)
 
 
-async def _copy(step: CopyStep, context: Path, run: RunInBox, upload: UploadToBox) -> None:
+async def _copy(step: CopyStep, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:
     copied: list[str] = []
     is_directory = step.target.endswith("/")
     for source in find_sources(step, context):

@@ -1,4 +1,4 @@
-"""`container=local`: bubblewrap boxes on the host's own root."""
+"""The backend `container=local`: bubblewrap containers on the host's own root."""
 
 from ares_exp.containers.local.factory import LocalContainerFactory
 

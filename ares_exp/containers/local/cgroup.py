@@ -1,8 +1,8 @@
-"""The cgroups of a local box, which hold its limits, where this process may make groups (`cgroup_place`).
+"""The cgroups of a local container, which hold its limits, if this process may make cgroups (`cgroup_path`).
 
-A box has a group of its own, named like its directory, for each controller that limits it. The directory names its
-groups, so whoever finds what a dead run left finds them too. bubblewrap is started in them (`box`). From inside they
-can be neither seen nor changed: a box has a cgroup namespace and no `/sys`.
+A container has a group, named like its directory, for each controller that limits it. The directory lists its groups,
+so that a cleanup after a dead run finds them too. bubblewrap is started in them (`bubblewrap_process`). They can be
+neither seen nor changed from inside: a container has a cgroup namespace and no `/sys`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.containers.local.cgroup_place import Controller, usable_places
+from ares_exp.containers.local.cgroup_path import Controller, usable_cgroup_paths
 
 RECORD = "cgroups"
-"""The file in a box's directory that names its groups, a path a line."""
+"""The file in a container's directory that lists its groups, one path per line."""
 
 _PERIOD_USEC, _LEAST_QUOTA_USEC = 100_000, 1000
 _EMPTY_SEC, _POLL_SEC = 2.0, 0.005
@@ -27,11 +27,11 @@ _SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a box may use at most; `None` is unlimited.
+    """The limits of a container; `None` is unlimited.
 
     Attributes:
         cpus: Processors; fractions count.
-        memory_mb: MiB of memory and swap, the box's files included where they are in memory.
+        memory_mb: MiB of memory and swap, including the container's files if they are in memory.
         pids: Processes and threads.
     """
 
@@ -40,7 +40,7 @@ class Limits:
     pids: int | None = None
 
     def settings(self, *, unified: bool) -> dict[Controller, dict[str, str]]:
-        """For each controller that is needed: its files and what goes into them, the limit itself first."""
+        """Returns the cgroup files and values of each needed controller, the limit itself first."""
         found: dict[Controller, dict[str, str]] = {}
         if self.cpus is not None:
             quota = max(int(self.cpus * _PERIOD_USEC), _LEAST_QUOTA_USEC)
@@ -62,20 +62,20 @@ class Limits:
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
-    """Makes the groups of a box, as far as that is possible here, with its limits set.
+    """Creates the groups of a container, as far as possible here, and sets its limits.
 
     Args:
-        directory: The box's directory; `RECORD` in it names them, also when there are none.
-        limits: What may be used.
+        directory: The container's directory; gets `RECORD`, also without groups.
+        limits: The limits.
 
     Raises:
-        OSError: A group cannot be made, or the kernel refuses a limit.
+        OSError: A group cannot be created, or the kernel refuses a limit.
     """
     files: dict[Path, dict[str, str]] = {}
-    for controller, place in usable_places().items():
-        settings = limits.settings(unified=place.unified).get(controller)
+    for controller, path in usable_cgroup_paths().items():
+        settings = limits.settings(unified=path.unified).get(controller)
         if settings is not None:
-            files.setdefault(place.directory / directory.name, {}).update(settings)
+            files.setdefault(path.directory / directory.name, {}).update(settings)
     (directory / RECORD).write_text("".join(f"{group}\n" for group in files))
     for group, settings in files.items():
         group.mkdir()
@@ -91,45 +91,49 @@ def _set(file: Path, value: str) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL or file.name != "cpu.cfs_quota_us":
             raise
-        # Version 1 refuses a group more processors than the one around it has, which limits it then.
+        # Version 1 refuses a group more processors than its parent has; the parent limits it then.
 
 
 class Reserve:
-    """Room for some processes above a box's limit, open only when the box is full and somebody needs a new shell.
+    """Headroom above a container's process limit, opened only while a full container needs a new shell.
 
-    What fills the box may have to be killed by that shell.
+    That shell may have to kill the processes that fill the container.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Finds the limit of the box whose directory this is, if it has one; its groups are made."""
+        """Reads the limit from the container's groups, which exist.
+
+        Args:
+            directory: The container's directory.
+        """
         self._directory = directory
         self._limit = _number(directory, "pids.max")
         self._users = 0
 
     def open(self) -> None:
-        """Makes room, if there is none. `close` follows."""
+        """Raises the limit if the container is full. Must be followed by `close`."""
         self._users += 1
         if _number(self._directory, "pids.current") + _RESERVE > self._limit > 0:
             self._set(self._limit + _RESERVE)
 
     def close(self) -> None:
-        """Sets the limit again, with the last who needs more. What has found room keeps it."""
+        """Restores the limit at the last `close`. Processes above it stay."""
         self._users -= 1
         if not self._users and _number(self._directory, "pids.max") > self._limit:
             self._set(self._limit)
 
     def _set(self, limit: int) -> None:
-        with contextlib.suppress(OSError):  # the box has ended, and its groups with it
-            for file in (group / "pids.max" for group in groups_of_box(self._directory)):
+        with contextlib.suppress(OSError):  # the container and its groups have ended
+            for file in (group / "pids.max" for group in groups_of(self._directory)):
                 if file.exists():
                     file.write_text(str(limit))
 
 
-def groups_of_box(directory: Path) -> list[Path]:
-    """The groups that a box's directory names.
+def groups_of(directory: Path) -> list[Path]:
+    """Returns the groups listed in a container's directory.
 
     Raises:
-        OSError: It could not be read, which is not to say that there are none.
+        OSError: The list could not be read; groups may exist.
     """
     try:
         lines = (directory / RECORD).read_text().splitlines()
@@ -139,20 +143,20 @@ def groups_of_box(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of a box that has ended, waiting a moment for its last processes to be gone.
+    """Removes the groups of an ended container, waiting briefly for its last processes to end.
 
     Returns:
-        Whether none is left. False: something in them would not die, or they could not be found out; try again later.
+        Whether all are removed. `False`: a process in them is alive, or they could not be read; try again later.
     """
     try:
-        left = [group for group in groups_of_box(directory) if not remove_group(group)]
+        left = [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
         return False
     return not left
 
 
 def remove_group(group: Path) -> bool:
-    """Removes a group, waiting a moment for its last processes to be gone. Whether it is."""
+    """Removes a group, waiting briefly for its last processes to end; returns whether it is gone."""
     deadline = time.monotonic() + _EMPTY_SEC
     while True:
         try:
@@ -169,16 +173,16 @@ def remove_group(group: Path) -> bool:
 
 
 def oom_kills(directory: Path) -> int:
-    """How many processes of a box the kernel has killed because its memory was used up."""
+    """Returns the number of the container's processes that the kernel killed for lack of memory."""
     return _number(directory, "memory.events", "oom_kill") or _number(directory, "memory.oom_control", "oom_kill")
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """A clause for a box whose memory was used up at some time; `""` for any other.
+    """Returns a clause about exhausted memory, if the container's memory was ever used up; else `""`.
 
     Args:
-        directory: The box's directory.
-        holds_files: Whether the box's files are in memory.
+        directory: The container's directory.
+        holds_files: Whether the container's files are in memory.
     """
     count = oom_kills(directory)
     if not count:
@@ -188,17 +192,17 @@ def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
 
 
 def lack_of_processes(directory: Path) -> str:
-    """A clause for a box that has come up against its limit of processes and is still near it; `""` for any other."""
+    """Returns a clause about the process limit, if the container has hit it and is still near it; else `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     if not refused or 2 * _number(directory, "pids.current") <= limit:
         return ""
-    return f"what was left running in it uses up its limit of {limit} processes"
+    return f"processes left running in it use up its limit of {limit} processes"
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:
-    """What a file of a box's groups says, or its line for `key`; 0 where it says nothing."""
+    """Returns the number in a file of a container's groups, or in its line for `key`; 0 if missing."""
     with contextlib.suppress(OSError):
-        for file in (group / name for group in groups_of_box(directory)):
+        for file in (group / name for group in groups_of(directory)):
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):
                 return int(found[1])
     return 0

@@ -1,21 +1,23 @@
-"""`container=local`: bubblewrap boxes on the host's own root. No engine, no image, milliseconds to start."""
+"""The factory of `container=local`: bubblewrap containers on the host's root, without engine or image."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pydantic
 
-from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.dockerfile.steps import check_sources
-from ares_exp.containers.local.box import ROOT_NAMES
-from ares_exp.containers.local.box_storage import find_storage
+from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
-from ares_exp.containers.local.cgroup_place import usable_places
+from ares_exp.containers.local.bubblewrap_process import ROOT_NAMES
+from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
-from ares_exp.containers.local.leftovers import remove_stale
+from ares_exp.containers.local.container_storage import find_storage
+from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.containers.local.task_dockerfile import ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
@@ -23,41 +25,47 @@ from ares_exp.errors import ContainerError, PreflightError, UnsupportedTaskError
 _PROBE = ContainerSpec(name="probe", network=NO_NETWORK, start_timeout_sec=30.0)
 
 
-class LocalContainerFactory:
-    """Makes local boxes."""
+class LocalContainerFactory(ContainerFactoryBase):
+    """Makes local containers, which start in milliseconds."""
 
     name = "local"
+    harmless_options = frozenset({"pids_limit", "shell"})
 
     @pydantic.validate_call
     def __init__(
         self,
         *,
         network: Literal["no-network", "public"] = "no-network",
+        shell: Shell = "bash -c",
         pids_limit: Annotated[int, pydantic.Field(ge=16)] = 4096,
     ) -> None:
-        """Keeps the options.
+        """Validates the options.
 
         Args:
-            network: `"public"` gives a box the host's network, the services on its loopback included, unless the task
-                asks for less. The default gives none, whatever the task asks for.
-            pids_limit: Bound on the processes of one box, so that a fork bomb stays inside. Enforced, like a task's
-                cpus and memory_mb, where this user may make cgroups.
+            network: `no-network` gives none, whatever the task asks for. `public` gives what the task asks for, where
+                public is the host's network, services on its loopback and abstract sockets included; a task's
+                `allowed_hosts`, or a network of one of its phases, is refused.
+            shell: The shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash
+                -lc` reads `/etc/profile` first, and Debian's resets `PATH`.
+            pids_limit: Bound on the processes of one container, so that a fork bomb stays inside. Enforced, like a
+                task's cpus and memory_mb, if this user may make cgroups.
         """
         self._network = network
+        self._shell: Shell = shell
         self._pids_limit = pids_limit
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
-        """A box for `spec`, not started yet."""
+        """Makes a container for `spec`, not started yet."""
         share_network = self._network == "public" and spec.networks == {PUBLIC}
-        return LocalContainer(spec, share_network=share_network, pids_limit=self._pids_limit)
+        return LocalContainer(spec, share_network=share_network, shell=self._shell, pids_limit=self._pids_limit)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, JSON-ready."""
-        return {"network": self._network, "pids_limit": self._pids_limit}
+        """The constructor's options, JSON-ready."""
+        return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
 
     async def preflight(self) -> None:
-        """Starts an empty box and stops it (about 20 ms), and removes what killed runs left.
+        """Starts an empty container and stops it (about 20 ms), and removes leftovers of killed runs.
 
         Raises:
             PreflightError: No bubblewrap, or the kernel does not let it work; with the remedies.
@@ -65,36 +73,42 @@ class LocalContainerFactory:
         await asyncio.to_thread(find_bwrap)
         await asyncio.to_thread(remove_stale)
         try:
-            async with self(_PROBE) as box:
-                await box.exec("true", timeout_sec=30.0)
+            async with self(_PROBE) as container:
+                await container.exec("true", timeout_sec=30.0)
         except ContainerError as error:
             raise PreflightError(
-                f"container=local cannot make a sandbox on this machine: {error} Remedies: run as root; or let "
+                f"container=local cannot start a container on this machine: {error} Remedies: run as root; or let "
                 "ordinary users make user namespaces (Ubuntu 24.04: the distribution's bubblewrap 0.11 or newer, or "
                 "an AppArmor profile for bwrap); or use container=docker."
             ) from error
 
     def check_snapshots(self) -> None:
-        """Files of local boxes can be captured."""
+        """Passes: files of local containers can be captured."""
+
+    @classmethod
+    def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
+        """As `ContainerFactoryBase.find_leftovers`."""
+        if sys.platform == "linux":
+            yield from find()
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """What a local box cannot do for `spec`.
+        """Checks that a local container can run `spec`.
 
         Returns:
             Warnings: limits that are not enforced, hosts that cannot be reached.
 
         Raises:
-            UnsupportedTaskError: Images, compose files, GPUs, Dockerfile instructions that mean nothing here, users
-                that the box will not have, and networks that differ between phases.
+            UnsupportedTaskError: Images, compose files, GPUs, unsupported Dockerfile instructions, missing users, and
+                networks that differ between phases.
             TaskError: The Dockerfile is missing or malformed.
         """
         if spec.gpus:
             raise UnsupportedTaskError(
-                f"{spec.name}: container=local has no GPUs, {spec.gpus} asked for. Leave this task out."
+                f"{spec.name}: container=local has no GPUs, the task asks for {spec.gpus}. Leave this task out."
             )
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: container=local knows no allowed_hosts, and gives every phase the same network. Use "
+                f"{spec.name}: container=local has no allow-list, and gives every phase the same network. Use "
                 "container=docker, or play the task without a network by container.network=no-network."
             )
         if not is_privileged() and (users := {str(user) for user in spec.users}.difference(ROOT_NAMES)):
@@ -104,14 +118,14 @@ class LocalContainerFactory:
             check_sources(dockerfile, spec.context_dir)
         warnings = [f"{limit}: not enforced by container=local ({why})" for limit, why in _not_enforced(spec)]
         if any(policy.allowed_hosts for policy in spec.networks):
-            warnings.append(f"{spec.name}: container=local gives it no network, not even its allowed_hosts")
+            warnings.append(f"{spec.name}: container=local gives it no network, its allowed_hosts included")
         return warnings
 
 
 def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
-    """The limits of `spec` that a box here does not have, and why."""
-    enforced = usable_places()
-    no_groups = "this user may make no cgroups for it here; root mostly may"
+    """Yields the limits of `spec` that are not enforced here, each with the reason."""
+    enforced = usable_cgroup_paths()
+    no_groups = "this user may not make cgroups for it here; root usually may"
     if spec.cpus and "cpu" not in enforced:
         yield f"cpus={spec.cpus:g}", no_groups
     if spec.memory_mb and "memory" not in enforced:
@@ -120,5 +134,5 @@ def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
         storage = find_storage()
         bounded = storage.in_memory and spec.memory_mb and "memory" in enforced
         bound = f"bounded by memory_mb={spec.memory_mb}" if bounded else "not bounded"
-        place = "memory" if storage.in_memory else str(storage.folder)
-        yield f"storage_mb={spec.storage_mb}", f"its files are in {place}, {bound}"
+        where = "memory" if storage.in_memory else str(storage.folder)
+        yield f"storage_mb={spec.storage_mb}", f"its files are in {where}, {bound}"

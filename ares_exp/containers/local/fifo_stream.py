@@ -1,4 +1,4 @@
-"""A pair of FIFOs as a byte stream between the runner and a process in a local box."""
+"""A byte stream over a pair of FIFOs, between the runner and a process in a local container."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _CHUNK_BYTES = 256 * 1024
 
 @contextlib.contextmanager
 def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
-    """Two FIFOs, `name.in` and `name.out`, for a process in the box to open while the context lasts.
+    """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
 
-    All four ends are opened here first, so that nobody ever blocks in `open` and neither side sees an end of file too
-    early. The box sees `directory` read-only: what is opened here is a FIFO of ours and no link of its own.
+    All four ends are opened here first, so that `open` never blocks and neither side sees an early end of file. The
+    container sees `directory` read-only, so it cannot replace a FIFO by a link.
 
     Yields:
-        Our ends. They outlive the context, unless it ends with an error; the names and the other ends do not.
+        Our ends. They outlive the context, unless it fails; the names and the other ends do not.
 
     Raises:
-        OSError: The FIFOs cannot be made: no space, no file descriptors.
+        OSError: The FIFOs cannot be created: no space, no file descriptors.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -31,7 +31,7 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
         _, writer = _open_fifo(directory / f"{name}.in", readers=theirs, writers=ours)
         reader, _ = _open_fifo(directory / f"{name}.out", readers=ours, writers=theirs)
         stream = FifoStream(reader=reader, writer=writer)
-        ours.pop_all()  # the stream's now
+        ours.pop_all()  # now owned by the stream
         try:
             yield stream
         except BaseException:
@@ -48,12 +48,17 @@ def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib
 
 
 class FifoStream:
-    """Our ends of a pair of FIFOs; a `ChannelStream`. One reader and one writer at a time."""
+    """A `ChannelStream` over our ends of a pair of FIFOs. One reader and one writer at a time."""
 
     in_doubt = False
 
     def __init__(self, *, reader: int, writer: int) -> None:
-        """Takes over two descriptors that are in non-blocking mode."""
+        """Takes over the descriptors.
+
+        Args:
+            reader: In non-blocking mode.
+            writer: In non-blocking mode.
+        """
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
@@ -66,7 +71,7 @@ class FifoStream:
         return self._closed
 
     async def read(self) -> bytes:
-        """The next bytes; `b""` at the end. Cancelling it loses none.
+        """Reads the next bytes; `b""` at the end. Cancelling it loses no data.
 
         Raises:
             OSError: The stream is closed.
@@ -78,7 +83,7 @@ class FifoStream:
             await self._ready(self._loop.add_reader, self._loop.remove_reader, self._reader)
 
     async def read_line(self, limit: int = 4096) -> str:
-        """Bytes up to a newline or the end, decoded; what follows the newline must not have been sent yet."""
+        """Reads up to a newline or the end, and decodes; no data may follow the newline yet."""
         line = b""
         while not line.endswith(b"\n") and len(line) < limit and (data := await self.read()):
             line += data
@@ -88,7 +93,7 @@ class FifoStream:
         """Sends all of `data`.
 
         Raises:
-            OSError: Nobody reads it any more, or the stream is closed.
+            OSError: The other end is closed, or the stream is.
         """
         rest = memoryview(data)
         while rest:
@@ -99,10 +104,10 @@ class FifoStream:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer, self._writer)
 
     def rest(self) -> None:
-        """Nothing is to be done for it."""
+        """Does nothing: the stream does not poll."""
 
     def close(self) -> None:
-        """Ends the stream in both directions; who waits for it gets an `OSError`. Idempotent."""
+        """Closes the stream in both directions; waiting callers get an `OSError`. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
-"""What a local box's changes are relative to: the name of this host's system, equal for hosts that show a box the same.
+"""The base of a local container's changes: a name of this host's system, equal for hosts that look the same inside.
 
-Not every file of the host is looked at, which would take seconds: the operating system's release, the packages that are
-installed, the directories that a box sees, and the Python that is shown in it.
+It covers the operating system's release, the installed packages, the directories that a container sees, and its Python.
+Reading every file of the host would take seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _WORDS = {
     "machine": "the processor",
     "system": "the operating system",
     "packages": "the installed packages",
-    "directories": "the directories of the host that a box sees",
-    "python": "the Python that a box sees",
+    "directories": "the directories of the host that a container sees",
+    "python": "the Python that a container sees",
 }
 
 
 def host_base(parts: Iterable[Part]) -> str:
-    """`host:` and what this host is, as far as a box sees it. Blocking; looked up once, some milliseconds.
+    """Returns `host:` and a description of this host as a container sees it. Blocking; read once, in some milliseconds.
 
     Args:
-        parts: The box's root directory.
+        parts: The parts of the container's root directory.
     """
     mounts = tuple((part.kind, part.path) for part in parts if part.kind in ("overlay", "bind"))
     return _host_base(mounts)
@@ -63,21 +63,21 @@ def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
 
 
 def require_base(recorded: str, ours: str) -> None:
-    """Checks that changes recorded elsewhere mean the same here.
+    """Checks that changes recorded elsewhere apply to this host.
 
     Args:
-        recorded: The base that they were recorded on.
+        recorded: Their base.
         ours: From `host_base`.
 
     Raises:
-        SnapshotMismatchError: They do not; with what differs.
+        SnapshotMismatchError: They do not; with the differences.
     """
     if recorded == ours:
         return
     if not recorded.startswith(_PREFIX):
         raise SnapshotMismatchError(
-            f"The snapshot's files belong on top of {recorded}, and container=local starts from this host's own files. "
-            "Restore it with the container that it was made with, container=docker mostly."
+            f"The snapshot's files are changes to {recorded}, but container=local starts from this host's files. "
+            "Restore it with the backend that made it, usually container=docker."
         )
     theirs, here = (_fields(base) for base in (recorded, ours))
     differing = [
@@ -86,9 +86,9 @@ def require_base(recorded: str, ours: str) -> None:
         if theirs.get(name) != here[name]
     ]
     raise SnapshotMismatchError(
-        f"The snapshot's files belong on top of another host, {recorded}, and would mean something else here. What "
-        f"differs: {', '.join(differing) or 'how it is described'}. Restore it on the host that it was made on, as the "
-        "same user, or on one like it; with container=docker, snapshots depend on an image alone."
+        f"The snapshot's files are changes to another host, {recorded}, and do not apply here. "
+        f"Differences: {', '.join(differing) or 'the format of the description'}. Restore it on that host, as the "
+        "same user, or on an equal one; with container=docker, snapshots depend only on an image."
     )
 
 
@@ -97,7 +97,7 @@ def _fields(base: str) -> dict[str, str]:
 
 
 def _content(path: Path) -> str:
-    """What tells one state of a package database from another."""
+    """Returns a fingerprint of a package database."""
     try:
         if path.is_dir():
             return repr(sorted(child.name for child in path.iterdir()))

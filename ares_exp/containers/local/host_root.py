@@ -1,13 +1,13 @@
-"""What a local box sees of the host's files.
+"""The host's files that a local container sees.
 
-An allow-list, not a deny-list: `/usr`, `/etc`, the package database and the Python installation that runs us. All else
-(homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) does not exist inside, or is an empty directory.
-Every visible directory is the lower layer of an overlay whose upper layer is the box's own (`box_files`): writes work
-and vanish with the box.
+It is an allow-list: `/usr`, `/etc`, the package database and the Python installation that runs us. All else (homes,
+`/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) does not exist inside, or is an empty directory. Every
+visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`):
+writes work and vanish with the container.
 
-Between the two lies a small layer of ours, written for each box. It hides what only its owner may read in `/etc` (root
-inside is root outside: permissions do not help), drops the host's human users, and adds `python3` where the host's
-PATH has none.
+Between the two is a small layer of ours, written for each container. It hides owner-only files in `/etc` (root inside
+is root outside, so permissions do not protect them), drops the host's human users, and adds `python3` if the host's
+PATH has no such program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` that our layer names: they belong to the box's root, also in an ordinary user's box."""
+"""Directories of `/usr` in our layer, so that they belong to the container's root, for ordinary users too."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -43,12 +43,12 @@ _NOBODY_IDS = (65533, 65534)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing in the box's root directory, which is otherwise empty.
+    """One part of the container's root directory, which is otherwise empty.
 
     Attributes:
         kind: `"overlay"`: a directory of the host that can be written to; `"bind"`: a file or directory, read-only.
-        path: Where it is in the box.
-        sources: Of an overlay: host directories, the lowest first. Of a bind: the one. Of a symlink: where it points.
+        path: Its path in the container.
+        sources: Of an overlay: host directories, lowest first. Of a bind: the host path. Of a symlink: its target.
         mode: Of a directory.
     """
 
@@ -59,10 +59,10 @@ class Part:
 
 
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
-    """What the box's root directory is made of, each directory before what is in it.
+    """Returns the parts of the container's root directory, parents first.
 
     Args:
-        layer: Directory that `write_layer` has filled.
+        layer: Directory filled by `write_layer`.
         privileged: Whether an overlay may be mounted over a directory with other mounts below it. A user namespace
             may not: there, such a directory is rebuilt entry by entry.
     """
@@ -80,7 +80,7 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
 
 
 def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> list[Part]:
-    """Shows one entry of the host, or what our layer has in its place."""
+    """Returns the parts for one entry of the host, or for its replacement in our layer."""
     ours = layer / path.relative_to("/")
     source = ours if os.path.lexists(ours) and not ours.is_dir() else path
     if source.is_symlink():
@@ -90,7 +90,7 @@ def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> 
     if not source.is_dir():
         return []
     below = [point for point in points if path in point.parents and point.is_dir()]
-    if privileged:  # an overlay does not look into the mounts below
+    if privileged:  # an overlay does not show the mounts below it
         return [_overlay(one, layer) for one in (path, *below) if not _is_hidden(one)]
     if not any(path in point.parents for point in points):
         return [_overlay(path, layer)]
@@ -109,7 +109,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _interpreter_directories() -> list[Path]:
-    """The Python installation that runs us, where the box would have no `python3` otherwise."""
+    """Returns the Python installation that runs us, if the container would have no `python3` otherwise."""
     if _has_python():
         return []
     prefix = Path(sys.base_prefix)
@@ -121,11 +121,11 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Fills `layer` with what the box has to see otherwise than the host.
+    """Fills `layer` with the files that differ from the host's.
 
     Args:
-        layer: A fresh directory, readable by us alone.
-        share_network: Whether the box needs the host's name servers.
+        layer: A fresh directory, readable only by us.
+        share_network: Whether the container needs the host's name servers.
     """
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
@@ -141,12 +141,12 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
 
 @functools.cache
 def _hidden_in_etc() -> tuple[Path, ...]:
-    """Looked up once: the walk takes longer than all the rest of starting a box."""
+    """Returns the hidden paths, cached: the walk takes longer than the rest of a container's start."""
     return tuple(_hidden(Path("/etc")))
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """What not everybody may read, and the host's login scripts."""
+    """Yields the paths that not all users may read, and the host's login scripts."""
     for entry in os.scandir(directory):
         mode = entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
@@ -159,7 +159,7 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Puts a whiteout (a 0/0 character device, which anybody may make) over the host's entry."""
+    """Puts a whiteout (a 0/0 character device, which any user may make) over the host's entry."""
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
         _mirror(Path("/", parent), layer / parent)
@@ -167,7 +167,7 @@ def _hide(path: Path, layer: Path) -> None:
 
 
 def _mirror(path: Path, target: Path) -> None:
-    """Makes the directory `target` with the mode of the host's `path`: a merged directory shows the top one's."""
+    """Creates the directory `target` with the mode of the host's `path`, as a merged directory shows the top one's."""
     if target.is_dir():
         return
     target.mkdir(parents=True)
@@ -175,7 +175,7 @@ def _mirror(path: Path, target: Path) -> None:
 
 
 def _age(layer: Path) -> None:
-    """Makes all of it as old as what the host has in its place, so that it is the same in every box."""
+    """Sets all times to those of the host's entries, so that the layer is the same in every container."""
     for directory, _, files in os.walk(layer, topdown=False):
         for path in (*(Path(directory, name) for name in files), Path(directory)):
             host = Path("/", path.relative_to(layer))
@@ -204,7 +204,7 @@ def _etc_files(*, share_network: bool) -> Iterator[tuple[str, str]]:
 
 
 def _system_accounts(path: Path) -> Iterator[list[str]]:
-    """The fields of each account that is no human's; people's names are their own."""
+    """Yields the fields of each non-human account; names of people stay private."""
     for line in path.read_text(errors="replace").splitlines():
         fields = line.split(":")
         if (
@@ -220,7 +220,7 @@ def _lines(rows: Iterable[list[str]]) -> str:
 
 
 def _add_python(directory: Path) -> None:
-    """Links `python3` and `python` to the interpreter that runs us, where the host's PATH has no `python3`."""
+    """Links `python3` and `python` to the interpreter that runs us, if the host's PATH has no `python3`."""
     if _has_python():
         return
     installed = Path(sys.base_prefix, "bin")

@@ -1,9 +1,9 @@
-"""What local boxes left on this machine: their directories, which name their cgroups; and cgroups without a directory.
+"""Leftovers of local containers on this machine: directories, which list their cgroups, and orphaned cgroups.
 
-There is nothing else. The mounts of a box are in a mount namespace of its own and go with its last process, which goes
-when its runner does. Also the directories go then (`box_directory`), unless whatever killed the runner killed what it
-had left in charge of that too. A group has lost its directory when somebody else removed that (a cleaner of `/tmp`,
-say), and is known by its name.
+There are no others. A container's mounts are in its mount namespace and vanish with its last process, which ends with
+the runner. The directories are removed then too (`container_directory`), unless the remover was killed with the runner.
+A cgroup without directory remains if another program removed the directory (a cleaner of `/tmp`, say); its name
+identifies it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ares_exp.containers import owned_directory
 from ares_exp.containers.leftover import Leftover
-from ares_exp.containers.local.box_directory import PURPOSE, delete, folders
 from ares_exp.containers.local.cgroup import remove_group
-from ares_exp.containers.local.cgroup_place import PROBE_PREFIX, find_groups
+from ares_exp.containers.local.cgroup_path import PROBE_PREFIX, find_groups
+from ares_exp.containers.local.container_directory import PURPOSE, delete, folders
 from ares_exp.containers.ownership import is_dead_mark
 
 _MARKED = re.compile(rf"(?:{owned_directory.name_prefix(PURPOSE)}|{PROBE_PREFIX})((\d+)-\d+-[0-9a-f]+)-.+")
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 def remove_stale() -> None:
-    """Removes what dead runs of this user left. Blocking; never raises."""
+    """Removes leftovers of dead runs of this user. Blocking; never raises."""
     for leftover in (*find(), *owned_directory.find_short_lived()):
         if leftover.is_stale and (problem := leftover.remove()):
             what = (leftover.kind, leftover.name, leftover.whose)
@@ -35,8 +35,8 @@ def remove_stale() -> None:
 
 
 def find() -> Iterator[Leftover]:
-    """The directories of all boxes of this user, those of the living included; dead ones' groups without. Blocking."""
-    yield from owned_directory.find(PURPOSE, "box directory", delete, folders())
+    """Yields the container directories of this user, those of running runs included, and orphaned groups. Blocking."""
+    yield from owned_directory.find(PURPOSE, "directory", delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
         has_directory = any((folder / group.name).is_dir() for folder in folders())
@@ -53,4 +53,4 @@ def _is_ours(group: Path) -> bool:
 
 
 def _remove(group: Path) -> str:
-    return "" if remove_group(group) else "something in it is still running"
+    return "" if remove_group(group) else "a process in it is still running"

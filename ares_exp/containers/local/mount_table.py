@@ -1,4 +1,4 @@
-"""The kernel's table of mounts, as one process sees it. Source of the format: `man proc_pid_mountinfo`."""
+"""The kernel's mount table, as one process sees it. Source of the format: `man proc_pid_mountinfo`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Mount:
     """One line of the table.
 
     Attributes:
-        point: Where it is mounted. A later mount hides an earlier one at the same place.
-        root: What of the file system is mounted there.
+        point: The mount point. A later mount hides an earlier one at the same path.
+        root: The mounted directory of the file system.
         kind: The type of the file system: `tmpfs`, `ext4`, …
         options: Of the file system itself.
     """
@@ -27,10 +27,10 @@ class Mount:
 
 
 def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
-    """The mounts that a process sees, in their order.
+    """Yields the mounts that a process sees, in order.
 
     Args:
-        process: Its directory in `/proc`.
+        process: The process's directory in `/proc`.
 
     Raises:
         OSError: It cannot be read.
@@ -41,7 +41,7 @@ def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
 
 
 def filesystem_type(path: Path) -> str:
-    """The type of the file system that `path`, links resolved, is on."""
+    """Returns the type of the file system that holds `path`, links resolved."""
     kinds = {mount.point: mount.kind for mount in mounts()}
     resolved = path.resolve()
     return next((kinds[one] for one in (resolved, *resolved.parents) if one in kinds), "")

@@ -1,9 +1,9 @@
-"""The system calls that no local box may make, as a compiled seccomp filter.
+"""The seccomp filter of local containers: denied system calls.
 
-Capabilities and namespaces do the closing; the filter takes away what they leave to a box whose root is the host's
-root: user namespaces of its own (with a fresh set of capabilities in them, and cgroups to mount), kernel keyrings of
-the caller, sockets to the hypervisor (which no network namespace holds back), and the interfaces through which kernels
-are usually attacked. What is denied is a part of what Docker's default profile denies; the numbers are those of the
+Capabilities and namespaces isolate; the filter denies what they leave open to a container whose root is the host's
+root: new user namespaces (which bring a fresh set of capabilities, and cgroups to mount), kernel keyrings of the
+caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces through which kernels are
+usually attacked. The denied calls are a subset of those that Docker's default profile denies; the numbers are from the
 kernel's `unistd.h`.
 """
 
@@ -24,7 +24,7 @@ _VSOCK = 40
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Numbers of one architecture.
+    """System call numbers of one architecture.
 
     Attributes:
         audit: Its `AUDIT_ARCH_…`.
@@ -32,7 +32,7 @@ class _Calls:
             io_uring_setup, io_uring_enter, io_uring_register.
         clone, unshare: Denied with the flag for a user namespace.
         socket: Denied for the hypervisor's address family.
-        clone3: Its flags lie in memory, out of a filter's sight: "not implemented", upon which libc uses clone.
+        clone3: Its flags lie in memory, which a filter cannot read: "not implemented", upon which libc uses clone.
     """
 
     audit: int
@@ -54,7 +54,7 @@ _ARCHITECTURES = {
 
 
 def compiled_filter(machine: str | None = None) -> bytes | None:
-    """The filter for `bwrap --seccomp`; `None` on an architecture whose numbers are not known here.
+    """Returns the filter for `bwrap --seccomp`; `None` on an architecture with unknown numbers.
 
     Args:
         machine: As `platform.machine()` calls it; default: this one.

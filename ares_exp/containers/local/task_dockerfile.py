@@ -1,4 +1,4 @@
-"""Which Dockerfile a local box is made by, if any; what asks for more than a box is refused by name."""
+"""The Dockerfile of a task for `container=local`, and refusals of tasks that need an engine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.dockerfile.reading import Base, Dockerfile, read_dockerfile
-from ares_exp.containers.local.box import ROOT_NAMES
 from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.bubblewrap_process import ROOT_NAMES
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
-"""Variables of a box that no Dockerfile sets."""
+"""Variables of a container without a Dockerfile."""
 
-ONLY_ROOT = "An ordinary user's sandbox knows root alone: run as root, or use container=docker."
+ONLY_ROOT = "An ordinary user's local container has only the user root: run as root, or use container=docker."
 _REMEDY = "Use container=docker for this task."
 _REFUSAL = f"container=local applies a Dockerfile to the host's root and cannot do {{}}. {_REMEDY}"
 
 
 def read_task_dockerfile(spec: ContainerSpec) -> Dockerfile | None:
-    """What the task's Dockerfile asks for; `None` for a spec that asks for nothing but a box.
+    """Reads the task's Dockerfile; `None` for a spec without one.
 
     Raises:
         UnsupportedTaskError: It needs an engine.

@@ -1,4 +1,4 @@
-"""Requests and responses of the `martian-ares` package, turned into ours and back.
+"""The conversion of requests and responses of the `martian-ares` package into ours and back.
 
 Its records have the fields of ours; only tools are written in another form (name, description, input_schema).
 """
@@ -23,7 +23,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Our response as one of its: text, cost and usage, for more it has no place.
+    """Converts our response into one of the package: text, cost and usage, for more it has no place.
 
     Args:
         response: The response.
@@ -44,7 +44,7 @@ def response_to_ares(response: LLMResponse, module: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message; a call that stands for itself becomes one of the assistant's."""
+    """Converts a message; a call that stands for itself becomes one of the assistant's."""
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}

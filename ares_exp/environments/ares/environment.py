@@ -9,12 +9,16 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
+from ares_exp.environment import (
+    EpisodeReport,
+    Inspectable,
+    LimitName,
+    Reporting,
+    TimeStep,
+    no_episode,
+)
 from ares_exp.environments.ares.conversion import request_from_ares
-from ares_exp.environments.deadline import Deadline, DeadlinePassedError
-from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
-from ares_exp.environments.time_step import TimeStep, truncation
-from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 
@@ -24,16 +28,18 @@ CLOSE_TIMEOUT_SEC = 120.0
 logger = logging.getLogger(__name__)
 
 
-class AresEnvironment:
+class AresEnvironment(Reporting, Inspectable):
     """Plays one task of a preset.
 
-    What the wrapped environment raises is raised as it is: which of its parts has failed it does not say. A limit of
-    the run truncates the episode without a reward, since it cannot be told to verify then: such an attempt is not
-    scored, as with `verify_on_truncation=false`. Where it truncates by itself the reward is the one it gives. Rewards
-    of MID steps are passed on; the episode's is that of its last step.
+    What the wrapped environment raises is raised as it is: which of its parts has failed it does not say. It knows
+    nothing of the limits of a run and cannot be told to verify: an episode that these end has no reward. Where it
+    truncates by itself the reward is the one it gives. Rewards of MID steps are passed on; the episode's is that of its
+    last step.
     """
 
-    has_container = False  # one that this package knows of
+    time_step: TimeStep[LLMRequest] | None = None
+    current_task: str | None = None
+    step_count = 0
 
     def __init__(
         self,
@@ -41,29 +47,22 @@ class AresEnvironment:
         *,
         make: Callable[[], Any],
         answer: Callable[[LLMResponse], Any],
-        limits: EpisodeLimits | None = None,
         timeout_sec: float = 3600.0,
     ) -> None:
-        """Makes nothing yet.
+        """Keeps the options.
 
         Args:
-            task_name: What is played, for the records.
+            task_name: Name of the task, for the records.
             make: Makes the wrapped environment. Blocking: it may have to download the task.
             answer: Turns a response into an action of the wrapped environment.
-            limits: When an episode is truncated besides.
             timeout_sec: Bound on a `reset` or a `step` of the wrapped environment.
         """
         self._make = make
         self._answer = answer
-        self._limits = limits or EpisodeLimits()
         self._timeout_sec = timeout_sec
         self._wrapped: Any = None
-        self._deadline = Deadline(None)
-        self._tokens, self._cost = 0, 0.0
-        self.current_task = task_name
-        self.step_count = 0
+        self._task_name = task_name
         self.truncated_by: LimitName | None = None
-        self.time_step: TimeStep[LLMRequest] | None = None
 
     async def reset(self) -> TimeStep[LLMRequest]:
         """Starts an episode; one under way is given up.
@@ -72,8 +71,9 @@ class AresEnvironment:
             TimeoutError: It did not start within `timeout_sec`.
         """
         await self.close()
-        self.step_count, self._tokens, self._cost = 0, 0, 0.0
+        self.step_count = 0
         self.truncated_by = self.time_step = None
+        self.current_task = self._task_name
         try:
             async with self._bounded("start"):
                 made = await asyncio.to_thread(self._make)
@@ -83,12 +83,11 @@ class AresEnvironment:
         except BaseException:
             await self.close()
             raise
-        self._deadline = Deadline(self._limits.time.agent(None))
         self.time_step = TimeStep("FIRST", None, None, request_from_ares(first.observation))
         return self.time_step
 
-    async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Hands `action` on; `None` says that there was none before `time_left_sec` had passed.
+    async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
+        """Hands `action` on.
 
         Raises:
             EpisodeStateError: Before `reset()` or after LAST.
@@ -96,33 +95,24 @@ class AresEnvironment:
             TimeoutError: It took longer than `timeout_sec`.
         """
         if self._wrapped is None or self.time_step is None:
-            state = "has ended its episode" if self.time_step is not None else "has not been reset"
-            raise EpisodeStateError(f"step() on an environment that {state}: call reset() first.")
-        if action is None or self._deadline.left_sec == 0:
-            return await self._cut_short("time")
+            raise no_episode(ended=self.time_step is not None)
         self.time_step, pending = None, self._answer(action)
         try:
-            return await self._step(pending, action)
+            return await self._step(pending)
         except BaseException:
             await self.close()
             raise
 
-    async def _step(self, pending: Any, action: LLMResponse) -> TimeStep[LLMRequest]:
+    async def _step(self, pending: Any) -> TimeStep[LLMRequest]:
         self.step_count += 1
-        self._tokens += action.usage.total_tokens
-        self._cost += action.cost
-        try:
-            async with self._deadline.hold(), self._bounded("take a step"):
-                time_step = await self._wrapped.step(pending)
-        except DeadlinePassedError:
-            return await self._cut_short("time")
+        async with self._bounded("take a step"):
+            time_step = await self._wrapped.step(pending)
         if time_step.step_type == "LAST":
             discount = float(time_step.discount or 0.0)
             self.truncated_by = "steps" if discount else None  # the only limit that it has
-            return await self._end(TimeStep("LAST", _number(time_step.reward), discount, None))
-        limit = self._limits.reached(steps=self.step_count, tokens=self._tokens, cost=self._cost)
-        if limit is not None:
-            return await self._cut_short(limit)
+            await self.close()
+            self.time_step = TimeStep("LAST", _number(time_step.reward), discount, None)
+            return self.time_step
         reward = _number(time_step.reward) or 0.0
         self.time_step = TimeStep("MID", reward, 1.0, request_from_ares(time_step.observation))
         return self.time_step
@@ -140,23 +130,9 @@ class AresEnvironment:
                 f"The environment of martian-ares did not {what} within env.timeout_sec={self._timeout_sec:g}."
             ) from None
 
-    async def _cut_short(self, limit: LimitName) -> TimeStep[LLMRequest]:
-        self.truncated_by = limit
-        return await self._end(truncation(None))
-
-    async def _end(self, last: TimeStep[LLMRequest]) -> TimeStep[LLMRequest]:
-        await self.close()
-        self.time_step = last
-        return last
-
-    @property
-    def time_left_sec(self) -> float | None:
-        """Seconds that the time limit leaves; `None` without a limit, or with no episode under way."""
-        return self._deadline.left_sec if self._wrapped is not None else None
-
-    def grant_time(self, seconds: float) -> None:
-        """Moves the time limit by what was spent on something else than the episode."""
-        self._deadline.move(seconds)
+    def report(self) -> EpisodeReport:
+        """Reports task and limit; the package tells nothing about the container."""
+        return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
 
     async def close(self) -> None:
         """Closes the wrapped environment, whatever happens to the caller meanwhile. Idempotent."""
@@ -189,5 +165,5 @@ async def _leave(wrapped: Any) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """A reward as a plain number: it may be one of numpy's."""
+    """Converts a reward, perhaps one of numpy's, into a plain number."""
     return None if value is None else float(value)

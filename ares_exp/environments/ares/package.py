@@ -18,7 +18,7 @@ SHOWN_PRESETS = 20
 
 
 def import_ares(timeout_sec: float) -> ModuleType:
-    """The package, imported in a thread of its own: a connection that hangs holds nobody up. Blocking.
+    """Imports the package in a separate thread, so that a connection that hangs holds nothing up. Blocking.
 
     Args:
         timeout_sec: How long the import may take.
@@ -62,7 +62,7 @@ def import_ares(timeout_sec: float) -> ModuleType:
 
 
 def count_tasks(ares: ModuleType, preset: str) -> int:
-    """How many tasks a preset has.
+    """Counts the tasks of a preset.
 
     Raises:
         ConfigError: There is no such preset, or it does not say that it has tasks.
@@ -83,13 +83,13 @@ def count_tasks(ares: ModuleType, preset: str) -> int:
 
 
 def container_class(ares: ModuleType, container: str) -> Any:
-    """The package's own container class of that name (`docker`, `daytona`)."""
+    """Finds the package's own container class of that name (`docker`, `daytona`)."""
     module = importlib.import_module(f"{ares.__name__}.containers.{container}")
     return getattr(module, f"{container.capitalize()}Container")
 
 
 def response_module(ares: ModuleType) -> Any:
-    """Where the package's response classes are."""
+    """Finds the module of the package's response classes."""
     return cast("Any", importlib.import_module(f"{ares.__name__}.llms.response"))
 
 

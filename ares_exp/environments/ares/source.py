@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pydantic import Field, validate_call
 from ares_exp.environments.ares.conversion import response_to_ares
 from ares_exp.environments.ares.environment import AresEnvironment
 from ares_exp.environments.ares.package import container_class, count_tasks, import_ares, response_module
-from ares_exp.environments.source import EpisodeParts, Report
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, PreflightError, UnsupportedTaskError
 from ares_exp.tasks.positions import parse_position
 from ares_exp.tasks.selection import select
@@ -30,7 +30,7 @@ class _PresetTask:
     name: str
 
 
-class AresEnvironments:
+class AresEnvironments(SourceBase):
     """The tasks of a preset, each under the name by which the package makes it: `preset:5`."""
 
     needs_container = False  # the package starts its own
@@ -47,15 +47,16 @@ class AresEnvironments:
         import_timeout_sec: Seconds = 120.0,
         timeout_sec: Seconds = 3600.0,
     ) -> None:
-        """Validates the options; imports nothing yet.
+        """Validates the options.
 
         Args:
-            preset: A preset of the package, if you like with a selector: `p`, `p:5`, `p:0:10`, `p@2/8`.
-            tasks: What of that to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`); `None` for all.
+            preset: A preset of the package, if you like with a selector: `20q`, `20q:5`, `20q:0:10`, `20q@2/8`.
+            tasks: What of that to play: names (`20q:5`), globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or
+                a list; `None` for all.
             exclude: Names or globs to leave out.
             limit: At most so many tasks.
-            container: Which of the package's own containers.
-            import_timeout_sec: How long its import may take.
+            container: Which of the package's own containers: `docker` or `daytona`; the group `container` is not used.
+            import_timeout_sec: How long its import may take: it fetches a list of data sets from a hosted registry.
             timeout_sec: Bound on one `reset` or `step` of its environments.
         """
         self._preset = preset
@@ -87,9 +88,6 @@ class AresEnvironments:
         )
         return [one.name for one in chosen]
 
-    def keep(self, task_names: Iterable[str]) -> None:
-        """Nothing to leave out: a task is made when it is played."""
-
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Refuses the policy that plays solutions: the package gives none away."""
         if parts.provide_solution:
@@ -99,7 +97,7 @@ class AresEnvironments:
             )
 
     def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
-        """The environment of one episode."""
+        """Makes the environment of one episode."""
         ares = self._ares
         if ares is None:
             raise PreflightError("load() comes first: it imports martian-ares.")
@@ -107,18 +105,17 @@ class AresEnvironments:
             task_name,
             make=partial(_make, ares, task_name, self._container),
             answer=partial(response_to_ares, module=response_module(ares)),
-            limits=parts.limits,
             timeout_sec=self._timeout_sec,
         )
 
 
 def _make(ares: ModuleType, task_name: str, container: str) -> object:
-    """An environment of the package with that task alone."""
+    """Makes an environment of the package with that task alone."""
     return ares.make(task_name, container_factory=container_class(ares, container))
 
 
 def _parts(preset: str) -> tuple[str, str]:
-    """A preset's name, and the selector behind it, if there is one."""
+    """Splits a preset into its name, and the selector after it, if there is one."""
     name, mark, shard = preset.partition("@")
     if mark:
         return name, f"@{shard}"

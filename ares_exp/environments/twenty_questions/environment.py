@@ -3,38 +3,71 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ares_exp.environments.environment import check_action
-from ares_exp.environments.episode_limits import EpisodeLimits, LimitName
+from ares_exp.environment import (
+    EpisodeReport,
+    Inspectable,
+    LimitName,
+    OneCallAtATime,
+    Reporting,
+    Timed,
+    TimeStep,
+    Truncating,
+    check_action,
+    no_episode,
+    restart,
+    termination,
+    transition,
+    truncation,
+)
+from ares_exp.environments.deadline import Deadline, DeadlinePassedError
+from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.task_choice import choose_task
-from ares_exp.environments.time_step import TimeStep
-from ares_exp.environments.twenty_questions.game import Game
 from ares_exp.environments.twenty_questions.objects import HiddenObject
 from ares_exp.environments.twenty_questions.oracle import GameOracle, Oracle
-from ares_exp.environments.twenty_questions.oracle_record import OracleRecord
+from ares_exp.environments.twenty_questions.replies import MAX_CHARS, Guess, Reply, Unusable, is_one_of, parse_reply
 from ares_exp.errors import ConfigError, EpisodeStateError
-from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import EnvironmentUsage
+from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EnvironmentUsage
 from ares_exp.tasks.task import Verdict
 
+RULES = """We play twenty questions. I think of something: an object, an animal, a plant, or the like. You find out
+what it is by asking questions that can be answered with yes or no.
 
-class TwentyQuestionsEnvironment:
+- Each of your replies is one question, or one guess, and nothing else.
+- A question ends in a question mark. I answer "Yes.", "No." or "I don't know."
+- A guess is a line "Guess: <what you think it is>". "Is it a <name>?" is a guess too, if that is its name.
+- You have {questions} replies in all; guesses, and replies that are neither, count as well.
+- You win when you guess right before they are used up.
+- A reply has at most {max_chars} characters."""
+BEGIN = "I have thought of something. Ask your first question."
+WRONG = "No, that is not it."
+UNUSABLE = (
+    "I cannot answer that: {reason}. It counts. Ask one question that can be answered with yes or no, or write a line "
+    "“Guess: <what you think it is>”."
+)
+LEFT = "({left} left)"
+
+
+class TwentyQuestionsEnvironment(Reporting, Inspectable, Timed, Truncating):
     """Plays twenty questions: the conversation so far is the observation, a question or a guess the action.
 
     FIRST asks for a question. Each MID adds the reply and its answer, with reward 0.0. A right guess is LAST by
     termination with reward 1.0. When the questions are used up, or another limit is reached, LAST is by truncation with
-    reward 0.0: it was not guessed. There is no container and no code agent.
+    reward 0.0. There is no container and no code agent.
 
-    What is hidden is told to the oracle only; the policy sees its yes, no or "I don't know", never its words.
+    The oracle alone knows the hidden object; the policy sees its yes, no or "I don't know", never its words.
     """
 
-    has_container = False
+    time_step: TimeStep[LLMRequest] | None = None
 
     def __init__(
         self,
@@ -47,18 +80,18 @@ class TwentyQuestionsEnvironment:
         provide_solution: bool = False,
         output_dir: Path | None = None,
     ) -> None:
-        """Touches nothing yet.
+        """Keeps the options.
 
         Args:
-            objects: What `reset()` chooses from, by a generator seeded with `seed`.
-            oracle: What answers. It stays the caller's to open and to close.
+            objects: `reset()` chooses one of these, by a generator seeded with `seed`.
+            oracle: Answers the questions. It stays the caller's to open and to close.
             questions: Replies that the policy has.
-            limits: When an episode is truncated besides; the limit on the agent's time holds for the whole game.
+            limits: Further limits; the one on the agent's time holds for the whole game.
             seed: Same seed, same objects in the same order.
-            provide_solution: Puts the reply that wins into `metadata["solution"]` of the requests: for the policy that
+            provide_solution: Puts the winning reply into `metadata["solution"]` of the requests, for the policy that
                 plays solutions.
-            output_dir: Where it is recorded what the oracle was asked, said and used (`oracle.jsonl`), or `None`. The
-                answers there that were taken over from an earlier try are not asked for again.
+            output_dir: Directory of the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers in it that
+                were taken over from an earlier try are given again.
 
         Raises:
             ConfigError: There are no objects or no questions, or the oracle cannot answer questions.
@@ -69,15 +102,13 @@ class TwentyQuestionsEnvironment:
             raise ConfigError(f"Expected at least 1 question (`env.questions`), got {questions}.")
         self._objects = list(objects)
         self._oracle = oracle if isinstance(oracle, Oracle) else Oracle(oracle)
-        self._questions = questions
-        self._limits = limits or EpisodeLimits()
+        limits = limits or EpisodeLimits()
+        self._limits = replace(limits, steps=questions if limits.steps is None else min(questions, limits.steps))
         self._random = random.Random(seed)
         self._provide_solution = provide_solution
-        self._record = OracleRecord(output_dir) if output_dir is not None else None
-        self._game: Game | None = None
-        self._asked: GameOracle | None = None
-        self._busy = ""
-        self.time_step: TimeStep[LLMRequest] | None = None
+        self._output_dir = output_dir
+        self._game: _Game | None = None
+        self._calls = OneCallAtATime()
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
         """Starts a game; one under way is given up.
@@ -90,41 +121,38 @@ class TwentyQuestionsEnvironment:
             ConfigError: No such object.
             OracleAnswerError: The oracle has nothing for it.
         """
-        with self._one_call_at_a_time("reset()"):
+        with self._calls.during("reset()"):
             self._give_up()
             if seed is not None:
                 self._random.seed(seed)
             hidden = choose_task(self._objects, options or {}, self._random)
-            game = self._game = Game(
-                hidden, self._limits, questions=self._questions, provide_solution=self._provide_solution
+            deadline = Deadline(self._limits.time.agent(None))
+            oracle = self._oracle.for_game(
+                hidden, seed=self._random.getrandbits(63), on_wait=deadline.move, files=self._output_dir
             )
-            self._asked = self._oracle.for_game(
-                hidden, seed=self._random.getrandbits(63), on_wait=game.deadline.move, record=self._record
-            )
-            self.time_step = game.begin()
+            metadata = {"solution": f"Guess: {hidden.title}"} if self._provide_solution else None
+            self._game = _Game(hidden, oracle, self._limits, deadline, metadata)
+            self.time_step = restart(self._game.request())
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Takes the policy's reply; `None` says that there was none before `time_left_sec` had passed.
+        """Takes the policy's reply; `None` means that there was none before `time_left_sec` had passed.
 
         Returns:
-            MID with the answer; LAST when it was guessed (termination) or a limit was reached (truncation). A right
-            guess on the very step that also reaches a limit is termination.
+            MID with the answer; LAST when the object was guessed (termination) or a limit was reached (truncation). A
+            right guess on the very step that also reaches a limit is termination.
 
         Raises:
             EpisodeStateError: Before `reset()`, after LAST, while another call is under way, or when the environment
                 was closed meanwhile.
             OracleAnswerError: The oracle gave no answer.
-            TypeError: `action` is something else than an `LLMResponse`; the episode goes on.
+            TypeError: `action` is something else than an `LLMResponse`; the episode continues.
         """
         check_action(action)
-        with self._one_call_at_a_time("step()"):
-            game, asked = self._game, self._asked
-            if game is None or asked is None or game.over:
-                state = "has not been reset" if game is None else "has ended its episode"
-                raise EpisodeStateError(f"step() on an environment that {state}: call reset() first.")
+        with self._calls.during("step()"):
+            game = self._playing()
             try:
-                time_step = await game.step(action, asked)
+                time_step = await game.step(action)
             except BaseException:
                 self._give_up()
                 raise
@@ -132,6 +160,16 @@ class TwentyQuestionsEnvironment:
                 raise EpisodeStateError("The environment was closed while its episode was under way.")
             self.time_step = time_step
             return time_step
+
+    async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
+        """Ends the game because `limit` was reached: the object was not guessed.
+
+        Raises:
+            EpisodeStateError: As `step`.
+        """
+        with self._calls.during("truncate()"):
+            self.time_step = self._playing().cut_short(limit)
+            return self.time_step
 
     async def close(self) -> None:
         """Gives up a game under way. Idempotent. A LAST `time_step` stays readable."""
@@ -151,11 +189,11 @@ class TwentyQuestionsEnvironment:
     @property
     def step_count(self) -> int:
         """Replies that were counted in the episode."""
-        return self._game.step_count if self._game is not None else 0
+        return self._game.usage.num_steps if self._game is not None else 0
 
     @property
     def current_task(self) -> HiddenObject | None:
-        """What is hidden."""
+        """The hidden object."""
         return self._game.hidden if self._game is not None else None
 
     @property
@@ -165,23 +203,22 @@ class TwentyQuestionsEnvironment:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it was guessed."""
+        """The score of the game; `None` until it ends, and where a truncated game is not judged."""
         return self._game.verdict if self._game is not None else None
 
-    @property
-    def phase(self) -> str | None:
-        """What the episode is busy with: `oracle`; `None` while it waits for an action."""
-        return self._game.phase if self._game is not None else None
-
-    @property
-    def phase_sec(self) -> dict[str, float]:
-        """Wall seconds of the episode by phase: `oracle`."""
-        return self._game.phase_sec if self._game is not None else {}
-
-    @property
-    def environment_usage(self) -> EnvironmentUsage:
-        """What the oracle used in the episode."""
-        return self._asked.used if self._asked is not None else EnvironmentUsage()
+    def report(self) -> EpisodeReport:
+        """Facts about the game; `phase` is `oracle` while the oracle is asked."""
+        game = self._game
+        if game is None:
+            return EpisodeReport(environment_usage=EnvironmentUsage())
+        return EpisodeReport(
+            task_name=game.hidden.name,
+            truncated_by=game.truncated_by,
+            rewards=dict(game.verdict.rewards) if game.verdict is not None else {},
+            phase=game.phase,
+            phase_sec=dict(game.phase_sec),
+            environment_usage=game.oracle.used,
+        )
 
     @property
     def time_left_sec(self) -> float | None:
@@ -193,17 +230,91 @@ class TwentyQuestionsEnvironment:
         if self._game is not None:
             self._game.deadline.move(seconds)
 
+    def _playing(self) -> _Game:
+        if self._game is None or self._game.over:
+            raise no_episode(ended=self._game is not None)
+        return self._game
+
     def _give_up(self) -> None:
         self.time_step = None
         if self._game is not None:
             self._game.over = True
 
-    @contextmanager
-    def _one_call_at_a_time(self, what: str) -> Iterator[None]:
-        if self._busy:
-            raise EpisodeStateError(f"{what} while {self._busy} is under way: await that one first.")
-        self._busy = what
+
+class _Game:
+    """One game: the conversation, the counts and the score."""
+
+    def __init__(
+        self,
+        hidden: HiddenObject,
+        oracle: GameOracle,
+        limits: EpisodeLimits,
+        deadline: Deadline,
+        metadata: dict[str, Any] | None,
+    ) -> None:
+        assert limits.steps is not None
+        self.hidden, self.oracle, self.deadline = hidden, oracle, deadline
+        self.usage = EpisodeUsage()
+        self.truncated_by: LimitName | None = None
+        self.verdict: Verdict | None = None
+        self.phase: str | None = None
+        self.phase_sec: dict[str, float] = {}
+        self.over = False
+        self._limits, self._questions, self._metadata = limits, limits.steps, metadata
+        self._messages = [Message(role="user", content=f"{BEGIN} {self._left}")]
+
+    async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
+        """Takes a reply, and has it answered. Raises `OracleAnswerError` when the oracle could not."""
+        if action is None or self.deadline.left_sec == 0:
+            return self.cut_short("time")
+        self.usage.add(action)
+        reply = parse_reply(action.text)
+        if self._is_right(reply):
+            self.over, self.verdict = True, Verdict(1.0, {"reward": 1.0})
+            return termination(1.0)
+        limit = self._limits.reached(self.usage)
+        if limit is not None:
+            return self.cut_short(limit)
         try:
-            yield
+            async with self.deadline.hold():
+                answer = await self._answer(reply)
+        except DeadlinePassedError:
+            return self.cut_short("time")
+        self._messages.append(Message(role="assistant", content=action.text))
+        self._messages.append(Message(role="user", content=f"{answer} {self._left}"))
+        return transition(self.request())
+
+    def cut_short(self, limit: LimitName) -> TimeStep[LLMRequest]:
+        """Ends the game by a limit; see `EpisodeLimits.verify_on_truncation` for its reward."""
+        self.over, self.truncated_by = True, limit
+        if not self._limits.verify_on_truncation:
+            return truncation(None)
+        self.verdict = Verdict(0.0, {"reward": 0.0})
+        return truncation(0.0)
+
+    def request(self) -> LLMRequest:
+        """Makes the observation."""
+        rules = RULES.format(questions=self._questions, max_chars=MAX_CHARS)
+        return LLMRequest(self._messages, system_prompt=rules, metadata=self._metadata)
+
+    def _is_right(self, reply: Reply) -> bool:
+        if isinstance(reply, Unusable):
+            return False
+        said = reply.name if isinstance(reply, Guess) else reply.names
+        return said is not None and is_one_of(said, self.hidden.names)
+
+    async def _answer(self, reply: Reply) -> str:
+        if isinstance(reply, Unusable):
+            return UNUSABLE.format(reason=reply.reason)
+        if isinstance(reply, Guess):
+            return WRONG
+        began, self.phase = time.perf_counter(), "oracle"
+        try:
+            return (await self.oracle.answer(reply.text)).value
         finally:
-            self._busy = ""
+            self.phase = None
+            self.phase_sec["oracle"] = self.phase_sec.get("oracle", 0.0) + time.perf_counter() - began
+
+    @property
+    def _left(self) -> str:
+        return LEFT.format(left=self._questions - self.usage.num_steps)

@@ -1,14 +1,14 @@
-"""The oracle that needs no model: it answers from the facts that it is given, by the words of the question."""
+"""The oracle without a model: yes or no from the facts of the request, by the words of the question."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from ares_exp.environments.twenty_questions.oracle_prompt import Answer, known_facts
+from ares_exp.environments.twenty_questions.oracle import Answer, known_facts
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import SharedPolicy
+from ares_exp.policies.policy import Policy
 
 FACTS_MODEL = "facts"
 
@@ -27,28 +27,28 @@ _SKIPPED = frozenset({
     "makes", "making", "used", "use", "uses", "using", "found", "find", "usually", "typically", "normally",
     "commonly", "considered", "often", "generally", "there", "which", "what", "who", "more", "so", "ok", "okay",
 })  # fmt: skip
-"""Words that say nothing of an object."""
+"""Words without significance."""
 
 _NEGATIONS = frozenset({"not", "no", "never", "without", "neither", "nor", "isn", "doesn", "can't", "cannot"})
 
 
-class FactsOracle(SharedPolicy):
-    """Answers yes or no where the facts cover every word of a question that says something; else "don't know".
+class FactsOracle(Policy):
+    """Answers yes or no when the facts cover every significant word of a question; else "don't know".
 
-    Of several facts in one question all have to be true, after an "or" any. It does not know how words hang together:
-    it is for trying things out and for tests. A run whose numbers count wants a model (`policy@env.oracle=…`).
+    Of several facts in one question all have to be true, after an "or" any. It knows no grammar: use it for first steps
+    and tests, and a model (`policy@env.oracle=…`) for a run whose numbers count.
     """
 
     def __init__(self, vocabulary: Iterable[str] = ()) -> None:
-        """Keeps what it can say no to.
+        """Keeps the vocabulary.
 
         Args:
-            vocabulary: Facts, and names, that are false of an object unless it is given them; see `ObjectSet`.
+            vocabulary: Facts and names that are false of an object unless it has them; see `ObjectSet`.
         """
         self._vocabulary = [_words(text) for text in vocabulary]
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """The answer to the question in a request for the oracle."""
+        """Answers the question in a request for the oracle."""
         true = [_words(fact) for fact in known_facts(request)]
         answer = self._answer(str(request.messages[0]["content"]), true)
         return LLMResponse.from_text(answer.value, model=FACTS_MODEL, finish_reason="stop")
@@ -70,13 +70,13 @@ class FactsOracle(SharedPolicy):
 
 
 def _words(text: str) -> frozenset[str]:
-    """The words that say something, each as its stem."""
+    """Splits a text into its significant words, each as its stem."""
     words = (word for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", text.casefold()))
     return frozenset(_stem(_SAME.get(word, word)) for word in words if word not in _SKIPPED)
 
 
 def _stem(word: str) -> str:
-    """Roughly: the same for `write`, `writes` and `writing`, for `egg` and `eggs`."""
+    """Cuts endings off: the same, roughly, for `write`, `writes` and `writing`, for `egg` and `eggs`."""
     for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word[: -len(ending)]

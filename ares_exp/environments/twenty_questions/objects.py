@@ -1,4 +1,4 @@
-"""What can be hidden: objects with their other names and facts, bundled or from a file."""
+"""Objects that can be hidden, with their other names and facts, bundled or from a file."""
 
 from __future__ import annotations
 
@@ -6,35 +6,51 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass
 
 from ares_exp.errors import ConfigError
-from ares_exp.record_files import MAX_YAML_BYTES, read_record, read_yaml
+from ares_exp.records.record_files import MAX_YAML_BYTES, read_record, read_yaml
 
 BUNDLED = Path(__file__).parent / "objects.yaml"
 SUFFIXES = (".txt", ".yaml", ".yml", ".json")
 SHOWN_PROBLEMS = 3
+_EXPECTED = ("a dictionary or an instance of HiddenObject", "a name or a mapping")
 
 
-@dataclass(frozen=True, slots=True)
+def _one_line(text: str) -> str:
+    if not text.isprintable() or not any(char.isalnum() for char in text):
+        raise ValueError("expected one line of text with a letter or a digit in it")
+    return " ".join(text.split())
+
+
+def _named(entry: Any) -> Any:
+    """Makes a mapping of an object that is written as its name alone."""
+    return {"name": entry} if isinstance(entry, str) else entry
+
+
+_Name = Annotated[str, Field(strict=True, max_length=80), AfterValidator(_one_line)]
+_Fact = Annotated[str, Field(strict=True, max_length=300), AfterValidator(_one_line)]
+_STRICT = pydantic.ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_STRICT)
 class HiddenObject:
-    """What is to be guessed.
+    """An object to guess.
 
     Attributes:
-        title: What it is called.
-        aliases: What it is called as well: guessing one of these is right, too.
-        facts: What is true of it, for the oracle; a few words each.
+        title: Its name; `name` in a file.
+        aliases: Other names: guessing one of these is right, too.
+        facts: True statements about it, for the oracle; a few words each.
     """
 
-    title: str
-    aliases: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
+    title: Annotated[_Name, Field(validation_alias="name")]
+    aliases: Annotated[tuple[_Name, ...], Field(max_length=100)] = ()
+    facts: Annotated[tuple[_Fact, ...], Field(max_length=500)] = ()
 
     @property
     def name(self) -> str:
@@ -43,17 +59,17 @@ class HiddenObject:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that it is called."""
+        """All its names."""
         return self.title, *self.aliases
 
     @property
     def digest(self) -> str:
-        """What tells whether something of it has changed."""
+        """Digest of everything about it."""
         said = json.dumps([self.title, self.aliases, self.facts])
         return f"sha256:{hashlib.sha256(said.encode()).hexdigest()}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=_STRICT)
 class ObjectSet:
     """Objects, in order.
 
@@ -62,12 +78,14 @@ class ObjectSet:
         complete_facts: Whether a fact or a name that one object has and another has not is false of that one.
     """
 
-    objects: tuple[HiddenObject, ...]
-    complete_facts: bool = False
+    objects: Annotated[
+        tuple[Annotated[HiddenObject, BeforeValidator(_named)], ...], Field(min_length=1, max_length=20_000)
+    ]
+    complete_facts: Annotated[bool, Field(strict=True)] = False
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """All facts and names, where those that an object does not have are false of it; else nothing."""
+        """All facts and names, if one that an object does not have is false of it; else nothing."""
         if not self.complete_facts:
             return ()
         return tuple(dict.fromkeys(text for one in self.objects for text in (*one.facts, *one.names)))
@@ -89,12 +107,19 @@ def load_objects(path: Path | None = None) -> ObjectSet:
     except OSError as error:
         raise ConfigError(f"`env.objects`: {path} cannot be read: {error.strerror or error}.") from None
     try:
-        document = _DOCUMENT.validate_python(found if isinstance(found, dict) else {"objects": found})
+        loaded = pydantic.TypeAdapter(ObjectSet).validate_python(
+            found if isinstance(found, dict) else {"objects": found}
+        )
     except pydantic.ValidationError as error:
         raise ConfigError(_explained(path, error)) from None
-    objects = tuple(HiddenObject(entry.name, entry.aliases, entry.facts) for entry in document.objects)
-    _refuse_same_names(path, objects)
-    return ObjectSet(objects, document.complete_facts)
+    known: dict[str, HiddenObject] = {}
+    for one in loaded.objects:
+        if (other := known.setdefault(one.name, one)) is not one:
+            raise ConfigError(
+                f"Expected objects of different names in {path}, got {other.title!r} and {one.title!r}, which both "
+                f"are the task `{one.name}`. Make one of them an alias, or name it differently."
+            )
+    return loaded
 
 
 def _read(path: Path) -> Any:
@@ -108,45 +133,11 @@ def _read(path: Path) -> Any:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _one_line(text: str) -> str:
-    if not text.isprintable() or not any(char.isalnum() for char in text):
-        raise ValueError("expected one line of text with a letter or a digit in it")
-    return " ".join(text.split())
-
-
-_Name = Annotated[str, Field(strict=True, max_length=80), AfterValidator(_one_line)]
-_Fact = Annotated[str, Field(strict=True, max_length=300), AfterValidator(_one_line)]
-
-
-@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
-class _Entry:
-    """One object, as a file has it."""
-
-    name: _Name
-    aliases: Annotated[tuple[_Name, ...], Field(max_length=100)] = ()
-    facts: Annotated[tuple[_Fact, ...], Field(max_length=500)] = ()
-
-
-def _named(entry: Any) -> Any:
-    """An object that is written as its name alone."""
-    return {"name": entry} if isinstance(entry, str) else entry
-
-
-@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
-class _Document:
-    """A whole file."""
-
-    objects: Annotated[tuple[Annotated[_Entry, BeforeValidator(_named)], ...], Field(min_length=1, max_length=20_000)]
-    complete_facts: Annotated[bool, Field(strict=True)] = False
-
-
-_DOCUMENT = pydantic.TypeAdapter(_Document)
-
-
 def _explained(path: Path, error: pydantic.ValidationError) -> str:
     problems = error.errors(include_url=False)
     shown = [
-        f"`{'.'.join(map(str, item['loc']))}`: {_what_is_wrong(item['msg'])} (got {item['input']!r:.60})"
+        f"`{'.'.join(map(str, item['loc']))}`: {item['msg'].removeprefix('Value error, ').replace(*_EXPECTED)} "
+        f"(got {item['input']!r:.60})"
         for item in problems[:SHOWN_PROBLEMS]
     ]
     more = [f"and {len(problems) - SHOWN_PROBLEMS} more"] if len(problems) > SHOWN_PROBLEMS else []
@@ -154,18 +145,3 @@ def _explained(path: Path, error: pydantic.ValidationError) -> str:
         f"{path} has no objects for twenty questions: {'; '.join([*shown, *more])}. Expected a list of names, or of "
         "mappings with `name`, `aliases` and `facts`. In YAML, words such as yes, no and null are text only in quotes."
     )
-
-
-def _what_is_wrong(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("a dictionary or an instance of _Entry", "a name or a mapping")
-
-
-def _refuse_same_names(path: Path, objects: Sequence[HiddenObject]) -> None:
-    seen: dict[str, str] = {}
-    for one in objects:
-        if one.name in seen:
-            raise ConfigError(
-                f"Expected objects of different names in {path}, got {seen[one.name]!r} and {one.title!r}, which both "
-                f"are the task `{one.name}`. Make one of them an alias, or name it differently."
-            )
-        seen[one.name] = one.title

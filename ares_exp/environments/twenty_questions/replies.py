@@ -1,6 +1,4 @@
-"""What a reply of the policy is: a question, a guess, or neither.
-
-It is told from the text alone, never from what is hidden:
+"""Replies of the policy, read as a question, a guess, or neither, from the text alone.
 
 - A line `Guess: …` (or `Final answer: …`) is a guess; so are `My guess is …`, `I think it is …`, `It is …`, and a reply
   of at most five words that asks nothing (`A cat.`).
@@ -48,22 +46,18 @@ _ARTICLES = frozenset({"a", "an", "the", "some"})
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A guess of what is hidden.
-
-    Attributes:
-        name: What is guessed.
-    """
+    """A guess of the hidden object, by its `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to be answered with yes or no.
+    """A question, to be answered with yes or no.
 
     Attributes:
         text: The question.
-        names: What it asks for by name (`Is it a cat?`: `a cat`); `None` when it does not have that form.
+        names: The name that it asks for (`Is it a cat?`: `a cat`); `None` when it does not have that form.
     """
 
     text: str
@@ -72,11 +66,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """Neither.
-
-    Attributes:
-        reason: What is wrong with it, to follow on "that was no question:".
-    """
+    """Neither, and the `reason`."""
 
     reason: str
 
@@ -85,7 +75,7 @@ Reply = Question | Guess | Unusable
 
 
 def parse_reply(reply: str) -> Reply:
-    """What the reply is. Thoughts before it, `<think>…</think>`, are no part of it."""
+    """Reads a reply. Thoughts before it, `<think>…</think>`, are no part of it."""
     reply = _THOUGHTS.sub("", reply)
     if len(reply) > MAX_CHARS:
         return Unusable(f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
@@ -117,13 +107,13 @@ def _without_mark(text: str) -> Reply:
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:
-    """Whether `said` is one of the names; for what does not count see the module."""
+    """Whether `said` is one of the names; the module says what is ignored."""
     key = _key(said)
     return bool(key) and key in {_key(name) for name in names}
 
 
 def _last_sentence(text: str) -> str:
-    """The last sentence, without the marks around it."""
+    """Finds the last sentence, without the marks around it."""
     sentences = [part for part in re.split(r"[.!:;\n]+(?:\s|$)", text) if any(char.isalnum() for char in part)]
     return sentences[-1].strip(" \t*_\"'“”`") if sentences else ""
 
@@ -134,7 +124,7 @@ def _named(sentence: str) -> str | None:
 
 
 def _key(name: str) -> str:
-    """A name without what does not count."""
+    """Strips a name of everything that is ignored."""
     decomposed = unicodedata.normalize("NFKD", name.casefold())
     letters = "".join(char for char in decomposed if not unicodedata.combining(char) and char not in "'’")
     words = re.findall(r"[^\W_]+", letters)

@@ -1,27 +1,25 @@
-"""`env=twenty_questions`: environments that play twenty questions."""
+"""The source of `env=twenty_questions`: the objects to guess, and the oracle of all their games."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, validate_call
 
-from ares_exp.environments.source import EpisodeParts, Report
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import HiddenObject, load_objects
 from ares_exp.environments.twenty_questions.oracle import Oracle
-from ares_exp.environments.twenty_questions.oracle_record import OracleRecord
-from ares_exp.results import EnvironmentUsage
 from ares_exp.tasks.selection import select
 
 Entry = int | str
 
 
-class TwentyQuestionsEnvironments:
-    """Objects to be guessed, each of them a task, and the oracle that all their games share."""
+class TwentyQuestionsEnvironments(SourceBase):
+    """Makes a game of each object, which is a task; all share one oracle."""
 
     needs_container = False
     loads_offline = True
@@ -38,16 +36,18 @@ class TwentyQuestionsEnvironments:
         oracle: Any = None,
         oracle_timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0,
     ) -> None:
-        """Validates the options; reads and asks nothing yet.
+        """Validates the options.
 
         Args:
-            objects: A file of objects (see `load_objects`); `None` for the bundled ones.
-            tasks: What to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`); `None` for all.
+            objects: A file of objects: `.txt` (a name a line), `.yaml` or `.json` (name, aliases, facts); `None` for
+                the bundled ones.
+            tasks: Tasks to play: names, globs, indexes (`5`), slices (`0:10`), shards (`@2/8`), one or a list; `None`
+                for all.
             exclude: Names or globs to leave out.
-            limit: At most so many.
-            questions: Replies that the policy has in a game.
-            oracle: What answers, a policy or any `LLMClient`; `None`: by the facts of the objects, without a model.
-            oracle_timeout_sec: Bound on one answer of the oracle in seconds, with everything that is tried for it.
+            limit: Upper bound on the number of objects.
+            questions: Replies that the policy has in a game: questions, guesses, and those that are neither.
+            oracle: A policy or any `LLMClient`; `None` answers by the facts of the objects, without a model.
+            oracle_timeout_sec: Bound on one answer of the oracle in seconds, repetitions included.
 
         Raises:
             ConfigError: The oracle cannot answer questions.
@@ -88,7 +88,7 @@ class TwentyQuestionsEnvironments:
                 )
         return list(self._objects)
 
-    def keep(self, task_names: Iterable[str]) -> None:
+    def keep(self, task_names: Sequence[str]) -> None:
         """Leaves out the other objects that `load` selected."""
         self._objects = {name: self._objects[name] for name in task_names}
 
@@ -101,14 +101,14 @@ class TwentyQuestionsEnvironments:
         await self._oracle.open()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """There is nothing to refuse."""
+        """Refuses nothing."""
 
     def digest(self, task_name: str) -> str:
-        """What tells whether an object has changed."""
+        """Returns a digest of the object."""
         return self._objects[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> TwentyQuestionsEnvironment:
-        """The environment of one episode."""
+        """Makes the environment of one episode."""
         return TwentyQuestionsEnvironment(
             [self._objects[task_name]],
             oracle=self._oracle,
@@ -118,14 +118,6 @@ class TwentyQuestionsEnvironments:
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
         )
-
-    def take_over(self, earlier: Path, own: Path) -> None:
-        """Has a game that goes on with an earlier try of it told what the oracle said in that one."""
-        OracleRecord(own).take_over(OracleRecord(earlier))
-
-    def recorded_usage(self, files: Path) -> EnvironmentUsage:
-        """What the oracle used in a game, as its files say."""
-        return OracleRecord(files).usage()
 
     async def close(self) -> None:
         """Closes the oracle. Idempotent."""

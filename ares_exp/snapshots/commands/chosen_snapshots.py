@@ -1,4 +1,4 @@
-"""The snapshots that an argument of the command line means."""
+"""Snapshots named by an argument of the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import SnapshotNotFoundError, UserError
-from ares_exp.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 
@@ -23,7 +23,7 @@ class Chosen:
 
 
 def chosen_snapshots(path: Path) -> Chosen:
-    """What `path` means; the ids are of what seems to be a snapshot, and none of them has been read yet.
+    """Finds the snapshots that `path` means, by their ids; they are not read yet.
 
     Raises:
         UserError: There is nothing of the kind.
@@ -45,7 +45,7 @@ def chosen_snapshots(path: Path) -> Chosen:
 
 
 def find_store(path: Path) -> SnapshotStore | None:
-    """The store at `path`, or in the run directory that it is."""
+    """Finds the store at `path`, or in the run directory at `path`."""
     for candidate in (path, RunDir(path).snapshots):
         if (candidate / OBJECTS).is_dir():
             return SnapshotStore(candidate)
@@ -62,7 +62,7 @@ def _by_prefix(store: SnapshotStore, prefix: str) -> Sequence[str]:
 
 
 def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
-    """The only snapshot that `path` means.
+    """Reads the only snapshot that `path` means.
 
     Raises:
         UserError, SnapshotMetadataError: As above, or there are none or several, or it is broken.

@@ -1,11 +1,11 @@
-"""`python -m ares_exp.snapshots`: looks at snapshots, checks them, and frees the disk of what no snapshot needs."""
+"""`python -m ares_exp.snapshots`: lists, shows and verifies snapshots, and removes what is not needed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.command_line.subcommands import Subcommands
 from ares_exp.errors import SnapshotError, UserError
+from ares_exp.terminal.subcommands import Subcommands
 
 PROGRAM = "python -m ares_exp.snapshots"
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""Removes old snapshots, and what no snapshot needs."""
+"""The command `gc`: removes old snapshots, and objects that no snapshot needs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ares_exp.command_line.terminal import printable
 from ares_exp.errors import UserError
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.terminal.terminal import printable
 
 EXIT_OK, EXIT_SKIPPED = 0, 1
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
-    """The stores; of several paths, those without one are passed over (`outputs/*` names every run)."""
+    """Returns the stores; paths without one are skipped if there are several (`outputs/*` names every run)."""
     found = {path: find_store(path) for path in paths}
     wrong = [path for path, store in found.items() if store is None and (len(found) == 1 or not path.is_dir())]
     if wrong:

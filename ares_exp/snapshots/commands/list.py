@@ -1,4 +1,4 @@
-"""Lists snapshots, oldest first."""
+"""The command `list`: snapshots, oldest first."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ares_exp.command_line.table import columns_that_fit, make_table
-from ares_exp.command_line.terminal import make_console, one_line, printable
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import in_order
+from ares_exp.terminal.table import columns_that_fit, make_table
+from ares_exp.terminal.terminal import make_console, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def list_columns(snapshots: Sequence[EnvironmentSnapshot]) -> dict[str, Sequence[str]]:
-    """The cells of a list of snapshots by the names of their columns."""
+    """Returns the cells of a list of snapshots by the names of their columns."""
     return {name: [cell(snapshot) for snapshot in snapshots] for name, cell in _CELLS.items()}
 
 

@@ -1,4 +1,4 @@
-"""Tells what a snapshot holds, and what it does not."""
+"""The command `show`: the content of a snapshot, and what it lacks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ares_exp.command_line.terminal import collapsed, one_line, printable
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.filesystem.delta import Entry
 from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.terminal.terminal import collapsed, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
     limit = "" if snapshot.step_limit is None else f" of at most {snapshot.step_limit}"
     resources = {name: value for name, value in snapshot.container_resources.items() if value is not None}
-    box, agent = snapshot.container, snapshot.agent
+    container, agent = snapshot.container, snapshot.agent
     _line(f"Snapshot {snapshot.snapshot_id}")
     _row("digest", snapshot.digest)
     _row("taken", words.moment(snapshot))
@@ -66,10 +66,10 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
         "container",
         f"{one_line(snapshot.container_type)}  {one_line(snapshot.container_image or '–')}  {words.pairs(resources)}",
     )
-    if box.get("workdir") is not None:
-        _row("workdir", one_line(box["workdir"]))
-    if box.get("env_names"):
-        _row("environment", one_line(", ".join(box["env_names"]), 1000))
+    if container.get("workdir") is not None:
+        _row("workdir", one_line(container["workdir"]))
+    if container.get("env_names"):
+        _row("environment", one_line(", ".join(container["env_names"]), 1000))
     _row("agent", f"{one_line(agent.get('factory', '–'))}  {words.pairs(agent.get('options', {}))}")
     _row("journal", f"{snapshot.journal_entries:,} entries")
     if snapshot.episode:
@@ -79,7 +79,7 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
     _row("written by", words.pairs(snapshot.writer) or "–")
     _line("Not captured, and so not there after restoring")
     for name in ("processes", "not_captured"):
-        for item in box.get(name, ()):
+        for item in container.get(name, ()):
             _row("process" if name == "processes" else "", one_line(item if isinstance(item, str) else str(item), 200))
 
 
@@ -118,7 +118,7 @@ def _kind(entry: Entry) -> str:
 
 
 def _name(path: str) -> str:
-    """A path on one line, whatever is in its name."""
+    """Returns a path on one line, whatever is in its name."""
     return printable(path).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -1,4 +1,4 @@
-"""Checks that all a snapshot needs is there, and undamaged."""
+"""The command `verify`: whether all objects of a snapshot are there, and undamaged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from ares_exp.command_line.terminal import one_line, printable
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
+from ares_exp.terminal.terminal import one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ares_exp.command_line.terminal import one_line
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.terminal.terminal import one_line
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: int) -> str:
-    """Bytes, to three digits."""
+    """Returns bytes to three digits."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -20,17 +20,17 @@ def size(count: int) -> str:
 
 
 def moment(snapshot: EnvironmentSnapshot) -> str:
-    """When it was taken."""
+    """Returns when it was taken."""
     return f"{datetime.fromisoformat(snapshot.created_at):%Y-%m-%d %H:%M:%S UTC}"
 
 
 def task_name(snapshot: EnvironmentSnapshot) -> str:
-    """The task, as far as the snapshot says."""
+    """Returns the name of the task, as far as the snapshot says."""
     return one_line(str(snapshot.task_data.get("name", "–")))
 
 
 def came_from(snapshot: EnvironmentSnapshot) -> str:
-    """What it was branched off, and which branch it is; `–` for an episode played from its beginning."""
+    """Returns its parent and branch; `–` for an episode played from its beginning."""
     parent, branch = snapshot.lineage.get("parent"), snapshot.lineage.get("branch")
     if parent is None:
         return "–"
@@ -38,5 +38,5 @@ def came_from(snapshot: EnvironmentSnapshot) -> str:
 
 
 def pairs(data: Any) -> str:
-    """A mapping on one line."""
+    """Returns a mapping on one line."""
     return "  ".join(f"{one_line(str(name))}={one_line(str(value))}" for name, value in data.items())

@@ -1,1 +1,1 @@
-"""Artifacts: what is taken out of an agent's container when the agent is done, and given to its verifier."""
+"""Artifacts: files taken out of an agent's container when the agent is done, and given to its verifier."""

@@ -1,4 +1,4 @@
-"""Copies artifacts out of a container. Whatever is missing or goes wrong is noted in the manifest, and is no error."""
+"""The collection of artifacts from a container. Whatever is missing or wrong is noted in its manifest."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 
+from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.archive import remove, unpack_directory
-from ares_exp.containers.cancellation import finish, in_thread
 from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.artifact import MAIN_SERVICE, Artifact, CollectHook
-from ares_exp.tasks.artifacts.hooks import run_hooks
+from ares_exp.tasks.artifacts.hooks import run_hooks, service_of
 from ares_exp.tasks.artifacts.manifest import MANIFEST, ArtifactKind, ArtifactStatus, ManifestEntry, write_manifest
 from ares_exp.tasks.artifacts.places import Places, covers, is_conventional, place_of
-from ares_exp.tasks.artifacts.services import service_of
 from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.root_commands import PLAIN_SHELL
 
 COLLECT_TIMEOUT_SEC = 600.0
-"""Bound on the copying of all artifacts of a stage; its hooks have limits of their own."""
+"""Bound on the copying of all artifacts of a stage; its hooks have their own limits."""
 _PACK_TIMEOUT_SEC = 600.0
 
 _logger = logging.getLogger(__name__)
@@ -86,14 +85,14 @@ def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
 
 
 class ArtifactCollection:
-    """What is collected at the end of one stage.
+    """The artifacts and hooks at the end of one stage.
 
     Attributes:
         entries: What became of the artifacts so far.
     """
 
     def __init__(self, container: Container, target: Path) -> None:
-        """Collects nothing yet.
+        """Keeps the options.
 
         Args:
             container: The agent's container, or the service `main` of several.
@@ -150,7 +149,7 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 
 
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
-    """What it is, whether that is a directory with nothing in it, and whether it exists; a guess if no command runs.
+    """Finds out what a path is, whether it is an empty directory, and whether it exists; a guess if no command runs.
 
     Raises:
         ContainerDiedError: The agent's container is gone.

@@ -1,4 +1,4 @@
-"""Gives a verifier's own container the artifacts, where they were in the agent's."""
+"""The delivery of artifacts into a verifier's own container, to their paths in the agent's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def deliver_artifacts(container: Container, folder: Path) -> None:
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
-    """A directory is emptied, anybody's to write, then filled; a file's directory is anybody's to write.
+    """Puts an artifact in place: a directory, or that of a file, is made writable; the former is emptied first.
 
     What the verifier's image has at that path is in the way where the agent has made something of another kind of it.
     """

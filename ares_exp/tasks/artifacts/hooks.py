@@ -1,18 +1,17 @@
-"""Collect hooks: commands that are run in a container when its agent is done, before artifacts are fetched."""
+"""Collect hooks: commands run in the services of a container when its agent is done, before artifacts are fetched."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 
-from ares_exp.containers.container import Container, ExecOptions
+from ares_exp.containers.container import ComposedContainer, Container, ExecOptions, ServiceContainer
 from ares_exp.errors import ContainerDiedError, ContainerError
 from ares_exp.tasks.artifact import MAIN_SERVICE, CollectHook
-from ares_exp.tasks.artifacts.services import service_of
 from ares_exp.tasks.health_check import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
-"""Bound on a hook that has none of its own."""
+"""Bound on a hook that sets none."""
 _SHOWN_OUTPUT_CHARS = 500
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ def hook_limit_sec(hook: CollectHook) -> float:
 
 
 async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
-    """Runs the hooks one after the other. One that fails is only told of in the log.
+    """Runs the hooks one after the other. A failure is logged, no more.
 
     Raises:
         ContainerDiedError: The agent's container is gone.
@@ -44,3 +43,16 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
             ending = "took too long" if result.timed_out else f"gave exit code {result.exit_code}"
             output = result.output.strip()[-_SHOWN_OUTPUT_CHARS:]
             _logger.warning("The collect hook `%s` in %s %s: %s", hook.command, hook.service, ending, output)
+
+
+def service_of(container: Container, name: str) -> Container | ServiceContainer:
+    """Returns the service of that name.
+
+    Raises:
+        ContainerError: There is none.
+    """
+    if name == MAIN_SERVICE:
+        return container
+    if not isinstance(container, ComposedContainer):
+        raise ContainerError(f"Expected a container with a service {name!r} beside it, got one without services.")
+    return container.service(name)

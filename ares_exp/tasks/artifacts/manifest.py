@@ -1,4 +1,4 @@
-"""`artifacts/manifest.json`: what became of each artifact of a task."""
+"""`artifacts/manifest.json`: the status of each artifact of a task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ArtifactStatus = Literal["ok", "failed", "empty", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """What became of one artifact.
+    """The status of one artifact.
 
     Attributes:
         source: Its path in the container.
@@ -40,7 +40,7 @@ class ManifestEntry:
 
     @classmethod
     def of(cls, artifact: Artifact, place: str, kind: ArtifactKind, status: ArtifactStatus) -> ManifestEntry:
-        """The entry of an artifact whose place among the artifacts is `place`."""
+        """Makes the entry of an artifact whose place among the artifacts is `place`."""
         return cls(
             source=artifact.source,
             destination=f"artifacts/{place}" if place != "." else "artifacts",
@@ -51,7 +51,7 @@ class ManifestEntry:
         )
 
     def host_path(self, folder: Path) -> Path:
-        """Where it is, when `folder` has the artifacts."""
+        """Returns its path, when `folder` has the artifacts."""
         return folder / self.destination.removeprefix("artifacts").lstrip("/")
 
 
@@ -63,7 +63,7 @@ def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
 
 
 def read_manifest(folder: Path) -> list[ManifestEntry]:
-    """What `write_manifest` wrote; nothing where it did not. Blocking.
+    """Reads the manifest that `write_manifest` wrote; empty when there is none. Blocking.
 
     Raises:
         OSError, ValueError: It cannot be read, or is broken.

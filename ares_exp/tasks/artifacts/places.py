@@ -1,4 +1,4 @@
-"""Which artifacts a task has, and where on the host each has its place."""
+"""The artifacts of a task, and the path of each on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARTIFACTS_DIR = "/logs/artifacts"
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """The artifacts, `/logs/artifacts` before all others where it is not among them."""
+    """Puts `/logs/artifacts` before the artifacts, unless it is among them."""
     named = list(artifacts)
     return named if any(map(is_conventional, named)) else [Artifact(source=ARTIFACTS_DIR), *named]
 
@@ -24,7 +24,7 @@ def is_conventional(artifact: Artifact) -> bool:
 
 
 def place_of(artifact: Artifact) -> PurePosixPath:
-    """Where it goes, relative to the directory of artifacts: its destination, or its path in the container."""
+    """Returns its path relative to the directory of artifacts: its destination, or its path in the container."""
     path = PurePosixPath(artifact.destination or artifact.source)
     return path.relative_to(path.anchor) if path.is_absolute() else path
 
@@ -33,7 +33,6 @@ class Places:
     """The places that are taken. First come, first served."""
 
     def __init__(self) -> None:
-        """Only the manifest has its place."""
         self._taken: list[tuple[PurePosixPath, Artifact | None]] = [(PurePosixPath(MANIFEST), None)]
 
     def take(self, artifact: Artifact) -> Artifact | str | None:

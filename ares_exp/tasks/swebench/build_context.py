@@ -23,7 +23,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How images are built.
+    """Options for building images.
 
     Attributes:
         base_image: What they begin with.
@@ -32,7 +32,7 @@ class BuildOptions:
         setup: Shell commands before the repository is there: packages of the system.
         pip_packages: What `python -m pip install` is given, in the repository.
         install: Shell commands in the repository, last.
-        cache_dir: Where contexts are kept; `None`: `~/.cache/ares_exp/swebench`.
+        cache_dir: The folder of contexts; `None`: `~/.cache/ares_exp/swebench`.
     """
 
     base_image: str = "python:3.12-slim"
@@ -49,11 +49,11 @@ class BuildOptions:
 
     @property
     def folder(self) -> Path:
-        """Where contexts are kept."""
+        """The folder of contexts."""
         return self.cache_dir or default_cache_dir().with_name("swebench")
 
     def source(self, row: SweBenchRow) -> str:
-        """Where the row's repository is: an address, or the path of a folder.
+        """Returns the address of the row's repository, or the path of its folder.
 
         Raises:
             ConfigError: `repository` is neither.
@@ -84,7 +84,7 @@ class BuildOptions:
         return "\n".join(lines) + "\n"
 
     def context_dir(self, row: SweBenchRow) -> Path:
-        """Where the row's context is, or will be: a name for each content."""
+        """Returns the folder of the row's context, there or not: a name for each content."""
         identity = json.dumps([_FORMAT, self.source(row), row.base_commit, self.dockerfile])
         return self.folder / "contexts" / hashlib.sha256(identity.encode()).hexdigest()[:32]
 
@@ -94,7 +94,7 @@ def _run(command: str) -> str:
 
 
 def make_context(row: SweBenchRow, options: BuildOptions, git: Git) -> Path:
-    """The row's build context, made if it is not there. Blocking.
+    """Returns the row's build context, made if it is not there. Blocking.
 
     It has the commits that lead to the base commit, and nothing that came later. Repositories that are not on this
     machine are copied once, into the cache.

@@ -1,4 +1,4 @@
-"""A Python program run beside us: what takes seconds to import, reads `.env` files, or may never end. Blocking."""
+"""A Python program in another process: for code that is slow to import, reads `.env` files, or may never end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class ChildProcess:
     """One run of a Python file by the interpreter that runs us; the file imports nothing of this package."""
 
     def __init__(self) -> None:
-        """Starts nothing."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._lock = threading.Lock()

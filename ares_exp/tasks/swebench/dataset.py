@@ -27,7 +27,7 @@ _FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Where rows come from.
+    """A data set.
 
     Attributes:
         file: A file of rows; `None`: of the hub.
@@ -41,12 +41,12 @@ class Dataset:
 
     @property
     def source(self) -> str:
-        """What to call it."""
+        """Its name in messages."""
         return str(self.file) if self.file is not None else f"{self.hub_name}:{self.split}"
 
 
 def find_dataset(dataset: str, split: str) -> Dataset:
-    """What `env.dataset` and `env.split` mean. Reads nothing.
+    """Returns the data set that `env.dataset` and `env.split` name. Reads nothing.
 
     Raises:
         ConfigError: Nothing that is known, or the multimodal data set.

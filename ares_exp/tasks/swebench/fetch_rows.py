@@ -1,4 +1,4 @@
-"""A program of its own: writes a data set of the Hugging Face hub as JSON lines. Arguments: name, split, file."""
+"""Program that writes a data set of the Hugging Face hub as JSON lines. Arguments: name, split, file."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
 def image_name(row: SweBenchRow, template: str | None) -> str:
-    """The image of a row: by `template` if there is one, else the row's own, else that of the convention.
+    """Returns the image of a row: by `template` if there is one, else the row's own, else that of the convention.
 
     Args:
         row: The row.

@@ -1,4 +1,4 @@
-"""Grading by the official harness, where the package `swebench` is installed."""
+"""Grading by the official harness: the package `swebench`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.cancellation import finish
+from ares_exp.cancellation import finish
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.errors import VerifierError
 from ares_exp.tasks.swebench.child_process import ChildFailedError, ChildProcess
@@ -26,7 +26,7 @@ _PYTEST = "parse_log_pytest_v2"
 
 
 def official_version() -> str | None:
-    """Version of the harness; `None` where it is not installed, or is older than 5. Imports nothing."""
+    """Returns the version of the harness; `None` where it is not installed, or is older than 5. Imports nothing."""
     if importlib.util.find_spec("swebench") is None:
         return None
     try:
@@ -35,11 +35,6 @@ def official_version() -> str | None:
         return None
     major = version.partition(".")[0]
     return version if major.isdecimal() and int(major) >= 5 else None
-
-
-def can_grade(log_parser: str) -> bool:
-    """Whether the harness has the parser; for plain `unittest` it has none."""
-    return log_parser != "unittest"
 
 
 async def official_grade(instance_id: str, log: str, expected: Expectation) -> Grade:
@@ -76,9 +71,7 @@ def _grade(child: ChildProcess, instance_id: str, log: str, expected: Expectatio
         child.run(_PROGRAM, [str(path) for path in paths], env=env, timeout_sec=TIMEOUT_SEC)
         return _read(json.loads(paths[2].read_bytes())[instance_id], expected)
     except (ChildFailedError, OSError, ValueError, LookupError) as error:
-        raise VerifierError(
-            f"The official harness could not grade {instance_id}: {error} Set env.grader=own to grade without it."
-        ) from None
+        raise VerifierError(f"The official harness could not grade {instance_id}: {error}") from None
     finally:
         directory.remove()
 

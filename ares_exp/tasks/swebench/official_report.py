@@ -1,4 +1,4 @@
-"""A program of its own: has the official harness grade a log. Arguments: a request (JSON), the log, the report's file.
+"""Program that has the official harness grade a log. Arguments: a request (JSON), the log, the report's file.
 
 The harness's import takes a second and reads `.env` files, and a log can make a regular expression run for ever: it is
 kept out of the process of the run.

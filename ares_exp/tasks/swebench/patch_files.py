@@ -1,4 +1,4 @@
-"""Which files a patch touches, read from its headers. Patches may come from anybody's file."""
+"""Names of the files that a patch touches, read from its headers. Patches are untrusted input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PatchFiles:
 
 
 def files_of_patch(patch: str) -> PatchFiles:
-    """The files that a patch of `git diff` touches.
+    """Returns the files that a patch of `git diff` touches.
 
     Raises:
         ValueError: A path is absolute, leads out of the repository, or has a line break.

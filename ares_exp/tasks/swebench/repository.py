@@ -1,4 +1,4 @@
-"""The repository in a container: what the agent finds, what it leaves as a patch, and how that is applied elsewhere.
+"""The repository in a container: its set-up for the agent, the agent's patch, and the application of patches.
 
 All of it are shell scripts that are run as root, with the `git` of the container.
 """
@@ -116,7 +116,7 @@ rm -f "$GIT_INDEX_FILE"
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
-    """What the agent changed.
+    """The changes of an agent.
 
     Attributes:
         data: A patch, as `git diff --binary` writes it; empty: nothing.
@@ -128,7 +128,7 @@ class AgentPatch:
 
 
 async def set_up_repository(container: Container, base_commit: str) -> None:
-    """Hides what came after the base commit, and notes the files as they are.
+    """Removes everything later than the base commit, and notes the files as they are.
 
     Remotes go, branches and tags that are younger, the reflog, and the objects that nothing leads to any more. What the
     image's maker has committed on top of the base commit stays.
@@ -146,7 +146,7 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
 
 
 async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
-    """What differs in the repository from what the agent found, new files included, ignored ones not.
+    """Returns the difference from the repository that the agent found, with new files and without ignored ones.
 
     Raises:
         ContainerError: The container failed.
@@ -172,7 +172,7 @@ async def apply_patch(container: Container, path: str) -> ExecResult:
 
 
 async def fits_base(container: Container, path: str, base_commit: str) -> ExecResult:
-    """Whether a patch of the container can be applied to the base commit: exit code 0."""
+    """Checks whether a patch of the container can be applied to the base commit: exit code 0."""
     return await _git(container, _FITS_BASE, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path, BASE=base_commit)
 
 
@@ -198,7 +198,7 @@ async def _git(
 
 
 def told(result: ExecResult) -> str:
-    """How a command ended, and the end of what it said."""
+    """Returns the end of a command and of its output, as a sentence."""
     ended = "it took too long" if result.timed_out else f"exit code {result.exit_code}"
     said = " ".join(f"{result.stderr or ''} {result.output if result.exit_code else ''}".split())[-_LOG_CHARS:]
     return f"{ended}: {said}." if said else f"{ended}."

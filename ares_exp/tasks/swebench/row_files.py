@@ -17,7 +17,7 @@ _ROWS_PER_BATCH = 32
 
 
 def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """Number, from 1 (of a `.jsonl`: the line), and content of each row. Blocking.
+    """Yields number, from 1 (of a `.jsonl`: the line), and content of each row. Blocking.
 
     Raises:
         TaskError: It cannot be read, is too large, or is not what its name says.

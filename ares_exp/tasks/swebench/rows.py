@@ -101,7 +101,7 @@ class SweBenchRow(BaseModel):
 
     @cached_property
     def test_files(self) -> PatchFiles:
-        """What the test patch touches."""
+        """The files that the test patch touches."""
         return files_of_patch(self.test_patch)
 
     @cached_property

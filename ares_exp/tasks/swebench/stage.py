@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.cancellation import in_thread
-from ares_exp.containers.container import Container, ContainerSpec, ExecResult, User
+from ares_exp.cancellation import in_thread
+from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Shell, User
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.containers.owned_directory import working_directory
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierError, VerifierTimeoutError
 from ares_exp.tasks.root_commands import as_root
 from ares_exp.tasks.solution import SOLUTION_DIR, SOLVE_SCRIPT
+from ares_exp.tasks.swebench.eval_commands import EvalPlan, marked
 from ares_exp.tasks.swebench.grading import Expectation, Grade, grade, nothing_to_grade
-from ares_exp.tasks.swebench.official import official_grade
+from ares_exp.tasks.swebench.official import official_grade, official_version
 from ares_exp.tasks.swebench.repository import (
     REPOSITORY,
     agent_patch,
@@ -31,7 +32,6 @@ from ares_exp.tasks.swebench.repository import (
     told,
 )
 from ares_exp.tasks.swebench.rows import SweBenchRow
-from ares_exp.tasks.swebench.test_commands import EvalPlan, marked
 from ares_exp.tasks.task import Verdict
 from ares_exp.tasks.verification import TESTS_DIR
 
@@ -59,21 +59,23 @@ patch --batch --forward --fuzz=5 -p1 -i {SOLUTION_DIR}/gold.patch
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How a row is played and graded.
+    """The conditions under which a row is played and graded.
 
     Attributes:
-        hints: Whether the agent is told what was said under the issue.
+        hints: Whether the instruction has the discussion under the issue.
         agent_network: What agents may reach.
+        agent_shell: What reads agents' commands, instead of what the container's backend was told.
         test_timeout_sec: Bound on the run of the tests.
         plan: How they are run.
-        grader: Version of the official harness, if that grades.
+        is_official: Whether the official harness grades.
     """
 
     hints: bool
     agent_network: NetworkPolicy
+    agent_shell: Shell | None
     test_timeout_sec: float
     plan: EvalPlan
-    grader: str | None
+    is_official: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,11 @@ class SweBenchStage:
         return None
 
     @property
+    def agent_shell(self) -> Shell | None:
+        """As the conditions say."""
+        return self.conditions.agent_shell
+
+    @property
     def instruction(self) -> str:
         """The problem statement and, if wanted, the hints."""
         statement = self.row.problem_statement.rstrip()
@@ -114,7 +121,7 @@ class SweBenchStage:
 
     @property
     def agent_network(self) -> NetworkPolicy:
-        """What the agent may reach."""
+        """The network of the agent."""
         return self.conditions.agent_network
 
     @property
@@ -123,10 +130,10 @@ class SweBenchStage:
         return self.conditions.test_timeout_sec + _GRADING_SEC
 
     async def begin(self, container: Container) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
     def solution_env(self) -> Mapping[str, str]:
-        """The solution needs no variables."""
+        """Returns no variables: the solution needs none."""
         return {}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
@@ -254,14 +261,14 @@ class SweBenchStage:
 
     async def _grade(self, run: ExecResult) -> Grade:
         log = run.output if self.conditions.plan.is_rows_own else marked(run.output, run.exit_code)
-        if self.conditions.grader is not None:
+        if self.conditions.is_official:
             return await official_grade(self.row.instance_id, log, self._expected)
         return await asyncio.to_thread(grade, log, self._expected)
 
     async def _keep(self, output_dir: Path | None, found: Grade, log: str, *, applied: bool) -> None:
         if output_dir is None:
             return
-        grader = f"swebench {self.conditions.grader}" if self.conditions.grader is not None else "ares_exp"
+        grader = f"swebench {official_version()}" if self.conditions.is_official else "ares_exp"
         report = found.report(self.row.instance_id, patch_applied=applied, grader=grader)
 
         def write() -> None:
@@ -273,7 +280,7 @@ class SweBenchStage:
         await in_thread(write)
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """No stage comes after it."""
+        """Returns false: it is the last stage."""
         return False
 
 

@@ -15,13 +15,13 @@ from ares_exp.errors import ConfigError, UnsupportedTaskError
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.root_commands import make_log_dirs
 from ares_exp.tasks.swebench.build_context import BuildOptions
+from ares_exp.tasks.swebench.eval_commands import EvalPlan, plan_tests
 from ares_exp.tasks.swebench.images import image_name
 from ares_exp.tasks.swebench.log_parsers import LOG_PARSERS
-from ares_exp.tasks.swebench.official import can_grade
+from ares_exp.tasks.swebench.official import official_version
 from ares_exp.tasks.swebench.repository import REPOSITORY, set_up_repository
 from ares_exp.tasks.swebench.rows import SweBenchRow
 from ares_exp.tasks.swebench.stage import Conditions, SweBenchStage
-from ares_exp.tasks.swebench.test_commands import plan_tests
 from ares_exp.tasks.task import Verdict
 
 START_TIMEOUT_SEC = 3600.0
@@ -32,17 +32,17 @@ LOG_DIRS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 
 @dataclass(frozen=True, slots=True)
 class SweBenchOptions:
-    """What is the same for all rows of a run.
+    """Options for all rows of a run.
 
     Attributes:
-        hints: Whether agents are told what was said under the issue.
+        hints: Whether the instruction has the discussion under the issue.
         agent_network: Whether agents have a network.
         image_template: Names of images; `None`: the row's, or by convention.
         build: How images are built; `None`: they are not.
         test_command: How tests are run, instead of what the row or its repository says.
         log_parser: What reads their output, likewise.
         test_timeout_sec: Bound on them.
-        grader: Version of the official harness, if that grades.
+        grader: `official`, `own`, or `auto`: the official harness for rows in its format, else ours.
     """
 
     hints: bool = False
@@ -52,7 +52,7 @@ class SweBenchOptions:
     test_command: str | None = None
     log_parser: str | None = None
     test_timeout_sec: float = 1800.0
-    grader: str | None = None
+    grader: Literal["auto", "official", "own"] = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class SweBenchTask:
 
     @cached_property
     def container_spec(self) -> ContainerSpec:
-        """What the agent's container must be."""
+        """The specification of the agent's container."""
         return replace(self._box, phase_networks=frozenset({self.stages[0].agent_network}) - {PUBLIC})
 
     @cached_property
@@ -113,12 +113,18 @@ class SweBenchTask:
         plan = plan_tests(self.row, test_command=options.test_command, log_parser=options.log_parser)
         conditions = Conditions(
             hints=options.hints,
+            # Published images activate the environment with the packages of their repository in root's profile files.
+            agent_shell="bash -lc" if options.build is None else None,
             agent_network=PUBLIC if options.agent_network == "public" else NO_NETWORK,
             test_timeout_sec=options.test_timeout_sec,
             plan=plan,
-            grader=options.grader if can_grade(plan.log_parser) else None,
+            is_official=self._is_official(plan),
         )
         return (SweBenchStage(self.row, conditions, self._box),)
+
+    def _is_official(self, plan: EvalPlan) -> bool:
+        """Whether the official harness grades: a row's own script, and formats that it alone can read."""
+        return self.options.grader == "official" or plan.is_rows_own or plan.log_parser not in LOG_PARSERS
 
     @cached_property
     def digest(self) -> str:
@@ -130,7 +136,7 @@ class SweBenchTask:
         return f"sha256:{hashlib.sha256(json.dumps(how).encode()).hexdigest()}"
 
     def describe(self) -> Mapping[str, Any]:
-        """JSON-ready identity of the task for records."""
+        """Returns the JSON-ready identity of the task for records."""
         return {
             "format": "swebench",
             "name": self.name,
@@ -144,22 +150,36 @@ class SweBenchTask:
         """Checks, without starting anything, what would fail in the middle of an episode.
 
         Raises:
-            UnsupportedTaskError: It is of the multimodal data set, or its log can be read by the harness alone.
+            UnsupportedTaskError: It is of the multimodal data set, or its grader is missing or does not fit.
             TaskError: It has no tests; or no fix, and one is needed.
         """
         if self.row.is_multimodal:
             raise UnsupportedTaskError(f"{self.name}: it is of the multimodal SWE-bench, which is not supported.")
-        parser = self.stages[0].conditions.plan.log_parser
-        if self.options.grader is None and parser not in LOG_PARSERS:
-            raise UnsupportedTaskError(
-                f"{self.name}: its test output is read by {parser!r}, which only the official harness has: `pip "
-                "install 'ares-exp[swebench]'`, or set env.log_parser."
-            )
+        plan = self.stages[0].conditions.plan
+        if self._is_official(plan):
+            self._check_harness(plan)
         if needs_solution:
             self.stages[0].check_solution()
 
+    def _check_harness(self, plan: EvalPlan) -> None:
+        if self.options.grader == "own":
+            raise UnsupportedTaskError(
+                f"{self.name}: a row with an eval_script, or with output in the format {plan.log_parser}, is graded by "
+                "the official harness alone: set env.grader=auto; or, for a repository of your own, env.test_command "
+                "and env.log_parser."
+            )
+        if official_version() is None:
+            raise UnsupportedTaskError(
+                f"{self.name}: it is graded by the official harness, the package swebench (5 or newer), which is not "
+                "installed: `pip install 'ares-exp[swebench]'`."
+            )
+        if plan.log_parser == "unittest":
+            raise UnsupportedTaskError(
+                f"{self.name}: the official harness does not read the format unittest. Set another env.log_parser."
+            )
+
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories, and hides from the agent what came after the base commit.
+        """Makes the log directories, and removes everything later than the base commit.
 
         Raises:
             ContainerError: The container failed, or its image is not that of the row.
@@ -168,7 +188,7 @@ class SweBenchTask:
         await set_up_repository(container, self.row.base_commit)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """The verdict itself."""
+        """Returns the verdict itself."""
         return verdicts[-1]
 
 

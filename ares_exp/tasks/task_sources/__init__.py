@@ -1,1 +1,1 @@
-"""Where tasks come from besides a local folder: `registry.json` files, and git repositories."""
+"""Sources of tasks besides a local folder: `registry.json` files and git repositories."""

@@ -1,6 +1,7 @@
-"""The cache of fetched tasks: `<folder>/<key>/<base name of the task>`, a key for each repository, commit and path.
+"""The cache of fetched tasks, and of the commits that they are from.
 
-The notes of `repository_notes` are files beside these directories.
+A task is in `<folder>/<key>/<base name of the task>`, a key for each repository, commit and path; the copy of a commit
+in `<folder>/commits/<key>`, a key for each repository and commit.
 """
 
 from __future__ import annotations
@@ -21,25 +22,49 @@ _PURPOSE = "fetch"
 
 
 def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/ares_exp/tasks`, `~/.cache/ares_exp/tasks` without that variable."""
+    """Returns `$XDG_CACHE_HOME/ares_exp/tasks`, or `~/.cache/ares_exp/tasks` without that variable."""
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
     return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp" / "tasks"
 
 
 class TaskCache:
-    """Tasks that were fetched once. Several processes may use it at the same time.
+    """Tasks and commits that were fetched once. Several processes may use it at the same time.
 
-    What is in it is whole: a task is made in a directory of the process that fetches it, and renamed. It never changes
+    What is in it is whole: it is made in a directory of the process that fetches it, and renamed. A task never changes
     then, as its key has all digits of the commit.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Makes nothing yet."""
+        """Names a cache.
+
+        Args:
+            folder: Its folder; made when something is kept.
+        """
         self.folder = folder
 
+    def repository(self, url: str, commit: str) -> Path:
+        """Returns where the copy of a commit is, or would be."""
+        return self.folder / "commits" / _key(url, commit)
+
+    def keep_repository(self, url: str, commit: str, made: Path) -> None:
+        """Takes the copy of a commit in; another process may have been faster.
+
+        Raises:
+            PreflightError: It cannot be taken in.
+        """
+        place = self.repository(url, commit)
+        try:
+            place.parent.mkdir(exist_ok=True)
+            made.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise PreflightError(
+                    f"Cannot write {place}: {error.strerror}. Set another `env.cache_dir=<folder>`."
+                ) from error
+
     def find(self, origin: TaskOrigin, name: str) -> Path | None:
-        """The directory of a task, if it is there and not empty."""
-        path = self.folder / _key(origin) / name
+        """Returns the directory of a task, if it is there and not empty."""
+        path = self.folder / _key(origin.git_url, origin.git_commit, origin.path) / name
         try:
             return path if any(path.iterdir()) else None
         except OSError:
@@ -58,7 +83,7 @@ class TaskCache:
         Raises:
             PreflightError: It cannot be taken in.
         """
-        place = self.folder / _key(origin)
+        place = self.folder / _key(origin.git_url, origin.git_commit, origin.path)
         with suppress(OSError):  # what somebody has emptied
             (place / made.name).rmdir()
         try:
@@ -73,7 +98,7 @@ class TaskCache:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """A directory beside the tasks that goes away afterwards; those of killed processes do, too.
+        """Makes a directory beside the tasks, and removes it afterwards; also those of killed processes.
 
         Raises:
             PreflightError: It cannot be made.
@@ -95,6 +120,5 @@ class TaskCache:
             directory.remove()
 
 
-def _key(origin: TaskOrigin) -> str:
-    identity = json.dumps([origin.git_url, origin.git_commit, origin.path])
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+def _key(*identity: str) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ares_exp.containers.dead_mans_shell import while_we_live
+from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import GitError, PreflightError
 from ares_exp.tasks.task_sources.git_names import GIT_PROTOCOLS
 
@@ -43,7 +43,7 @@ class Git:
     """
 
     def __init__(self, *, timeout_sec: float) -> None:
-        """Starts nothing.
+        """Prepares for commands.
 
         Args:
             timeout_sec: What one command may take.
@@ -66,7 +66,7 @@ class Git:
         settings: Sequence[str] = (),
         at_most_sec: float | None = None,
     ) -> bytes:
-        """What a command prints. Blocking.
+        """Runs a command and returns its output. Blocking.
 
         Args:
             arguments: The command; whatever is not ours in it was checked, or comes after `--`.

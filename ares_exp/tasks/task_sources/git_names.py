@@ -1,4 +1,4 @@
-"""What may be handed to git: addresses, refs and paths. They may come from anybody's file."""
+"""Checked addresses, refs and paths for git commands. They are untrusted input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 1000
 
 
 def is_commit(ref: str | None) -> bool:
-    """Whether a ref is all the digits of a commit: what it names never changes."""
+    """Says whether a ref is all the digits of a commit, which names the same files for ever."""
     return ref is not None and _COMMIT.fullmatch(ref) is not None
 
 
@@ -69,7 +69,7 @@ def check_git_ref(ref: str) -> str:
 
 
 def check_inner_path(path: str) -> str:
-    """A path inside a repository in its shortest spelling; `.` is the repository itself.
+    """Returns a path inside a repository in its shortest spelling; `.` is the repository itself.
 
     Raises:
         ValueError: It is absolute, leads out of the repository, or is no path.
@@ -86,5 +86,5 @@ def check_inner_path(path: str) -> str:
 
 
 def repository_name(url: str) -> str:
-    """What a repository is called: the last part of its address, without `.git`."""
+    """Returns the name of a repository: the last part of its address, without `.git`."""
     return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"

@@ -4,83 +4,49 @@ from __future__ import annotations
 
 import logging
 import posixpath
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from ares_exp.config import close_matches
-from ares_exp.errors import TaskError
+from ares_exp.errors import TaskError, close_matches
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_sources.cache import TaskCache
-from ares_exp.tasks.task_sources.git_checkout import FOLDER, SUBMODULE, SYMLINK, GitCheckout
 from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_sources.git_names import is_commit
+from ares_exp.tasks.task_sources.git_repository import FOLDER, SUBMODULE, SYMLINK, GitRepository
+from ares_exp.tasks.task_sources.lfs_pointers import refuse_pointers
 from ares_exp.tasks.task_sources.materialise import materialise
-from ares_exp.tasks.task_sources.repository import Repository
-from ares_exp.tasks.task_sources.repository_notes import RepositoryNotes
 from ares_exp.tasks.task_sources.task_reference import GitTask
 from ares_exp.tasks.task_toml import TASK_TOML
 
 log = logging.getLogger(__name__)
 
 
-class Checkouts:
-    """The repositories that one reading of a task set needs, each copied once, and only if it is asked for."""
+class Repositories:
+    """The repositories that one reading of a task set needs."""
 
-    def __init__(self, git: Git, cache: TaskCache, report: Callable[[str], None], stack: ExitStack) -> None:
-        """Copies nothing yet; see `checkouts`."""
+    def __init__(self, git: Git, cache: TaskCache) -> None:
+        """Names no repository yet.
+
+        Args:
+            git: Runs the commands.
+            cache: Keeps commits and tasks.
+        """
         self.cache = cache
         self._git = git
-        self._report = report
-        self._stack = stack
-        self._repositories: dict[str, Repository] = {}
-        self._workspace: Path | None = None
-        self._staged = 0
+        self._repositories: dict[str, GitRepository] = {}
 
-    def of(self, url: str) -> Repository:
-        """A repository, of which nothing is copied yet."""
-        if url not in self._repositories:
-            folder = f"copy-{len(self._repositories)}"
-            notes = RepositoryNotes(self.cache.folder, url)
-            make_copy = partial(self._copy, url, folder)
-            self._repositories[url] = Repository(url, self._git, notes, make_copy, self._report)
-        return self._repositories[url]
-
-    def _copy(self, url: str, folder: str) -> GitCheckout:
-        log.info("Fetching %s", url)
-        return GitCheckout(self._git, self.workspace / folder, url)
-
-    @property
-    def workspace(self) -> Path:
-        """A directory for all this."""
-        if self._workspace is None:
-            self._workspace = self._stack.enter_context(self.cache.workspace())
-        return self._workspace
-
-    def stage(self) -> Path:
-        """A fresh directory in the workspace."""
-        self._staged += 1
-        stage = self.workspace / f"task-{self._staged}"
-        stage.mkdir()
-        return stage
-
-
-@contextmanager
-def checkouts(git: Git, cache: TaskCache, report: Callable[[str], None]) -> Iterator[Checkouts]:
-    """`Checkouts` that leave nothing behind but what the cache took in."""
-    with ExitStack() as stack:
-        yield Checkouts(git, cache, report, stack)
+    def of(self, url: str) -> GitRepository:
+        """Returns a repository; nothing of it is copied yet."""
+        return self._repositories.setdefault(url, GitRepository(self._git, self.cache, url))
 
 
 @dataclass
 class Fetched:
-    """What came of fetching.
+    """Fetched tasks.
 
     Attributes:
-        places: The directory of each task, and the commit that it is from.
+        places: The directory of each task, and its origin.
         problems: What is wrong with the others, by their names.
     """
 
@@ -88,13 +54,13 @@ class Fetched:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def fetch(tasks: Sequence[GitTask], repositories: Checkouts, report: Callable[[str], None]) -> Fetched:
+def fetch(tasks: Sequence[GitTask], repositories: Repositories, report: Callable[[str], None]) -> Fetched:
     """Puts tasks into the cache, but for those of given commits that it has. Blocking.
 
     Args:
-        tasks: Which.
+        tasks: The tasks.
         repositories: Where they are taken from.
-        report: Is told of what may be missing in them.
+        report: Gets a line for each submodule, whose files are missing.
 
     Raises:
         PreflightError: A repository or a commit cannot be fetched, or nothing can be written.
@@ -128,9 +94,9 @@ def _missing(group: Sequence[GitTask], commit: str, cache: TaskCache, found: Fet
 
 def _fetch(
     tasks: Sequence[GitTask],
-    repository: Repository,
+    repository: GitRepository,
     commit: str,
-    repositories: Checkouts,
+    repositories: Repositories,
     found: Fetched,
     report: Callable[[str], None],
 ) -> None:
@@ -146,21 +112,23 @@ def _fetch(
             report(f"{task.name}: {path} is a submodule, whose files are not fetched")
     if not wanted:
         return
-    work_tree = repository.check_out(commit, [task.path for task in wanted])
-    for task in wanted:
-        made = repositories.stage() / task.name
-        try:
-            materialise(work_tree / task.path, made)
-        except (TaskError, OSError) as error:
-            found.problems[task.name] = f"{task.url} at {commit}: {task.path}: {error}"
-        else:
-            origin = task.at(commit)
-            found.places[task] = repositories.cache.keep(origin, made), origin
-    shutil.rmtree(work_tree)
+    with repositories.cache.workspace() as workspace:
+        files = repository.check_out(commit, [task.path for task in wanted], workspace / "checkout")
+        for number, task in enumerate(wanted):
+            made = workspace / str(number) / task.name
+            made.parent.mkdir()
+            try:
+                materialise(files / task.path, made)
+                refuse_pointers(made, "Install `git-lfs`.")
+            except (TaskError, OSError) as error:
+                found.problems[task.name] = f"{task.url} at {commit}: {task.path}: {error}"
+            else:
+                origin = task.at(commit)
+                found.places[task] = repositories.cache.keep(origin, made), origin
 
 
 def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
-    """Why there is no task at a path of a commit."""
+    """Returns why there is no task at a path of a commit; `None` if there is one."""
     parts = [] if path == "." else path.split("/")
     for depth in range(1, len(parts) + 1):
         prefix = "/".join(parts[:depth])

@@ -1,88 +1,69 @@
-"""Copies a task out of a checked-out repository; its symbolic links become what they point to."""
+"""Copies of tasks out of checked-out repositories; symbolic links become copies of their targets."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.task_sources.lfs_pointers import is_pointer
 
 MAX_ENTRIES = 100_000
 MAX_BYTES = 20 * 10**9
 
 
 def materialise(task: Path, target: Path) -> None:
-    """Copies a folder. Links have to be relative and to stay inside of it; copies of what they mean take their place.
+    """Copies a folder. Links have to be relative and to stay inside of it; copies of their targets take their place.
 
     Args:
-        task: The folder; nobody else writes there.
+        task: The folder, as git has checked it out. It does not change meanwhile.
         target: The copy; must not be there.
 
     Raises:
-        TaskError: A link is absolute, leads out, in circles or nowhere; an entry is no file, folder or link; a file is
-            a pointer to one in Git LFS; or there is too much. The message begins with the entry's path in the task.
+        TaskError: A link is absolute, leads out or nowhere, or to a folder with links; or there is too much. The
+            message begins with the entry's path in the task.
         OSError: It cannot be read or written.
     """
-    _Copy(task.resolve()).folder(task.resolve(), target, ())
+    root = task.resolve()
+    count = size = 0
+    for entry in _entries(root):
+        meant = _target(entry, root) if entry.is_symlink() else entry
+        # A folder that is linked to is copied once more: without links in it, no circle can come about.
+        for path in _entries(meant) if entry.is_symlink() and meant.is_dir() else (meant,):
+            if path.is_symlink():
+                raise _refusal(entry, root, "expected a link to a file, or to a folder without links")
+            count, size = count + 1, size + path.lstat().st_size
+            if count > MAX_ENTRIES or size > MAX_BYTES:
+                raise TaskError(f"expected at most {MAX_ENTRIES:,} files of {MAX_BYTES:,} bytes in all, got more")
+    shutil.copytree(root, target, copy_function=shutil.copy)
 
 
-class _Copy:
-    """One copy, which knows how much it has copied: links that lead to folders of links multiply."""
+def _entries(folder: Path) -> Iterator[Path]:
+    """Yields files and links below a folder, in order; links are not followed."""
+    for directory, folders, names in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if Path(directory, name).is_symlink()]
+        yield from (Path(directory, name) for name in sorted([*names, *links]))
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._entries = 0
-        self._bytes = 0
 
-    def folder(self, source: Path, target: Path, around: tuple[Path, ...]) -> None:
-        """Copies a real folder; `around` are those that it is in, by way of links, too."""
-        target.mkdir()
-        for entry in sorted(source.iterdir()):
-            meant = self._meant(entry)
-            status = meant.lstat()
-            mode = status.st_mode
-            self._count(status.st_size if stat.S_ISREG(mode) else 0)
-            if stat.S_ISDIR(mode):
-                if meant in (source, *around):
-                    raise self._refusal(entry, "expected a link to something else than a folder that it is in")
-                self.folder(meant, target / entry.name, (source, *around))
-            elif stat.S_ISREG(mode):
-                self._file(meant, target / entry.name)
-            else:
-                raise self._refusal(entry, "expected a file, a folder or a link, got something else")
+def _target(link: Path, root: Path) -> Path:
+    """Returns the target of a link in the end."""
+    text = link.readlink()
+    if text.is_absolute():
+        raise _refusal(link, root, f"expected a relative link, got one to {str(text)!r:.200}")
+    outside = _refusal(link, root, f"expected a link that stays inside the task, got one to {str(text)!r:.200}")
+    if not Path(os.path.normpath(link.parent / text)).is_relative_to(root):
+        raise outside
+    try:
+        target = Path(os.path.realpath(link, strict=True))
+    except OSError as error:
+        complaint = f"expected a link to something, got one to {str(text)!r:.200}: {error.strerror}"
+        raise _refusal(link, root, complaint) from None
+    if not target.is_relative_to(root):
+        raise outside
+    return target
 
-    def _file(self, source: Path, target: Path) -> None:
-        if is_pointer(source):
-            raise self._refusal(source, "expected a file, got a pointer to one in Git LFS. Install `git-lfs`")
-        shutil.copy(source, target)
 
-    def _meant(self, entry: Path) -> Path:
-        """The entry itself, or what it points to in the end."""
-        if not entry.is_symlink():
-            return entry
-        link = entry.readlink()
-        if link.is_absolute():
-            raise self._refusal(entry, f"expected a relative link, got one to {str(link)!r:.200}")
-        if not Path(os.path.normpath(entry.parent / link)).is_relative_to(self._root):
-            raise self._refusal(entry, f"expected a link that stays inside the task, got one to {str(link)!r:.200}")
-        try:
-            meant = Path(os.path.realpath(entry, strict=True))
-        except OSError as error:
-            raise self._refusal(
-                entry, f"expected a link to something, got one to {str(link)!r:.200}: {error.strerror}"
-            ) from None
-        if not meant.is_relative_to(self._root):
-            raise self._refusal(entry, f"expected a link that stays inside the task, got one to {str(link)!r:.200}")
-        return meant
-
-    def _count(self, size: int) -> None:
-        self._entries += 1
-        self._bytes += size
-        if self._entries > MAX_ENTRIES or self._bytes > MAX_BYTES:
-            raise TaskError(f"expected at most {MAX_ENTRIES:,} files of {MAX_BYTES:,} bytes in all, got more")
-
-    def _refusal(self, entry: Path, complaint: str) -> TaskError:
-        return TaskError(f"{entry.relative_to(self._root).as_posix()}: {complaint}")
+def _refusal(entry: Path, root: Path, complaint: str) -> TaskError:
+    return TaskError(f"{entry.relative_to(root).as_posix()}: {complaint}")

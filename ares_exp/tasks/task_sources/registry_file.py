@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ares_exp.config import close_matches
-from ares_exp.errors import ConfigError
-from ares_exp.record_files import read_record
-from ares_exp.tasks.task_sources.dataset_name import DatasetName
+from ares_exp.errors import ConfigError, close_matches
+from ares_exp.records.record_files import read_record
 from ares_exp.tasks.task_sources.git_names import check_git_ref, check_git_url
 from ares_exp.tasks.toml_table import explain
 
 REGISTRY = "registry.json"
 SHOWN_DATASETS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetName:
+    """The name of a data set, as users write it.
+
+    Attributes:
+        name: Its name.
+        version: The version; `None`: `head`, or the highest one.
+    """
+
+    name: str
+    version: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> DatasetName:
+        """Reads `name[@version]`.
+
+        Raises:
+            ValueError: It is no such text, or names a package.
+        """
+        name, at, version = text.partition("@")
+        if "/" in name:
+            raise ValueError(
+                f"{text!r} is a package: these are given out by Harbor's hosted service, which is not supported. "
+                "Export it as a folder of tasks (`env.path=<folder>`), or name its repository (`env.repo=org/name`)"
+            )
+        if not name or (at and not version):
+            raise ValueError(f"expected name or name@version, got {text!r}")
+        return cls(name, version or None)
 
 
 class _Row(BaseModel):
@@ -54,7 +83,7 @@ class Dataset(_Row):
 
 
 def read_registry(path: Path) -> list[Dataset]:
-    """The data sets of a file.
+    """Reads the data sets of a file.
 
     Raises:
         ConfigError: It cannot be read, or is no registry.
@@ -71,7 +100,7 @@ def read_registry(path: Path) -> list[Dataset]:
 
 
 def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
-    """The data sets of a registry, from what is in its file.
+    """Returns the data sets of a registry from the content of its file.
 
     Args:
         data: JSON.
@@ -100,7 +129,7 @@ def _dataset(row: object, where: str) -> Dataset:
 
 
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
-    """The data set of that name and version.
+    """Returns the data set of that name and version.
 
     Without a version it is `head`, else the highest as Python packages are counted (1.10 is above 1.9), else the last
     one in the order of text.
@@ -125,7 +154,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """`head`, else the highest as Python packages are counted, else the last one in the order of text."""
+    """Returns `head`, else the highest as Python packages are counted, else the last one in the order of text."""
     if "head" in versions:
         return "head"
     numbered = []

@@ -1,4 +1,4 @@
-"""`env.repo`: the ways of writing a repository, a state of it and a folder in it."""
+"""References to repositories (`env.repo`): the repository, a state of it, and a folder in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORG_AND_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class RepositoryReference:
-    """What `env.repo` means.
+    """The meaning of `env.repo`.
 
     Attributes:
         url: The repository.

@@ -1,4 +1,4 @@
-"""What lists the tasks of a set: a registry, the address of one git task, or a repository of tasks."""
+"""Lists of the tasks of a set: a registry, the address of one git task, or a repository of tasks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ares_exp.config import close_matches
-from ares_exp.errors import ConfigError, TaskError
-from ares_exp.tasks.task_sources.dataset_name import DatasetName
-from ares_exp.tasks.task_sources.git_checkout import FOLDER
+from ares_exp.errors import ConfigError, TaskError, close_matches
 from ares_exp.tasks.task_sources.git_names import check_inner_path
-from ares_exp.tasks.task_sources.git_tasks import Checkouts
-from ares_exp.tasks.task_sources.registry_file import REGISTRY, Dataset, RegisteredTask, choose, parse_registry
+from ares_exp.tasks.task_sources.git_repository import FOLDER
+from ares_exp.tasks.task_sources.git_tasks import Repositories
+from ares_exp.tasks.task_sources.registry_file import (
+    REGISTRY,
+    Dataset,
+    DatasetName,
+    RegisteredTask,
+    choose,
+    parse_registry,
+)
 from ares_exp.tasks.task_sources.registry_file import read_registry as read_registry_file
 from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
 from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
@@ -29,8 +34,8 @@ log = logging.getLogger(__name__)
 class TaskList(Protocol):
     """Lists tasks without reading them."""
 
-    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
-        """The tasks, in order. Blocking.
+    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
+        """Returns the tasks, in order. Blocking.
 
         Raises:
             UserError: There is no list, or a broken one, or it has none.
@@ -45,7 +50,7 @@ class RegistryList:
     file: Path
     dataset: DatasetName
 
-    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
         """See `TaskList`."""
         file = self.file.expanduser()
         return _references(choose(read_registry_file(file), self.dataset, where=str(file)), str(file))
@@ -57,7 +62,7 @@ class OneGitTask:
 
     task: GitTask
 
-    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
         """See `TaskList`."""
         return [self.task]
 
@@ -70,7 +75,7 @@ class RepositoryDataset:
     dataset: DatasetName
     file: str = REGISTRY
 
-    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
         """See `TaskList`."""
         repository = repositories.of(self.repository.url)
         commit = repository.commit(self.repository.ref)
@@ -92,7 +97,7 @@ class RepositoryFolder:
     repository: RepositoryReference
     folder: str = DEFAULT_FOLDER
 
-    def references(self, repositories: Checkouts) -> Sequence[TaskReference]:
+    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
         """See `TaskList`."""
         repository = repositories.of(self.repository.url)
         commit = repository.commit(self.repository.ref)

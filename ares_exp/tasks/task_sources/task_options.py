@@ -1,4 +1,4 @@
-"""Which tasks `env.path`, `env.registry`, `env.dataset`, `env.git_url`, `env.git_commit` and `env.repo` mean."""
+"""The options of env=harbor that name tasks: `path`, `registry`, `dataset`, `git_url`, `git_commit`, `repo`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.tasks.task_sources.dataset_name import DatasetName
 from ares_exp.tasks.task_sources.git_names import check_git_ref, check_git_url, check_inner_path
-from ares_exp.tasks.task_sources.registry_file import REGISTRY
+from ares_exp.tasks.task_sources.registry_file import REGISTRY, DatasetName
 from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
 from ares_exp.tasks.task_sources.task_lists import (
     DEFAULT_FOLDER,
@@ -37,7 +36,7 @@ def task_source(
     cache_dir: Path | None = None,
     git_timeout_sec: float = 600.0,
 ) -> TaskSource:
-    """What these options of env=harbor mean together. Nothing is read.
+    """Returns the tasks that these options of env=harbor name together. Reads nothing.
 
     Args:
         path: A local folder of tasks, or one task; with `git_url` the task in the repository, with `repo` its folder of

@@ -46,7 +46,7 @@ class GitTask:
         return repository_name(self.url) if self.path == "." else posixpath.basename(self.path)
 
     def at(self, commit: str) -> TaskOrigin:
-        """The task as of a commit."""
+        """Returns the origin of the task at a commit."""
         return TaskOrigin(self.url, commit, self.path)
 
 

@@ -15,7 +15,7 @@ from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_set import load_task_set
 from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir
 from ares_exp.tasks.task_sources.git_command import Git
-from ares_exp.tasks.task_sources.git_tasks import checkouts, fetch
+from ares_exp.tasks.task_sources.git_tasks import Repositories, fetch
 from ares_exp.tasks.task_sources.lfs_pointers import refuse_pointers
 from ares_exp.tasks.task_sources.task_lists import TaskList
 from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
@@ -49,7 +49,7 @@ class TaskSource(Protocol):
 
         Args:
             select: Picks them.
-            report: Is told of what does not stop the run.
+            report: Gets warnings that do not stop the run.
             reward_key: See `load_task`.
 
         Raises:
@@ -68,7 +68,11 @@ class TaskFolder:
     loads_offline = True
 
     def __init__(self, path: Path) -> None:
-        """Reads nothing yet."""
+        """Names the folder.
+
+        Args:
+            path: The folder, or the task.
+        """
         self.path = path
 
     def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
@@ -92,13 +96,19 @@ class TaskFolder:
 
 
 class ListedTasks:
-    """Tasks that a list names: only those that are selected are fetched and read, and all of them have to be valid."""
+    """Tasks of a list. Only selected ones are fetched and read, and all of them have to be valid."""
 
     path = None
     loads_offline = False
 
     def __init__(self, tasks: TaskList, *, cache_dir: Path | None, git_timeout_sec: float) -> None:
-        """Reads nothing yet."""
+        """Names the list.
+
+        Args:
+            tasks: The list.
+            cache_dir: Where fetched tasks are kept; `None`: `default_cache_dir()`.
+            git_timeout_sec: Bound on one git command.
+        """
         self._tasks = tasks
         self._cache_dir = cache_dir
         self._git = Git(timeout_sec=git_timeout_sec)
@@ -107,10 +117,10 @@ class ListedTasks:
         """See `TaskSource`."""
         cache = TaskCache((self._cache_dir or default_cache_dir()).expanduser())
         try:
-            with checkouts(self._git, cache, report) as repositories:
-                chosen = select(self._tasks.references(repositories))
-                _refuse_equal_names(chosen)
-                fetched = fetch([task for task in chosen if isinstance(task, GitTask)], repositories, report)
+            repositories = Repositories(self._git, cache)
+            chosen = select(self._tasks.references(repositories))
+            _refuse_equal_names(chosen)
+            fetched = fetch([task for task in chosen if isinstance(task, GitTask)], repositories, report)
         except OSError as error:
             raise PreflightError(
                 f"Tasks cannot be fetched into {cache.folder}: {error}. Set another `env.cache_dir=<folder>`."

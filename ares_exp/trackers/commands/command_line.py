@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.command_line.subcommands import Subcommands
 from ares_exp.errors import UserError
+from ares_exp.terminal.subcommands import Subcommands
 
 PROGRAM = "python -m ares_exp.trackers"
 COMMANDS = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.command_line.terminal import printable
 from ares_exp.errors import UserError
+from ares_exp.terminal.terminal import printable
 from ares_exp.trackers.wandb_recording.recording import FINISHED, WALL_SEC
 from ares_exp.trackers.wandb_recording.service import no_traces
 
@@ -81,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     if find_spec("wandb_workspaces") is None:
         raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
-    with no_traces() as environment:
-        os.environ.update(environment)
+    with no_traces():
         url = _save(arguments)
     sys.stdout.write(f"{printable(url)}\n")
     return EXIT_OK
@@ -93,8 +91,6 @@ def _save(arguments: argparse.Namespace) -> str:
 
     wandb.setup(settings=wandb.Settings(silent=True))
     logging.getLogger("wandb").setLevel(logging.CRITICAL)
-    if not wandb.setup().settings.api_key and not os.environ.get("WANDB_API_KEY"):
-        raise UserError("Expected an API key of W&B in WANDB_API_KEY, found none.")
     try:
         view = workspace(arguments.entity, arguments.project, group=arguments.group, name=arguments.name)
         view.save()  # type: ignore[no-untyped-call]
@@ -109,7 +105,7 @@ def _save(arguments: argparse.Namespace) -> str:
 
 
 def workspace(entity: str, project: str, *, group: str | None = None, name: str | None = None) -> Workspace:
-    """The view, not saved yet."""
+    """Returns the view, not saved yet."""
     from wandb_workspaces import expr
     from wandb_workspaces import workspaces as ws
     from wandb_workspaces.reports.v2 import interface as wr

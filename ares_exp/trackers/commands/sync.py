@@ -6,24 +6,26 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ares_exp.command_line.terminal import printable
 from ares_exp.errors import UserError
-from ares_exp.trackers.wandb_recording.record_file import record_files
-from ares_exp.trackers.wandb_recording.relocation import relocate
-from ares_exp.trackers.wandb_recording.service import no_traces
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.run_dir import RunDir
+from ares_exp.terminal.terminal import printable
+from ares_exp.trackers.wandb_recording.identity import WandbIdentity, read_identity
+from ares_exp.trackers.wandb_recording.run_files import RunFiles
+from ares_exp.trackers.wandb_recording.service import first_line, no_traces, uploading
+from ares_exp.trackers.wandb_recording.upload_record import pages_of, read_upload_record
 
 EXIT_OK, EXIT_NOT_ALL = 0, 1
-NAMED = 5
-"""So many of the files that are left out are named."""
 SYNCED = ".synced"
-"""What W&B appends to the name of a record file for its mark that it was uploaded."""
+"""W&B appends it to the name of a session's file for its mark that the session was uploaded."""
 
 DESCRIPTION = """\
-Uploads the W&B runs that were recorded in run directories, by `wandb sync`. A run directory that was moved, or copied
-to another machine, is first made right: W&B notes the files of artifacts by absolute paths, and says nothing of those
-that it does not find. The sessions of a resumed run become one W&B run.
+Uploads the W&B runs that were recorded in run directories: the numbers by `wandb sync`, then the table of episodes and
+the artifacts from the files of the run directory, wherever it is now. The sessions of a resumed run become one W&B run.
 """
 EPILOG = """\
 Examples:
@@ -43,33 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    run_dirs = [found for path in arguments.paths for found in _run_dirs(path)]
-    sessions, whole = [], True
-    for run_dir in run_dirs:
-        for session in record_files(run_dir):
-            if arguments.again or not _mark(session).exists():
-                whole &= _make_right(session, run_dir)
-                sessions.append(session)
-    if not sessions:
-        sys.stdout.write("Nothing to upload: every session was uploaded before (--again uploads it once more).\n")
-        return EXIT_OK
-    for session in sessions:
-        _mark(session).unlink(missing_ok=True)
-    sys.stdout.flush()
-    # Its output is for the user; each session by itself, in their order.
-    with no_traces() as environment:
-        command = [sys.executable, "-m", "wandb", "sync", *map(os.fspath, sessions)]
-        done = subprocess.run(command, env=environment, check=False)
-    failed = [session for session in sessions if not _mark(session).exists()]
-    for session in failed:
-        sys.stderr.write(f"not uploaded: {printable(str(session))}\n")
-    return EXIT_OK if whole and not failed and done.returncode == 0 else EXIT_NOT_ALL
+    run_dirs = {found: _sessions(found) for path in arguments.paths for found in _run_dirs(path)}
+    owed = {run_dir: _owed(run_dir, sessions, again=arguments.again) for run_dir, sessions in run_dirs.items()}
+    whole = True
+    with no_traces() as folder:
+        missing = _sync([session for sessions in owed.values() for session in sessions])
+        for session in missing:
+            sys.stderr.write(f"not uploaded: {printable(str(session))}\n")
+        for run_dir, sessions in owed.items():
+            identity = read_identity(run_dir)
+            is_owed = identity is not None and (arguments.again or not identity.uploaded)
+            if identity is not None and is_owed and missing.isdisjoint(sessions):
+                whole &= _upload_files(run_dir, identity, folder)
+            elif not sessions:
+                sys.stdout.write(f"{printable(str(run_dir))}: nothing to upload (--again uploads it once more)\n")
+    return EXIT_OK if whole and not missing else EXIT_NOT_ALL
 
 
 def _run_dirs(path: Path) -> list[Path]:
-    if record_files(path):
+    if _sessions(path):
         return [path]
-    found = [folder for folder in sorted(path.glob("*")) if record_files(folder)] if path.is_dir() else []
+    found = [folder for folder in sorted(path.glob("*")) if _sessions(folder)] if path.is_dir() else []
     if not found:
         raise UserError(
             f"Expected {path} to be a run directory with a W&B run (`wandb/`), or a folder of those, found none. "
@@ -78,23 +74,60 @@ def _run_dirs(path: Path) -> list[Path]:
     return found
 
 
-def _make_right(session: Path, run_dir: Path) -> bool:
-    """Has the session name its files by where they are; says whether all are there."""
+def _sessions(run_dir: Path) -> list[Path]:
+    """Returns the files of the sessions of a run, in their order."""
+    return sorted(
+        (path for path in (run_dir / "wandb").glob("*run-*/run-*.wandb") if not path.parent.is_symlink()),
+        key=lambda path: path.parent.name.removeprefix("offline-"),
+    )
+
+
+def _owed(run_dir: Path, sessions: Sequence[Path], *, again: bool) -> list[Path]:
+    """Returns the sessions that the service does not have."""
+    identity = read_identity(run_dir)
+    confirmed = () if identity is None else identity.confirmed
+    return [one for one in sessions if again or not (_mark(one).exists() or one.parent.name in confirmed)]
+
+
+def _sync(sessions: Sequence[Path]) -> set[Path]:
+    """Uploads sessions by `wandb sync`; returns those of which it does not say that they were uploaded."""
+    if sessions:
+        for session in sessions:
+            _mark(session).unlink(missing_ok=True)
+        sys.stdout.flush()
+        # Its output is for the user. It uploads the sessions of one W&B run in their order.
+        command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, sessions)]
+        subprocess.run(command, check=False)
+    return {session for session in sessions if not _mark(session).exists()}
+
+
+def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
+    """Uploads the table and the artifacts of a run; says whether they are whole."""
+    record = read_upload_record(run_dir)
+    if record is None:
+        return True
+    shown = printable(str(run_dir))
+    episodes = RunDir(run_dir).episodes
+    results = read_results(episodes).results if episodes.exists() else ()
     try:
-        relocation = relocate(session, run_dir)
-    except ValueError as error:
-        raise UserError(f"{error}. It cannot be uploaded.") from None
-    if relocation.moved:
-        sys.stdout.write(f"{printable(str(run_dir))} was moved: {relocation.moved} paths made right\n")
-    for name, paths in relocation.missing.items():
-        more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+        with uploading(identity, folder, exit_code=record.exit_code) as run:
+            files = RunFiles(run, run_dir, pages_of(run_dir))
+            changed = files.log_inputs(record)
+            files.log_rows(results)
+            files.table.flush()
+            files.log_outputs(record)
+            steps = run.step
+    except Exception as error:  # whatever W&B raises
+        sys.stderr.write(f"{shown}: the table and the artifacts were not uploaded: {printable(first_line(error))}\n")
+        return False
+    replace(identity, steps=max(steps, identity.steps), uploaded=True).write(run_dir)
+    sys.stdout.write(f"{shown}: uploaded the table of {len(results)} episodes, and the artifacts\n")
+    for parent in changed:
         sys.stderr.write(
-            f"{printable(str(run_dir))}: {len(paths)} files of the artifact {printable(name)} are left out, as they "
-            "are missing, have changed, or lie outside of the run directory with another content than was recorded: "
-            f"{printable(', '.join(paths[:NAMED]))}{more}; "
-            "unless W&B has that version already, it will not be uploaded\n"
+            f"{shown}: the trajectories of {printable(str(parent))}, from which it was branched, are left out: they "
+            "are not there any more, or have changed\n"
         )
-    return not relocation.missing
+    return not changed
 
 
 def _mark(session: Path) -> Path:

@@ -1,1 +1,1 @@
-"""What the W&B tracker records, and how: the service, rows, the table of episodes, artifacts, moved run directories."""
+"""Parts of the W&B tracker: the service, the numbers, the table of episodes, artifacts, and the record for uploads."""

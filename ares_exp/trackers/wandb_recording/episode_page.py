@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ares_exp.command_line.terminal import collapsed, one_line
-from ares_exp.secrets import mask_known_secrets
+from ares_exp.records.secrets import mask_known_secrets
+from ares_exp.terminal.terminal import collapsed, one_line
 from ares_exp.trajectories.commands.episode_printer import as_text, message_text, number, piece_text, problem, seconds
 from ares_exp.trajectories.commands.request_change import is_request, request_change
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
@@ -23,7 +23,7 @@ _STYLE = (
 
 
 def episode_page(trajectory: EpisodeTrajectory) -> str:
-    """The page of an episode; of long texts and of long episodes the middle is left out."""
+    """Returns the page of an episode, without the middle of long texts and long episodes."""
     steps, hidden = trajectory.steps, len(trajectory.steps) - FIRST_STEPS - LAST_STEPS
     blocks = [*_header(trajectory)]
     for position in range(len(steps)):
@@ -59,7 +59,7 @@ def _step(trajectory: EpisodeTrajectory, position: int) -> Iterator[str]:
 
 
 def _done(step: StepRecord, kind: str) -> Iterator[str]:
-    """What was done to get to a step: the reply, and the commands."""
+    """The reply and the commands that led to a step."""
     reward = "" if step.reward is None else f", reward {number(step.reward)}"
     yield _line("h4", f"step {step.step_index} ({kind}{reward})")
     if step.action is not None:

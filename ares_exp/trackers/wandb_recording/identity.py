@@ -1,20 +1,20 @@
-"""Which W&B run records a run directory: `wandb/run.json`, so that resumed runs and branches find it again."""
+"""The W&B run that records a run directory (`wandb/run.json`), so that resumed runs, branches and `sync` find it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ares_exp.errors import ConfigError
-from ares_exp.record_files import read_json_object
-from ares_exp.run_dir import dump_json, write_atomically
+from ares_exp.records.record_files import read_json_object
+from ares_exp.records.run_dir import dump_json, write_atomically
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.options import sweep_run_id
 
 MAX_BYTES = 2**20
+UNKNOWN_STEPS = 10**6
+"""Steps that earlier sessions are taken to have logged where the file does not say: more than any did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,18 @@ class WandbIdentity:
         id: The run's id.
         project: Its project.
         entity: Its user or team; `None` is the account's default.
-        table: How far the episodes table was logged, as `EpisodesTable` says it.
+        steps: No session has logged a W&B step that is as high. Written before the steps are used, so that it holds
+            after a kill, too.
+        uploaded: Whether the service has the table and the artifacts of all sessions.
+        confirmed: Folders of online sessions whose end the service has confirmed.
     """
 
     id: str
     project: str
     entity: str | None = None
-    table: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    uploaded: bool = False
+    confirmed: tuple[str, ...] = ()
 
     def write(self, run_dir: Path) -> None:
         """Writes it into a run directory.
@@ -43,21 +48,28 @@ class WandbIdentity:
 
 
 def read_identity(run_dir: Path) -> WandbIdentity | None:
-    """The W&B run of a run directory; `None` where there is none that can be read."""
+    """Returns the W&B run of a run directory; `None` where there is none that can be read."""
     try:
         data = read_json_object(_path(run_dir), max_bytes=MAX_BYTES)
     except (OSError, ConfigError):
         return None
-    run_id, project, entity, table = (data.get(name) for name in ("id", "project", "entity", "table"))
+    run_id, project, entity, steps, confirmed = (
+        data.get(name) for name in ("id", "project", "entity", "steps", "confirmed")
+    )
     if not (isinstance(run_id, str) and plain(run_id) == run_id and isinstance(project, str)):
         return None
     return WandbIdentity(
-        run_id, project, entity if isinstance(entity, str) else None, table if isinstance(table, Mapping) else {}
+        run_id,
+        project,
+        entity if isinstance(entity, str) else None,
+        steps if isinstance(steps, int) and steps >= 0 else UNKNOWN_STEPS,
+        data.get("uploaded") is True,
+        tuple(name for name in confirmed if isinstance(name, str)) if isinstance(confirmed, list) else (),
     )
 
 
 def identity_of(info: RunInfo, *, project: str, entity: str | None) -> WandbIdentity:
-    """The W&B run that is to record this run: that of earlier sessions, the sweep's, or one with the run's own id."""
+    """Returns the W&B run for a run: that of earlier sessions, the W&B sweep's, or one with the run's own id."""
     if info.resumed and (earlier := read_identity(info.run_dir)) is not None:
         return earlier
     # A job of a Hydra sweep has siblings in this process: they cannot all be the one run that the agent has in mind.
@@ -66,7 +78,7 @@ def identity_of(info: RunInfo, *, project: str, entity: str | None) -> WandbIden
 
 
 def plain(name: str) -> str:
-    """`name` with what W&B does not take in a run id or an artifact's name replaced."""
+    """Returns `name` with each character replaced that W&B refuses in a run id or an artifact's name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
 
 

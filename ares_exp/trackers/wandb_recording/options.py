@@ -9,12 +9,12 @@ from typing import Literal, cast, get_args
 
 Mode = Literal["auto", "offline", "online", "disabled"]
 SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
-"""What the agent of a W&B sweep tells the processes that it starts."""
+"""Variables of the processes that the agent of a W&B sweep starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WandbOptions:
-    """As `WandbTracker` takes them; their meaning is told there."""
+    """The arguments of `WandbTracker`, described there."""
 
     project: str
     entity: str | None
@@ -33,7 +33,7 @@ class WandbOptions:
 
 
 def effective_mode(mode: Mode, environ: Mapping[str, str] = os.environ) -> Mode:
-    """What `auto` means here: WANDB_MODE, else online where there is a key or a W&B sweep, else offline."""
+    """Returns the mode, with `auto` resolved: WANDB_MODE, else online with a key or in a W&B sweep, else offline."""
     if mode != "auto":
         return mode
     asked = environ.get("WANDB_MODE", "").lower()
@@ -44,5 +44,5 @@ def effective_mode(mode: Mode, environ: Mapping[str, str] = os.environ) -> Mode:
 
 
 def sweep_run_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The id that a W&B sweep's agent wants this process's run to have, if one started it."""
+    """Returns the id that a W&B sweep's agent wants this process's run to have, if one started it."""
     return environ.get("WANDB_RUN_ID") or None if environ.get("WANDB_SWEEP_ID") else None

@@ -1,7 +1,7 @@
 """The table of episodes and the artifacts of one session.
 
 Online, W&B asks the service before it takes a table or an artifact. So they have a thread of their own: where the
-service does not answer, the numbers still arrive on the disk.
+service does not answer, the numbers still arrive on the disk. Offline they are only recorded, for `sync`.
 """
 
 from __future__ import annotations
@@ -9,97 +9,113 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.wandb_recording import artifacts
-from ares_exp.trackers.wandb_recording.episodes_table import EpisodesTable
 from ares_exp.trackers.wandb_recording.recording import WandbRecording
-from ares_exp.trackers.wandb_recording.service import folders_of
+from ares_exp.trackers.wandb_recording.run_files import RunFiles
+from ares_exp.trackers.wandb_recording.service import first_line, folders_of
+from ares_exp.trackers.wandb_recording.upload_record import UploadRecord, pages_of, prepared_folder
 
 if TYPE_CHECKING:
-    import wandb
-
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 
 class RecordedFiles:
-    """What the W&B run of a recording gets beside its numbers. No method raises; what goes wrong is reported."""
+    """The table and the artifacts of one session. No method raises; failures are reported.
+
+    Attributes:
+        are_logged: Whether the W&B run has all of it: false before the end, offline, and after a failure.
+    """
 
     def __init__(self, recording: WandbRecording) -> None:
-        """Touches nothing yet."""
+        """Prepares for the files of a recording.
+
+        Args:
+            recording: The session whose files they are.
+        """
+        self.are_logged = False
         self._recording = recording
-        self._scratch = recording.info.run_dir / "wandb" / "scratch"
-        self._table: EpisodesTable | None = None
+        self._run_dir = recording.info.run_dir
+        self._pages = pages_of(self._run_dir)
+        self._record = UploadRecord(
+            log_artifacts=recording.options.log_artifacts, snapshots_limit_mb=recording.options.snapshots_limit_mb
+        )
+        self._files: RunFiles | None = None
+        self._failed = False
 
     def begin(self) -> None:
-        """Begins the table, when there is a W&B run, and logs what the run builds upon."""
+        """Records what the run builds upon; logs it, and the rows of earlier sessions, where the W&B run is online."""
         self._recording.begun.wait()
-        info, options, identity = self._recording.info, self._recording.options, self._recording.identity
-        with self._at_work("refused the table of episodes") as run:
-            if run is not None:
-                self._scratch.mkdir(parents=True, exist_ok=True)
-                self._table = EpisodesTable(run, self._scratch, pages=options.log_trajectories, earlier=identity.table)
-                for result in info.earlier[self._table.rows :]:  # a killed session had not logged them yet
-                    self._table.add(result, None)
-        if options.log_artifacts:
-            with self._at_work("refused what the run builds upon") as run:
-                if run is not None:
-                    self._use_inputs(run)
+        run = self._recording.run
+        if run is None:
+            return
+        with self._at_work("cannot record what the run builds upon"):
+            self._record = self._prepared() if self._record.log_artifacts else self._record
+            self._record.write(self._run_dir)
+        if not run.offline:
+            self._files = RunFiles(run, self._run_dir, self._pages)
+            with self._at_work("refused the table of episodes"):
+                self._files.log_rows(self._recording.info.earlier)
+            with self._at_work("refused what the run builds upon"):
+                self._files.log_inputs(self._record)
 
     def add_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None) -> None:
-        """Adds the row of a finished try to the table."""
-        with self._at_work("refused a row of the table") as run:
-            if run is not None and self._table is not None and self._table.add(result, trajectory):
-                self._remember(self._table)
+        """Adds the row of a finished attempt or retry to the table."""
+        if self._recording.run is None:
+            return
+        with self._at_work("refused a row of the table"):
+            if trajectory is not None and self._recording.options.log_trajectories:
+                self._pages.add(result.episode_id, trajectory)
+            if self._files is not None:
+                self._files.log_rows((result,))
 
     def end(self, summary: RunSummary) -> None:
-        """Logs what is left of the table, and what the run made."""
-        with self._at_work("refused the end of the table") as run:
-            if run is not None and self._table is not None and self._table.flush():
-                self._remember(self._table)
-        if self._recording.options.log_artifacts:
-            with self._at_work("refused an artifact") as run:
-                if run is not None:
-                    self._log_outputs(run, summary)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        """Logs the rest of the table, and what the run made."""
+        if self._recording.run is None:
+            return
+        with self._at_work("cannot record what the run made"):
+            store, run_dir = summary.snapshot_dir, self._run_dir.resolve()
+            if store is not None and store.resolve().is_relative_to(run_dir):
+                store = store.resolve().relative_to(run_dir)  # the run directory may be moved before it is uploaded
+            kept = sum(result.snapshots for result in summary.results)
+            ended = {"snapshot_dir": store, "snapshots": kept, "exit_code": 0 if summary.complete else 1}
+            self._record = self._record.model_copy(update=ended)
+            self._record.write(self._run_dir)
+        if self._files is not None:
+            with self._at_work("refused the end of the table"):
+                self._files.table.flush()
+            with self._at_work("refused an artifact"):
+                self._files.log_outputs(self._record)
+            self.are_logged = not self._failed
 
-    def _remember(self, table: EpisodesTable) -> None:
-        self._recording.identity = replace(self._recording.identity, table=table.state)
-        self._recording.identity.write(self._recording.info.run_dir)
-
-    def _use_inputs(self, run: wandb.Run) -> None:
-        """Task set and parents. `use_artifact` is for online runs alone; what it logs, an offline run can log too."""
-        info = self._recording.info
-        limit_mb = self._recording.options.task_set_limit_mb
-        used = [artifacts.task_set_artifact(info, self._scratch, limit_mb=limit_mb), *artifacts.parent_artifacts(info)]
-        inputs = []
-        for artifact in used:
-            if artifact is not None:
-                run._log_artifact(artifact, use_after_commit=True)
-                inputs.append({"name": artifact.name.partition(":")[0], "digest": artifact.digest})
-        run.config.update({"inputs": inputs}, allow_val_change=True)  # type: ignore[no-untyped-call]
-
-    def _log_outputs(self, run: wandb.Run, summary: RunSummary) -> None:
-        run_dir, options = self._recording.info.run_dir, self._recording.options
-        limit_mb = options.snapshots_limit_mb
-        outputs = [
-            artifacts.trajectories_artifact(run_dir, run.id),
-            artifacts.snapshots_artifact(summary, run_dir, run.id, self._scratch, limit_mb=limit_mb),
-            artifacts.code_artifact(run.id) if options.log_code else None,
-        ]
-        for artifact in outputs:
-            if artifact is not None:
-                run.log_artifact(artifact)
+    def _prepared(self) -> UploadRecord:
+        """Puts the inputs and the code into the run directory, and names the inputs in the W&B run's config."""
+        recording, options = self._recording, self._recording.options
+        assert recording.run is not None
+        prepared, inputs = [], []
+        task_set, code = (prepared_folder(self._run_dir, kind) for kind in ("task-set", "code"))
+        for folder in (task_set, code):
+            shutil.rmtree(folder, ignore_errors=True)
+        if tasks := artifacts.prepare_task_set(recording.info, task_set, limit_mb=options.task_set_limit_mb):
+            prepared.append(tasks)
+            inputs.append(artifacts.prepared_artifact(tasks, task_set))
+        if options.log_code:
+            prepared.append(artifacts.prepare_code(recording.identity.id, code))
+        parents = dict(artifacts.parents_of(recording.info))
+        inputs += parents.values()
+        named = [{"name": artifact.name.partition(":")[0], "digest": artifact.digest} for artifact in inputs]
+        recording.run.config.update({"inputs": named}, allow_val_change=True)  # type: ignore[no-untyped-call]
+        return self._record.model_copy(update={"prepared": tuple(prepared), "parents": tuple(parents)})
 
     @contextmanager
-    def _at_work(self, otherwise: str) -> Iterator[wandb.Run | None]:
-        """The W&B run, if it is open, with its folders in the run directory. Reports what fails."""
-        recording = self._recording
-        if recording.run is None:
-            yield None
-            return
-        with recording.reported(otherwise), folders_of(recording.info, recording.identity.id):
-            yield recording.run
+    def _at_work(self, otherwise: str) -> Iterator[None]:
+        """Has W&B's folders in the run directory. Reports what fails."""
+        try:
+            with folders_of(self._recording.info.run_dir, self._recording.identity.id):
+                yield
+        except Exception as error:
+            self._failed = True
+            self._recording.report(f"{otherwise}: {first_line(error)}")

@@ -1,4 +1,4 @@
-"""The numbers of one session of a run, as W&B gets them. Lives in a thread of the tracker; only that waits for W&B."""
+"""The numbers of one session of a W&B run. Lives in a thread of the tracker, which alone waits for W&B."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import identity_of
 from ares_exp.trackers.wandb_recording.options import WandbOptions
-from ares_exp.trackers.wandb_recording.record_file import next_step
-from ares_exp.trackers.wandb_recording.service import Report, end_service, first_line, folders_of, open_run
+from ares_exp.trackers.wandb_recording.service import Report, close_run, first_line, folders_of, open_run
 
 if TYPE_CHECKING:
     import wandb
 
 FINISHED, WALL_SEC = "progress/finished", "progress/wall_sec"
-"""The two axes: tries that have finished, and seconds since the run was first begun."""
+"""The two axes: finished episodes, and seconds since the run was first begun."""
 OBJECTIVE = "objective"
-"""In the summary: what a sweep is to maximise, the metric that the config key of that name chooses."""
+"""In the summary: the metric that a sweep is to maximise; the config key of that name chooses it."""
 BY_NUMBER = ("episode/*", "outcome/*", "progress/mean_reward")
 BY_TIME = ("system/*", FINISHED)
+STEPS_AHEAD, RENEWED_AFTER = 1000, 200
+"""So many W&B steps are written down as used before they are; renewed after so many rows, tables come in between."""
 
 
 class WandbRecording:
-    """What happens in one session, told to W&B. No method raises; what goes wrong is reported.
+    """The numbers of one session in W&B. No method raises; failures are reported.
 
     Attributes:
         info: The run.
@@ -39,17 +41,26 @@ class WandbRecording:
         identity: Which W&B run it is.
         run: That run while it is open, else `None`.
         begun: Set when it is known whether there is a W&B run.
+        report: Counts and logs a failure.
     """
 
     def __init__(self, options: WandbOptions, info: RunInfo, *, online: bool, report: Report) -> None:
-        """Opens nothing yet."""
+        """Prepares for a session.
+
+        Args:
+            options: The tracker's settings.
+            info: The run.
+            online: Whether the W&B run is to be online.
+            report: Counts and logs a failure.
+        """
         self.info = info
         self.options = options
         self.identity = identity_of(info, project=options.project, entity=options.entity)
         self.run: wandb.Run | None = None
         self.begun = threading.Event()
         self._online = online
-        self._report = report
+        self.report = report
+        self._rows_left = 0
         self._start = min((result.started_at for result in info.earlier), default=time.time())
         self._rows = EpisodeRows()
 
@@ -57,35 +68,34 @@ class WandbRecording:
         """Opens the W&B run."""
         for result in self.info.earlier:
             self._rows.add(result)
-        with self.reported("could not be started, this run is not tracked"), folders_of(self.info, self.identity.id):
-            step = next_step(self.info.run_dir) if self.info.resumed else 0
-            run = open_run(self.options, self.info, self.identity, online=self._online, report=self._report)
-            self.identity = replace(self.identity, entity=run.entity or self.identity.entity)
-            self.identity.write(self.info.run_dir)
+        folders = folders_of(self.info.run_dir, self.identity.id)
+        with self.reported("could not be started, this run is not tracked"), folders:
+            run = open_run(self.options, self.info, self.identity, online=self._online, report=self.report)
+            step = self.identity.steps
+            self.identity = replace(self.identity, entity=run.entity or self.identity.entity, uploaded=False)
             for axis in (FINISHED, WALL_SEC):
                 run.define_metric(axis, hidden=axis == WALL_SEC)
             for key in BY_NUMBER:
                 run.define_metric(key, step_metric=FINISHED)
             for key in BY_TIME:
                 run.define_metric(key, step_metric=WALL_SEC)
+            self._reserve(max(step, run.step))
             if step > run.step:  # offline, W&B begins every session with step 0
                 run.log({WALL_SEC: self._seconds(time.time())}, step=step)
             self.run = run
         self.begun.set()
 
     def add_episode(self, result: EpisodeResult) -> None:
-        """Logs the row of a finished try."""
+        """Logs the row of a finished episode."""
         row = self._rows.add(result)
         with self.reported("refused a row"):
-            if self.run is not None:
-                self.run.log({**row, WALL_SEC: self._seconds(result.finished_at)})
+            self._log({**row, WALL_SEC: self._seconds(result.finished_at)})
 
     def add_system(self, sample: Mapping[str, float], at: float) -> None:
-        """Logs how the runner did at a time (epoch seconds)."""
+        """Logs the load of the runner at a time (epoch seconds)."""
         numbers = {key: value for key, value in sample.items() if isinstance(value, int | float)}
         with self.reported("refused a sample"):
-            if self.run is not None:
-                self.run.log({**numbers, WALL_SEC: self._seconds(at)})
+            self._log({**numbers, WALL_SEC: self._seconds(at)})
 
     def add_totals(self, summary: RunSummary) -> None:
         """Logs histograms, totals and statistics."""
@@ -96,28 +106,50 @@ class WandbRecording:
 
             values = attempt_values(summary)
             if any(values.values()):
-                self.run.log({f"attempts/{name}": wandb.Histogram(one) for name, one in values.items() if one})
+                self._log({f"attempts/{name}": wandb.Histogram(one) for name, one in values.items() if one})
             totals = total_metrics(summary)
             if (objective := totals.get(f"stat/{self.info.config.get('objective', 'mean_reward')}")) is not None:
                 totals[OBJECTIVE] = objective
             self.run.summary.update({key: value for key, value in totals.items() if not _is_endless(value)})
 
-    def end(self, summary: RunSummary) -> None:
-        """Finishes the W&B run."""
+    def end(self, summary: RunSummary, *, files_are_logged: bool) -> None:
+        """Finishes the W&B run.
+
+        Args:
+            summary: The run's totals.
+            files_are_logged: Whether the W&B run has its table and artifacts.
+        """
         run, self.run = self.run, None
         if run is None:
             return
         with self.reported("could not finish the run, what was recorded is on disk"):
-            run.finish(exit_code=0 if summary.complete else 1)
-            end_service()
+            steps, session = run.step, Path(run.dir).parent.name
+            close_run(run, exit_code=0 if summary.complete else 1)
+            confirmed = self.identity.confirmed if run.offline else (*self.identity.confirmed, session)
+            self.identity = replace(self.identity, steps=steps, uploaded=files_are_logged, confirmed=confirmed)
+            self.identity.write(self.info.run_dir)
 
     @contextmanager
     def reported(self, otherwise: str) -> Iterator[None]:
-        """Reports what fails."""
+        """Reports failures."""
         try:
             yield
         except Exception as error:
-            self._report(f"{otherwise}: {first_line(error)}")
+            self.report(f"{otherwise}: {first_line(error)}")
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        if self.run is None:
+            return
+        self._rows_left -= 1
+        if self._rows_left < 0:
+            self._reserve(self.run.step)
+        self.run.log(dict(row))
+
+    def _reserve(self, step: int) -> None:
+        """Writes down more steps from `step` on than are used before the next time."""
+        self.identity = replace(self.identity, steps=step + STEPS_AHEAD)
+        self.identity.write(self.info.run_dir)
+        self._rows_left = RENEWED_AFTER
 
     def _seconds(self, at: float) -> float:
         return max(at - self._start, 0.0)

@@ -1,20 +1,21 @@
-"""W&B's own side: its settings, its folders, its service process. Everything stays in the run directory."""
+"""W&B's settings, folders and service process. Everything stays in the run directory."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ares_exp.secrets import scrub
+import psutil
+
+from ares_exp.records.secrets import scrub
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import WandbIdentity
 from ares_exp.trackers.wandb_recording.options import SWEEP_VARIABLES, WandbOptions, sweep_run_id
@@ -24,11 +25,18 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 
+FINISH_SHARE = 0.55
+"""Of the bound on the tracker's `finish`: how long W&B waits for the end of the run. Files have had their share before;
+one that is cut short from outside is never confirmed, not even when it is uploaded later."""
+UPLOAD_TIMEOUT_SEC = 60.0
+"""Bound on reaching the service to upload files."""
 EXIT_GRACE_SEC = 10.0
-"""How long W&B's service process may go on trying at exit, after a run whose end was not confirmed."""
+"""How long W&B's service process may go on writing when this process ends and the end of a run was not confirmed."""
 
 # W&B's service process and its environment variables belong to the whole process.
 _one_tracker_at_a_time = threading.Lock()
+_open_runs: set[str] = set()
+"""Ids of the W&B runs that were opened here and have not been closed."""
 
 
 def open_run(
@@ -39,64 +47,133 @@ def open_run(
     Raises:
         Exception: Whatever W&B raises when even an offline run cannot be opened.
     """
+
+    def opened(mode: Literal["online", "offline"]) -> wandb.Run:
+        return _init(
+            identity,
+            _settings(options.init_timeout_sec, FINISH_SHARE * options.finish_timeout_sec),
+            group=options.group or info.group,
+            job_type=options.job_type or info.job_type,
+            name=options.name or info.name,
+            tags=[*dict.fromkeys((*info.tags, *options.tags))],
+            config={**scrub(info.config), "provenance": scrub(info.provenance)},
+            dir=str(info.run_dir),
+            mode=mode,
+            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
+            resume="allow",
+        )
+
     if online:
-        before = set(_sessions(info.run_dir))
+        before = {*_online_sessions(info.run_dir)}
         try:
-            return _init(options, info, identity, "online")
+            return opened("online")
         except Exception as error:
             report(
                 f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead (upload it later with "
                 f"`python -m ares_exp.trackers sync {info.run_dir}`): {first_line(error)}"
             )
-            end_service()
-            for session in set(_sessions(info.run_dir)) - before:  # it says that the run has ended
+            _end_service()
+            for session in {*_online_sessions(info.run_dir)} - before:  # it says that the run has ended
                 shutil.rmtree(session, ignore_errors=True)
-    return _init(options, info, identity, "offline")
+    return opened("offline")
 
 
-def _sessions(run_dir: Path) -> Iterator[Path]:
-    """The folders of online sessions."""
+@contextlib.contextmanager
+def uploading(identity: WandbIdentity, folder: Path, *, exit_code: int) -> Iterator[wandb.Run]:
+    """Opens a W&B run that the service knows, to add to it.
+
+    Args:
+        identity: The run.
+        folder: Where W&B's own files go.
+        exit_code: What the run ends with.
+
+    Raises:
+        Exception: Whatever W&B raises.
+    """
+    try:
+        run = _init(identity, _settings(UPLOAD_TIMEOUT_SEC, 0.0), dir=str(folder), mode="online", resume="must")
+        try:
+            yield run
+        finally:
+            close_run(run, exit_code=exit_code)
+    finally:
+        _end_service()
+
+
+def close_run(run: wandb.Run, *, exit_code: int) -> None:
+    """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it.
+
+    Only then are the files whole, and W&B's threads and exit hook gone.
+
+    Raises:
+        Exception: Whatever W&B raises. The end of this process then waits `EXIT_GRACE_SEC` for the service process.
+    """
+    _open_runs.discard(run.id)
+    try:
+        run.finish(exit_code=exit_code)
+    except Exception:
+        _bound_the_exit()
+        raise
+    _end_service()
+
+
+def _bound_the_exit() -> None:
+    """W&B's own exit hook waits as long as its service process tries to reach a service, which can be for ever."""
+    name = "ares_exp-wandb-exit"
+    if all(thread.name != name for thread in threading.enumerate()):
+        threading.Thread(target=_kill_service_after_main, name=name, daemon=True).start()
+
+
+def _kill_service_after_main() -> None:
+    threading.main_thread().join()
+    time.sleep(EXIT_GRACE_SEC)
+    for child in psutil.Process().children():
+        if child.name() == "wandb-core":
+            child.kill()
+
+
+def _end_service() -> None:
+    import wandb
+
+    if not _open_runs and wandb.run is None:
+        wandb.teardown()
+
+
+def _online_sessions(run_dir: Path) -> Iterator[Path]:
     return (run_dir / "wandb").glob("run-*")
 
 
-def _init(
-    options: WandbOptions, info: RunInfo, identity: WandbIdentity, mode: Literal["online", "offline"]
-) -> wandb.Run:
+def _init(identity: WandbIdentity, settings: wandb.Settings, **arguments: Any) -> wandb.Run:
     import wandb
 
     hooks = sys.exit, sys.excepthook
     # Silent for the whole process, not for the run alone: a W&B that lacks a key would else ask for one.
     wandb.setup(settings=wandb.Settings(silent=True))
     try:
-        return wandb.init(
+        run = wandb.init(
             project=identity.project,
             entity=identity.entity,
-            group=options.group or info.group,
-            job_type=options.job_type or info.job_type,
-            name=options.name or info.name,
-            tags=[*dict.fromkeys((*info.tags, *options.tags))],
             id=identity.id,
-            config={**scrub(info.config), "provenance": scrub(info.provenance)},
-            dir=str(info.run_dir),
-            mode=mode,
-            # Also makes `wandb sync` append what a resumed run recorded offline to what was uploaded before.
-            resume="allow",
             reinit="create_new",
-            settings=_settings(options),
+            settings=settings,
+            **arguments,
         )
     finally:
         # W&B's hooks would print a second traceback and wrap every exit.
         sys.exit, sys.excepthook = hooks
+    _open_runs.add(run.id)
+    return run
 
 
-def _settings(options: WandbOptions) -> wandb.Settings:
+def _settings(init_timeout_sec: float, finish_timeout_sec: float) -> wandb.Settings:
+    """Returns the settings of a run; `finish_timeout_sec` 0 means no bound."""
     import wandb
 
     return wandb.Settings(
         silent=True,
         console="off",
-        init_timeout=options.init_timeout_sec,
-        finish_timeout=0.9 * options.finish_timeout_sec,
+        init_timeout=init_timeout_sec,
+        finish_timeout=finish_timeout_sec,
         finish_timeout_raises=True,
         # The run's own provenance is free of secrets; W&B's has the bare command line and the git remote.
         x_disable_meta=True,
@@ -110,9 +187,9 @@ def _settings(options: WandbOptions) -> wandb.Settings:
 
 
 @contextlib.contextmanager
-def folders_of(info: RunInfo, run_id: str) -> Iterator[None]:
+def folders_of(run_dir: Path, run_id: str) -> Iterator[None]:
     """Points W&B's own folders into a run directory, for one tracker at a time: environment variables set them."""
-    folder = (info.run_dir / "wandb").absolute()
+    folder = (run_dir / "wandb").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, str | None] = {
         "WANDB_DATA_DIR": str(folder),
@@ -122,13 +199,18 @@ def folders_of(info: RunInfo, run_id: str) -> Iterator[None]:
     }
     if run_id != sweep_run_id():  # W&B would take the sweep's id all the same
         values |= dict.fromkeys(SWEEP_VARIABLES)
-    with _one_tracker_at_a_time:
-        before = {name: os.environ.get(name) for name in values}
-        _set_environment(values)
-        try:
-            yield
-        finally:
-            _set_environment(before)
+    with _one_tracker_at_a_time, _environment(values):
+        yield
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    _set_environment(values)
+    try:
+        yield
+    finally:
+        _set_environment(before)
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
@@ -140,43 +222,14 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 @contextlib.contextmanager
-def no_traces() -> Iterator[dict[str, str]]:
-    """An environment in which W&B's own logs and caches, which belong to no run, go to a folder that is removed."""
-    with tempfile.TemporaryDirectory(prefix="ares_exp-wandb-", ignore_cleanup_errors=True) as folder:
-        yield {**os.environ, **dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TMPDIR"), folder)}
-
-
-def end_service() -> None:
-    """Ends W&B's service process, unless another run of this process uses it.
-
-    Only then are the files whole, its threads and exit hook gone, and is the id of a run that failed to open free.
-    """
-    import wandb
-
-    if wandb.setup().most_recent_active_run is None:
-        wandb.teardown()
-
-
-def bound_the_exit() -> None:
-    """Bounds how long this process, when it ends, waits for W&B's service process, which may wait for a dead service.
-
-    W&B's own exit hook waits for as long as it takes. What the process was given is on disk by then, on a machine that
-    gives it time to write.
-    """
-    from wandb.sdk import wandb_setup
-
-    connection = getattr(getattr(wandb_setup, "_singleton", None), "_connection", None)  # wandb.setup() would make one
-    process = getattr(getattr(connection, "_proc", None), "_process", None)
-    if process is not None:
-        atexit.register(_kill_soon, process)  # runs before W&B's
-
-
-def _kill_soon(process: subprocess.Popen[bytes]) -> None:
-    timer = threading.Timer(EXIT_GRACE_SEC, process.kill)
-    timer.daemon = True
-    timer.start()
+def no_traces() -> Iterator[Path]:
+    """Has W&B's own logs and caches, which belong to no run, in a folder that is removed."""
+    with tempfile.TemporaryDirectory(prefix="ares_exp-wandb-", ignore_cleanup_errors=True) as name:
+        folders = dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TMPDIR"), name)
+        with _environment(folders):
+            yield Path(name)
 
 
 def first_line(error: Exception) -> str:
-    """An error of W&B in one line."""
+    """Returns an error of W&B in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,127 +1,252 @@
-"""Reads back the ATIF documents that `atif_writer` makes: their trajectories, exactly."""
+"""The common core of ATIF documents, read as a trajectory: of any maker, any version.
+
+A record begins with each agent step that an LLM answered; what follows up to the next one is what the LLM is asked
+then, after all that was before. System steps at the beginning are the system prompt. A step that says that the
+context was replaced begins a new conversation with its observation. What a trajectory has no field for, but a document
+has once, is kept in `metadata["atif"]`. Of a document that was written here, reward, seconds, commands and outcome are
+read too, but not the exact requests: sampling settings and rewritten histories are in the JSON record alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from ares_exp.llms.request import Message, freeze
-from ares_exp.trajectories.atif.actions import action_from_atif
-from ares_exp.trajectories.atif.messages import kept_reply, llm_calls, message_of_result, message_of_step, own
+from ares_exp.errors import TrajectoryFormatError
+from ares_exp.llms.request import FrozenList, Message, freeze
+from ares_exp.records.results import Outcome
+from ares_exp.trajectories.atif.messages import (
+    OURS,
+    content_from_atif,
+    llm_calls,
+    message_of_result,
+    message_of_step,
+    own,
+    reply_message,
+)
+from ares_exp.trajectories.atif.schema import validate_atif
+from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.conversations import MAX_REPEATED_MESSAGES
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields
+from ares_exp.trajectories.files.line_file import read_lines, read_rest
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+
+UNKNOWN_TASK = "unknown"
+
+_ONCE = ("schema_version", "session_id", "notes", "continued_trajectory_ref", "final_metrics", "extra")
+_OF_THE_EPISODE = ("task_name", "start_time", "end_time", "total_reward", "truncated", "outcome", "error")
+_TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-class AtifReader:
-    """Reads one document, which is valid ATIF and has our `extra`."""
+def load_atif(path: Path) -> tuple[EpisodeTrajectory, list[str]]:
+    """Reads a document's file; see `from_atif`.
+
+    Raises:
+        TrajectoryFormatError: The file is missing, no JSON, or no valid document; the message names the path.
+    """
+    try:
+        with read_lines(path) as lines:
+            document = json.loads(read_rest(lines))
+        return from_atif(document)
+    except TrajectoryFormatError as error:
+        raise TrajectoryFormatError(f"{path}: {error}") from error
+    except OSError as error:
+        raise TrajectoryFormatError(f"{path}: {error.strerror or error}.") from error
+    except BROKEN as error:
+        raise TrajectoryFormatError(f"{path}: {what_broke(error)}.") from error
+
+
+def from_atif(document: Any) -> tuple[EpisodeTrajectory, list[str]]:
+    """Reads a parsed document.
+
+    Returns:
+        The trajectory, and in a sentence each what of the document it could not hold.
+
+    Raises:
+        TrajectoryFormatError: It is no valid ATIF document, or broken where this package adds to it.
+    """
+    validate_atif(document)
+    try:
+        return _AtifReader(document).read(), list(dict.fromkeys(_not_held(document)))
+    except (OverflowError, *BROKEN) as error:
+        raise TrajectoryFormatError(
+            f"Expected an ATIF document, got one that is broken: {what_broke(error)}."
+        ) from error
+
+
+class _AtifReader:
+    """Reads one document, which is valid ATIF."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        """Reads nothing yet."""
         self._document = document
-        self._head = own(document)
         self._records: list[StepRecord] = []
-        self._open: dict[str, Any] | None = None  # the record whose observation is being read
-        self._settings: Mapping[str, Any] = {}
-        self._prompt: Any = None
-        self._foreign: Any = None
-        self._table: list[Message] = []
-        self._conversation: list[int] = []
-        self._since = 0
-        self._history: list[list[int]] | None = None
+        first = own(document).get("first", {}).get("record", {})  # of a document that was written here
+        self._open: dict[str, Any] = {"step_type": "FIRST", "action": None, "discount": None, **first}
+        self._messages: list[Message] = []
+        self._answered = -1  # how many messages there were after the last reply
+        self._prompt: list[str] = []
         self._repeated = 0
+        times = [_epoch(step["timestamp"]) for step in document["steps"] if step.get("timestamp") is not None]
+        self._start, self._end = (times[0], times[-1]) if times else (0.0, 0.0)
+        self._now = self._start
 
     def read(self) -> EpisodeTrajectory:
-        """The trajectory.
-
-        Raises:
-            KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError: What the document has under
-                `extra.ares_exp` is not what was written there.
-        """
-        if "first" in self._head:
-            first = self._head["first"]
-            self._settings = self._head["settings"]
-            self._open = {**first["record"], "action": first.get("action"), "commands": first.get("commands", ())}
-            self._open["observed"] = first.get("observed", True)
+        begun = False
         for step in self._document["steps"]:
-            ours = own(step)
-            if "record" in ours:
-                self._close()
-                self._act(step, ours)
-            elif "system_prompt" in ours:
-                self._prompt = step["message"]
-            elif "history" in ours:
-                self._history = ours["history"]
-            elif ours.get("json"):
-                self._foreign = json.loads(step["message"])
-            elif "empty" not in ours:
-                self._table.append(freeze(message_of_step(step)))
-                self._take_results(step)
-        self._close()
-        names = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "error")
-        fields = {name: self._head[name] for name in (*names, "metadata")}
-        fields["unfinished_step"] = self._head.get("unfinished_step")
+            acts = step["source"] == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
+            if acts:
+                self._close(last=False)
+            if step.get("timestamp") is not None:
+                self._now = _epoch(step["timestamp"])
+            if replaced := _replaces_context(step):
+                self._messages = []
+            if acts:
+                self._act(step)
+            elif step["source"] == "system" and not begun and not replaced:
+                self._prompt.append(_text(step["message"]))
+            elif not replaced:  # else the message is of no interest to an LLM that is shown the observation
+                self._messages.append(freeze(message_of_step(step)))
+            ids = {call[0] for call in llm_calls(step)}
+            for result in (step.get("observation") or {"results": ()})["results"]:
+                if result.get("content") is not None:
+                    self._messages.append(freeze(message_of_result(result, ids)))
+            begun |= step["source"] != "system"
+        ended = self._answered == len(self._messages)
+        self._close(last=ended)
+        ours = own(self._document)
+        if ours.get("num_steps") == 0:  # its `reset()` failed
+            self._records = []
+        known = {name: ours[name] for name in (*_OF_THE_EPISODE, "metadata", "unfinished_step") if name in ours}
+        read = {
+            "episode_id": self._episode_id(),
+            "task_name": UNKNOWN_TASK,
+            "start_time": self._start,
+            "end_time": self._end,
+            "total_reward": None,
+            "truncated": False,
+            "outcome": Outcome.COMPLETED if ended else Outcome.CLOSED,
+            "error": None,
+            "metadata": self._metadata(),
+        }
         return EpisodeTrajectory(
-            steps=tuple(self._records),
-            **episode_fields({**fields, "episode_id": self._document["trajectory_id"]}),
+            steps=tuple(self._records), **episode_fields({**read, **known, "num_steps": len(self._records)})
         )
 
-    def _act(self, step: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-        action = action_from_atif(step)
-        if not ours.get("json"):
-            self._table.append(freeze(kept_reply(step, action)))
-        self._take_results(step)
-        calls = [call for call in step.get("tool_calls") or () if "command" in own(call)]
-        commands = [{**own(call)["command"], "command": call["arguments"]["command"]} for call in calls]
-        self._settings = ours.get("settings", self._settings)
-        self._open = {**ours["record"], "action": action, "commands": commands or ours.get("commands", ())}
-        self._open["observed"] = ours.get("observed", True)
+    def _act(self, step: Mapping[str, Any]) -> None:
+        action, ours = _action(step), own(step)
+        commands = [
+            {**own(call)["command"], "command": call["arguments"]["command"]}
+            for call in step.get("tool_calls") or ()
+            if "command" in own(call)
+        ]
+        self._open = {**ours.get("record", {}), "action": action, "commands": commands or ours.get("commands", ())}
+        self._messages.append(freeze(reply_message(action)))
+        self._answered = len(self._messages)
 
-    def _take_results(self, step: Mapping[str, Any]) -> None:
-        ids = {call[0] for call in llm_calls(step)}
-        results = (step.get("observation") or {"results": ()})["results"]
-        self._table.extend(freeze(message_of_result(result, ids)) for result in results)
-
-    def _close(self) -> None:
-        """Ends the open record: all that its observation shows has been read."""
-        if self._open is None:
-            return
-        observation = None
-        if self._open["observed"]:
-            observation = self._request() if self._foreign is None else self._foreign
-        self._foreign = None
-        self._records.append(StepRecord.from_dict({**self._open, "observation": observation}))
-        self._open = None
-
-    def _request(self) -> dict[str, Any]:
-        if self._history is None:
-            self._conversation = [*self._conversation, *range(self._since, len(self._table))]
-        else:
-            self._conversation = self._numbers(self._history)
-        self._history, self._since = None, len(self._table)
-        self._count(len(self._conversation))
-        request: dict[str, Any] = {"messages": [self._table[number] for number in self._conversation]}
-        for name, value in self._settings.items():
-            if name == "system_prompt":
-                request[name] = self._prompt
-            elif name == "tools":
-                definitions = self._document["agent"].get("tool_definitions") or ()
-                request[name] = [definitions[index] for index in value]
-            else:
-                request[name] = value
-        return request
-
-    def _numbers(self, ranges: list[list[int]]) -> list[int]:
-        for start, stop in ranges:
-            if not (type(start) is type(stop) is int and 0 <= start < stop <= len(self._table)):
+    def _close(self, *, last: bool) -> None:
+        """Ends the record that is open; `last` where nothing came after its action."""
+        kind = self._open.setdefault("step_type", "LAST" if last else "MID")
+        observation: dict[str, Any] | None = None
+        if kind != "LAST":
+            self._repeated += len(self._messages)
+            if self._repeated > MAX_REPEATED_MESSAGES:
                 raise ValueError(
-                    f"expected message ranges within {len(self._table)}, got [{start!r:.80}, {stop!r:.80})"
+                    f"expected at most {MAX_REPEATED_MESSAGES} messages in all requests together, got more"
                 )
-            self._count(stop - start)
-        return list(chain.from_iterable(range(start, stop) for start, stop in ranges))
+            observation = {"messages": FrozenList(self._messages)}
+            if self._prompt:
+                observation["system_prompt"] = "\n\n".join(self._prompt)
+            if tools := self._document["agent"].get("tool_definitions"):
+                observation["tools"] = tools
+        defaults = {"reward": None, "discount": 0.0 if kind == "LAST" else 1.0, "timestamp": self._now}
+        more = {"step_index": len(self._records), "observation": observation}
+        self._records.append(StepRecord.from_dict({**defaults, **self._open, **more}))
 
-    def _count(self, messages: int) -> None:
-        self._repeated += messages
-        if self._repeated > MAX_REPEATED_MESSAGES:
-            raise ValueError(f"expected at most {MAX_REPEATED_MESSAGES} messages in all requests together, got more")
+    def _episode_id(self) -> str:
+        named = self._document.get("trajectory_id") or self._document.get("session_id")
+        return named or hashlib.sha256(json.dumps(self._document).encode()).hexdigest()[:32]
+
+    def _metadata(self) -> dict[str, Any]:
+        agent = self._document["agent"]
+        once = {name: self._document[name] for name in _ONCE if self._document.get(name) is not None}
+        more = {name: agent[name] for name in ("model_name", "extra") if agent.get(name) is not None}
+        kept = once | ({"agent": more} if more else {})
+        return {"agent": agent["name"], "agent_version": agent["version"], **({"atif": kept} if kept else {})}
+
+
+def _action(step: Mapping[str, Any]) -> dict[str, Any]:
+    metrics, text, calls = step.get("metrics") or {}, _text(step["message"]), llm_calls(step)
+    action: dict[str, Any] = {
+        "data": [
+            *([{"content": text}] if text or not calls else []),
+            *({"id": call_id, "name": name, "arguments": arguments} for call_id, name, arguments in calls),
+        ],
+        "cost": metrics.get("cost_usd") or 0.0,
+        "usage": {
+            "prompt_tokens": metrics.get("prompt_tokens") or 0,
+            "generated_tokens": metrics.get("completion_tokens") or 0,
+        },
+    }
+    action |= {name: metrics[name] for name in _TOKENS if metrics.get(name) is not None}
+    if _unequal_lengths(metrics):
+        del action["logprobs"]
+    model = {"model": step["model_name"]} if step.get("model_name") is not None else {}
+    return {**action, **model, **own(step).get("action", {})}
+
+
+def _not_held(document: Mapping[str, Any]) -> Iterator[str]:
+    """Says what of a document a trajectory has no place for."""
+    if document.get("subagent_trajectories"):
+        yield "Trajectories of subagents are left out"
+    for step in document["steps"]:
+        metrics, results = step.get("metrics") or {}, (step.get("observation") or {"results": ()})["results"]
+        for name in ("reasoning_content", "reasoning_effort"):
+            if step.get(name) is not None:
+                yield f"The `{name}` of agent steps is left out"
+        if metrics.get("cached_tokens") is not None:
+            yield "Counts of cached tokens are left out"
+        if (step.get("llm_call_count") or 0) > 1:
+            yield "Agent steps of several LLM calls are read as one call"
+        if _unequal_lengths(metrics):
+            yield "Log-probabilities of another number than the tokens are left out"
+        if any(_foreign_extra(part) for part in (step, metrics, *(step.get("tool_calls") or ()), *results)):
+            yield "The `extra` of steps is left out"
+        if own(step).get("settings"):
+            yield "Sampling settings are left out"
+        if _replaces_context(step):
+            yield "Rewritten histories are read as the document shows them"
+        if any(result.get("subagent_trajectory_ref") for result in results):
+            yield "Trajectories of subagents are left out"
+        contents = [step["message"], *(result.get("content") for result in results)]
+        parts = [part["type"] for content in contents if isinstance(content, list) for part in content]
+        if "audio" in parts or (step["source"] == "agent" and "image" in parts):
+            yield "Recordings, and images of agent steps, are left out"
+
+
+def _foreign_extra(part: Mapping[str, Any]) -> bool:
+    return bool((part.get("extra") or {}).keys() - {OURS, "context_management"})
+
+
+def _unequal_lengths(metrics: Mapping[str, Any]) -> bool:
+    ids, logprobs = metrics.get("completion_token_ids"), metrics.get("logprobs")
+    return ids is not None and logprobs is not None and len(ids) != len(logprobs)
+
+
+def _replaces_context(step: Mapping[str, Any]) -> bool:
+    management = (step.get("extra") or {}).get("context_management")
+    replaces = isinstance(management, Mapping) and management.get("boundary") == "replace"
+    return replaces and step["source"] == "system"
+
+
+def _text(message: Any) -> str:
+    content = content_from_atif(message)
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if "text" in part)
+
+
+def _epoch(timestamp: str) -> float:
+    moment = datetime.fromisoformat(timestamp)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,79 +1,119 @@
-"""Makes an ATIF document of a trajectory; `atif` tells how."""
+"""Trajectories as documents of the Agent Trajectory Interchange Format (ATIF) v1.8.
+
+| here | in the document |
+|---|---|
+| `system_prompt` | a system step |
+| a message of the user | a user step, or the result of the command before it: what the LLM was shown of it |
+| a message of a tool | a result of the tool call whose id it has |
+| an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
+| an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
+| a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
+| `tools` | `agent.tool_definitions` |
+| a history that was rewritten | a system step with `extra.context_management`, its observation what was kept |
+
+What ATIF has no field for is in `extra.ares_exp`: of the document the fields of `EpisodeTrajectory`, of an agent step
+the `record` (reward, discount, seconds), other fields of the `action`, `commands` that are no tool calls, and the
+`settings` of the request if they changed. The document is an export: runs are resumed and replayed from JSON records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import takewhile
 from json import dumps
+from pathlib import Path
 from typing import Any
 
-from ares_exp.llms.request import FrozenList, Message, freeze
+from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
-from ares_exp.trajectories.atif.actions import action_to_atif
-from ares_exp.trajectories.atif.history import Placed, ShownMessages
+from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.atif.messages import (
     BASH,
     OURS,
-    content_from_atif,
+    action_calls,
+    call_to_atif,
     content_to_atif,
-    kept_reply,
     llm_calls,
-    reply_difference,
+    reply_message,
     result_of_message,
     step_of_message,
     with_own,
 )
-from ares_exp.trajectories.atif.schema import NEWEST_VERSION
+from ares_exp.trajectories.atif.schema import NEWEST_VERSION, Step, check_atif
+from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
-OURS_VERSION = 1
+ATIF_SUFFIX = ".atif.json"
+OURS_VERSION = 2
 MAX_CONTEXT_CHARS = 10_000
-REWRITTEN = (
-    "The agent rewrote its history: other readers than ares_exp see that it did and what it kept (long texts cut), the "
-    "exact requests are in `extra.ares_exp` alone"
-)
+REWRITTEN = "The agent rewrote its history: the document says so and shows what it kept, long texts cut"
 NO_CHAT = "Observations or actions that are no chat requests and answers became JSON text"
-PARTS = "Parts of messages that ATIF has no place for are in `extra.ares_exp` alone"
+PARTS = "Parts of messages that ATIF has no place for became text that names them"
 SURROGATES = "Half surrogate pairs, which no JSON text can hold, became replacement characters"
 
+_HEAD = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "metadata")
+_RECORD = ("step_index", "step_type", "reward", "discount", "timestamp")
+_SECONDS = ("policy_sec", "environment_sec", "container_sec")
+_IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
-class AtifWriter:
+
+def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
+    """Makes the document of a trajectory, JSON-ready and checked.
+
+    Returns:
+        The document, and in a sentence each what it shows in another form than the trajectory; empty for an agent that
+        only ever appends to its conversation. The sentences are the document's `notes`, too.
+    """
+    document, dropped = _AtifWriter(trajectory).write()
+    check_atif(document)
+    return document, dropped
+
+
+def write_atif(path: Path, trajectory: EpisodeTrajectory, *, sync: bool = True) -> list[str]:
+    """Writes a document's file, which appears whole or not at all; returns the sentences of `to_atif`."""
+    document, dropped = to_atif(trajectory)
+    write_lines(path, _lines(document), sync=sync)
+    return dropped
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the document with a line for each step, for people who look into it."""
+    head = {name: value for name, value in document.items() if name != "steps"}
+    yield f'{dump_json(head)[:-1]}, "steps": [\n'
+    for number, step in enumerate(document["steps"]):
+        yield f"{',' if number else ''}{dump_json(step)}\n"
+    yield "]}\n"
+
+
+class _AtifWriter:
     """Makes one document."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
-        """Makes nothing yet."""
         self._trajectory = trajectory
         self._dropped: dict[str, None] = {}
         self._steps: list[dict[str, Any]] = []
-        self._tools: dict[str, tuple[int, Any]] = {}  # by their JSON text
+        self._tools: dict[str, Any] = {}  # by their JSON text
         self._settings: dict[str, Any] = {}
+        self._first: dict[str, Any] = {}  # of the FIRST record, which no step of the document shows
         self._prompt: str | None = None
         self._timestamp: str | None = None
-        self._shown = ShownMessages()
+        self._messages: Sequence[Mapping[str, Any]] = FrozenList()  # of the request before
+        self._shown: set[str] = set()  # every message that was shown so far, as JSON text
 
     def write(self) -> tuple[dict[str, Any], list[str]]:
-        """The document, and what it could not hold."""
         trajectory = self._trajectory
-        head: dict[str, Any] = {"version": OURS_VERSION}
         for record in trajectory.steps:
             self._timestamp = _iso_8601(record.timestamp)
-            if "first" not in head:
-                head["first"] = self._first(record)
-                head["settings"] = dict(self._settings)
-            else:
-                self._act(record)
+            if record.action is None and not self._first:
+                self._first["first"] = {"record": _record_fields(record)}
+            acted = self._act(record) if record.action is not None else None
+            if record.observation is not None:
+                self._observe(record.observation, acted)
         if not self._steps:  # a document has at least one
-            self._emit(with_own({"source": "system", "message": ""}, {"empty": True}))
-        for name in ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated"):
-            head[name] = getattr(trajectory, name)
-        head["outcome"] = trajectory.outcome.value
-        head["error"] = asdict(trajectory.error) if trajectory.error is not None else None
-        head["metadata"] = trajectory.metadata
-        if trajectory.unfinished_step is not None:
-            head["unfinished_step"] = trajectory.unfinished_step.to_dict()
-        document = plain(self._document(head))
+            self._emit({"source": "system", "message": ""})
+        document = plain(self._document())
         try:
             dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -83,21 +123,24 @@ class AtifWriter:
             document["notes"] = " ".join(f"{what}." for what in self._dropped)
         return document, list(self._dropped)
 
-    def _document(self, head: dict[str, Any]) -> dict[str, Any]:
-        metadata = self._trajectory.metadata
-        version = metadata.get("agent_version") or metadata.get("ares_exp_version")
+    def _document(self) -> dict[str, Any]:
+        trajectory, metadata = self._trajectory, self._trajectory.metadata
         agent: dict[str, Any] = {
             "name": str(metadata.get("agent") or "unknown"),
-            "version": str(version or "unknown"),
+            "version": str(metadata.get("agent_version") or metadata.get("ares_exp_version") or "unknown"),
         }
         if models := [step["model_name"] for step in self._steps if "model_name" in step]:
             agent["model_name"] = models[0]
         if self._tools:
-            agent["tool_definitions"] = [tool for _, tool in self._tools.values()]
+            agent["tool_definitions"] = list(self._tools.values())
         metrics = [step["metrics"] for step in self._steps if "metrics" in step]
+        head = {"version": OURS_VERSION, **{name: getattr(trajectory, name) for name in _HEAD}, **self._first}
+        head["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
+        if trajectory.unfinished_step is not None:
+            head["unfinished_step"] = trajectory.unfinished_step.to_dict()
         return {
             "schema_version": NEWEST_VERSION,
-            "trajectory_id": self._trajectory.episode_id,
+            "trajectory_id": trajectory.episode_id,
             "agent": agent,
             "steps": [{"step_id": number, **step} for number, step in enumerate(self._steps, 1)],
             "final_metrics": {
@@ -109,97 +152,91 @@ class AtifWriter:
             "extra": {OURS: head},
         }
 
-    def _first(self, record: StepRecord) -> dict[str, Any]:
-        first: dict[str, Any] = {"record": _record_fields(record)}
-        if record.commands:
-            first["commands"] = [asdict(command) for command in record.commands]
-        if record.action is not None:
-            first["action"] = record.action
-        if record.observation is None:
-            first["observed"] = False
-        else:
-            self._observe(record.observation, reply=None, results_of=None)
-        return first
-
-    def _act(self, record: StepRecord) -> None:
-        """The agent step of an action, and what the agent saw next."""
-        fields, ours = action_to_atif(record.action)
-        ours["record"] = _record_fields(record)
-        step = {"source": "agent", **fields}
+    def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
         commands = [asdict(command) for command in record.commands]
-        if "json" in ours:
+        ours: dict[str, Any] = {"record": _record_fields(record)}
+        reply = None
+        if (answer := _answer_fields(record.action)) is not None:
+            fields, rest = answer
+            reply = reply_message(record.action or {})
+            ours |= {"action": rest} if rest else {}
+        else:
             self._dropped[NO_CHAT] = None
-        if commands and ("json" in ours or "tool_calls" in step):
+            fields = {"message": dumps(record.action, ensure_ascii=False)}
+        if commands and (reply is None or "tool_calls" in fields):
             ours["commands"] = commands  # of the calls that the LLM made: as calls they would be there twice
         elif commands:
-            step["tool_calls"] = [
+            fields["tool_calls"] = [
                 _command_call(f"command_{len(self._steps) + 1}_{number}", command)
                 for number, command in enumerate(commands, 1)
             ]
-        reply = None if "json" in ours or record.action is None else kept_reply(step, record.action)
-        if record.observation is None:
-            ours["observed"] = False
+        step = with_own({"source": "agent", **fields}, ours)
         self._emit(step)
-        if reply is not None:
-            self._shown.add_reply()
-        if record.observation is not None:
-            ours |= self._observe(record.observation, reply=reply, results_of=step)
-        step |= with_own({}, ours)
+        return step, reply
 
     def _observe(
-        self, observation: Mapping[str, Any], *, reply: Mapping[str, Any] | None, results_of: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """Shows an observation; returns what the agent step before has to say of it."""
+        self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
+    ) -> None:
+        """Shows what is new in an observation, as results of the agent step before it where they are some."""
         if not _is_request(observation):
             self._dropped[NO_CHAT] = None
-            text = dumps(observation, ensure_ascii=False)
-            self._emit(with_own({"source": "user", "message": text}, {"json": True}))
-            return {}
-        ours = self._set(observation)
-        placed = self._shown.place(observation["messages"], reply)
-        if reply is not None and placed.kept_reply is not None:
-            ours |= reply_difference(reply, placed.kept_reply)
-        if placed.history is not None:
+            self._emit({"source": "user", "message": dumps(observation, ensure_ascii=False)})
+            return
+        step, reply = acted if acted is not None else (None, None)
+        if settings := self._changed_settings(observation):
+            (self._first if step is None else step["extra"][OURS])["settings"] = settings
+        if (prompt := observation.get("system_prompt")) is not None and prompt != self._prompt:
+            self._prompt = prompt
+            self._emit({"source": "system", "message": prompt})
+        messages = observation["messages"]
+        new = self._appended(messages, reply)
+        if new is None:
             self._dropped[REWRITTEN] = None
-            self._tell_rewriting(placed)
-            results_of = None
-        self._show(placed.new, results_of)
-        return ours
+            shown = self._shown if reply is None else self._shown | {_key(reply)}
+            new = [message for message in messages if _key(message) not in shown]
+            self._tell_rewriting(messages, new)
+            step = None
+        self._messages = messages
+        self._shown.update(map(_key, new if reply is None else [*new, reply]))
+        self._show(new, step)
 
-    def _set(self, observation: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes a request's other fields; returns what there is to say of those that changed."""
-        stored: dict[str, Any] = {}
-        for name, value in observation.items():
-            if name == "tools":
-                stored[name] = [self._tool(tool) for tool in value]
-            elif name == "system_prompt":
-                stored[name] = True
-                if value != self._prompt:
-                    self._prompt = value
-                    self._emit(with_own({"source": "system", "message": value}, {"system_prompt": True}))
-            elif name != "messages":
-                stored[name] = value
-        if stored == self._settings:
-            return {}
-        self._settings = stored
-        return {"settings": stored}
+    def _appended(
+        self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
+    ) -> Sequence[Mapping[str, Any]] | None:
+        """Returns the messages after the previous request and its reply; `None` if the request does not begin so."""
+        length = len(self._messages)
+        if messages[:length] != self._messages:
+            return None
+        if reply is None:
+            return messages[length:]
+        kept = len(messages) > length and messages[length].get("role") == "assistant"
+        return messages[length + 1 :] if kept else None
 
-    def _tool(self, tool: Mapping[str, Any]) -> int:
-        return self._tools.setdefault(dumps(tool), (len(self._tools), tool))[0]
-
-    def _tell_rewriting(self, placed: Placed) -> None:
-        kept = "\n\n".join(f"[{message.get('role')}]\n{_text(message)}" for message in placed.old)
-        message = f"The agent rewrote its history: it kept {len(placed.old)} messages and has {len(placed.new)} new."
-        step = {
-            "source": "system",
-            "message": message,
-            "observation": {"results": [{"content": _cut(kept)}]},
-            "extra": {
-                "context_management": {"type": "rewrite", "boundary": "replace"},
-                OURS: {"history": placed.history},
-            },
+    def _changed_settings(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings that ATIF has no field for, if they changed since the previous request."""
+        for tool in observation.get("tools", ()):
+            self._tools.setdefault(dumps(tool), tool)
+        settings = {
+            name: value for name, value in observation.items() if name not in ("messages", "tools", "system_prompt")
         }
-        self._emit(step)
+        if settings == self._settings:
+            return {}
+        self._settings = settings
+        return settings
+
+    def _tell_rewriting(self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> None:
+        fresh = set(map(id, new))
+        old = [message for message in messages if id(message) not in fresh]
+        kept = "\n\n".join(f"[{message.get('role')}]\n{_text(message)}" for message in old)
+        self._emit(
+            {
+                "source": "system",
+                "message": f"The agent rewrote its history: it kept {len(old)} messages and has {len(new)} new.",
+                "observation": {"results": [{"content": _cut(kept)}]},
+                "extra": {"context_management": {"type": "rewrite", "boundary": "replace"}},
+            }
+        )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
         """Shows new messages: as results of `step` those that answer its calls, the others as steps."""
@@ -208,19 +245,16 @@ class AtifWriter:
         rest = list(new)
         if step is not None:
             rest = rest[self._show_results(rest, step) :]
-        for number, message in enumerate(rest):
-            shown = step_of_message(message)
+        while rest:
+            shown = step_of_message(rest.pop(0))
             self._emit(shown)
-            if shown["source"] == "agent" and "tool_calls" in shown:
-                taken = self._show_results(rest[number + 1 :], shown)
-                self._show(rest[number + 1 + taken :], None)
-                return
+            if "tool_calls" in shown:
+                rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
         """Shows the first few of `messages` as results of `step`; returns how many."""
-        ids = {call[0] for call in llm_calls(step)}
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
-        if ids:
+        if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
             sources: list[str | None] = [message["tool_call_id"] for message in shown]
         else:
@@ -237,11 +271,39 @@ class AtifWriter:
         self._steps.append(step)
 
 
+def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns an answer's fields of an agent step, and those that ATIF lacks; `None` for any other action."""
+    try:
+        pieces = action["data"]
+        fields: dict[str, Any] = {
+            "message": "".join(piece["content"] for piece in pieces if "content" in piece),
+            "metrics": {
+                "prompt_tokens": action["usage"]["prompt_tokens"],
+                "completion_tokens": action["usage"]["generated_tokens"],
+                "cost_usd": action["cost"],
+                **{name: action[name] for name in _IN_METRICS if action.get(name) is not None},
+            },
+            "llm_call_count": 1,
+        }
+        if calls := action_calls(pieces):
+            fields["tool_calls"] = [call_to_atif(*call) for call in calls]
+        if action.get("model") is not None:
+            fields["model_name"] = action["model"]
+        rest = {key: action[key] for key in action if key not in ("data", "cost", "usage", "model", *_IN_METRICS)}
+        ids, logprobs = action.get("completion_token_ids"), action.get("logprobs")
+        if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+            rest["logprobs"] = fields["metrics"].pop("logprobs")
+        fields = plain(fields)
+        Step.model_validate({"step_id": 1, "source": "agent", **fields})
+    except (KeyError, TypeError, ValueError, AttributeError):  # pydantic's errors are `ValueError`s
+        return None
+    else:
+        return fields, rest
+
+
 def _record_fields(record: StepRecord) -> dict[str, Any]:
-    names = ("step_index", "step_type", "reward", "discount", "timestamp")
-    seconds = ("policy_sec", "environment_sec", "container_sec")
-    values = {name: getattr(record, name) for name in (*names, *seconds)}
-    return {name: value for name, value in values.items() if name in names or value is not None}
+    values = {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}
+    return {name: value for name, value in values.items() if name in _RECORD or value is not None}
 
 
 def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:
@@ -256,6 +318,10 @@ def _is_request(observation: Mapping[str, Any]) -> bool:
     return are_lists and isinstance(observation.get("system_prompt", ""), str)
 
 
+def _key(message: Mapping[str, Any]) -> str:
+    return dumps(message, sort_keys=True)
+
+
 def _iso_8601(timestamp: float) -> str | None:
     try:
         return datetime.fromtimestamp(timestamp, UTC).isoformat().replace("+00:00", "Z")
@@ -264,8 +330,15 @@ def _iso_8601(timestamp: float) -> str | None:
 
 
 def _parts_fit(message: Mapping[str, Any]) -> bool:
+    """Returns whether every part of a message's content is text, or an image of the web."""
     content = message.get("content")
-    return not isinstance(content, FrozenList) or freeze(content_from_atif(content_to_atif(content))) == content
+    if not isinstance(content, FrozenList):
+        return True
+    return all(
+        shown["type"] == "image" or (isinstance(part, Mapping) and part.get("text") == shown["text"])
+        for part, shown in zip(content, content_to_atif(content), strict=True)
+        if isinstance(shown, Mapping)
+    )
 
 
 def _text(message: Mapping[str, Any]) -> str:

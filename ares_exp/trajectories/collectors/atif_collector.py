@@ -1,29 +1,31 @@
-"""The collector that writes one ATIF document per episode."""
+"""The collector that writes a JSON file an episode, and an ATIF document beside it."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-from ares_exp.trajectories.atif.conversion import ATIF_SUFFIX, write_atif
-from ares_exp.trajectories.collectors.episode_files import EpisodeFiles
+from ares_exp.trajectories.atif.writer import ATIF_SUFFIX, write_atif
+from ares_exp.trajectories.collector import EpisodeHandle
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 logger = logging.getLogger(__name__)
 
 
-class AtifTrajectoryCollector(EpisodeFiles):
-    """Writes `{output_dir}/{episode_id}.atif.json` when an episode ends, in the Agent Trajectory Interchange Format.
+class AtifTrajectoryCollector(JsonTrajectoryCollector):
+    """Writes `{output_dir}/{episode_id}.json` and, when the episode ends, `….atif.json`: see `atif.writer`.
 
-    What the format has no field for (see `atif`) is told in the document's `notes`, and logged, each kind once.
+    The JSON file is the record, from which runs are resumed, replayed and shown. What the format has no field for is
+    named in the document's `notes`, and logged, each kind once.
     """
 
-    suffix = ATIF_SUFFIX
+    exports = (ATIF_SUFFIX,)
     _told: frozenset[str] = frozenset()
 
-    def _finish(self, partial: Path | None, path: Path, trajectory: EpisodeTrajectory) -> None:
-        dropped = write_atif(path, trajectory, sync=self._durability != "none")
-        for what in dropped:
+    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        super()._ended(handle, trajectory)
+        path = self.output_dir / f"{trajectory.episode_id}{ATIF_SUFFIX}"
+        for what in write_atif(path, trajectory, sync=self._durability != "none"):
             if what not in self._told:
                 self._told |= {what}
-                logger.warning("%s: %s. Of later episodes this is told in their `notes` alone.", path.name, what)
+                logger.warning("%s: %s. For later episodes only their `notes` say so.", path.name, what)

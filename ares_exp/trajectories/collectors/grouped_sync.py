@@ -1,4 +1,4 @@
-"""How durable a trajectory is while it is being written, and the thread that sees to it."""
+"""A thread that syncs files to disk, several requests at a time."""
 
 from __future__ import annotations
 
@@ -6,31 +6,25 @@ import logging
 import threading
 import weakref
 from pathlib import Path
-from typing import Literal
 
-from ares_exp.run_dir import sync_to_disk
+from ares_exp.records.run_dir import sync_to_disk
 
 logger = logging.getLogger(__name__)
-
-Durability = Literal["none", "episode", "step"]
-"""What a power cut may take: `none` whatever the kernel had not written yet, `episode` only episodes under way, `step`
-only the last moments. `kill -9` takes nothing, whichever is chosen: what was written is the kernel's."""
 
 JOIN_LIMIT_SEC = 30.0
 
 
 class GroupedSync:
-    """Syncs files to disk in a thread of its own: what is wanted while a sync runs is synced together after it."""
+    """Syncs files to disk in one thread: requests during a sync are served together after it."""
 
     def __init__(self) -> None:
-        """The thread starts with the first wish."""
         self._queue = _Queue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._finalizer = weakref.finalize(self, self._queue.end)
 
     def want(self, path: Path) -> None:
-        """Has `path` synced soon. Never waits."""
+        """Requests a sync of `path` soon. Never waits."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=_serve, args=(self._queue,), name="trajectory sync", daemon=True)
@@ -38,7 +32,7 @@ class GroupedSync:
         self._queue.put(path)
 
     def close(self) -> None:
-        """Syncs what is wanted and ends the thread. Idempotent."""
+        """Syncs what was requested and ends the thread. Idempotent."""
         self._finalizer()
         if self._thread is not None:
             self._thread.join(JOIN_LIMIT_SEC)
@@ -61,7 +55,7 @@ class _Queue:
             self._changed.notify()
 
     def take(self) -> set[Path]:
-        """Everything that is wanted, as soon as something is; nothing when it has ended."""
+        """Waits for requested paths and returns them; none when the queue has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._paths or self._ended)
             paths, self._paths = self._paths, set()

@@ -1,24 +1,38 @@
-"""The collector that writes one JSON file per episode."""
+"""The collector that writes one JSON file an episode."""
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import validate_call
 
-from ares_exp.run_dir import append_text, sync_to_disk
-from ares_exp.trajectories.collectors.episode_files import EpisodeFiles
-from ares_exp.trajectories.collectors.grouped_sync import Durability
-from ares_exp.trajectories.files.episode_file import closing_line, dump_episode
+from ares_exp.records.durability import Durability
+from ares_exp.records.run_dir import append_text, sync_to_disk
+from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
+from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
+from ares_exp.trajectories.files.episode_file import PARTIAL, closing_line, dump_episode, opening_line, step_line
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
+from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
 
+SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
-class JsonTrajectoryCollector(EpisodeFiles):
-    """Writes `{output_dir}/{episode_id}.json`, step by step; the finished file appears when the episode ends."""
+
+class JsonTrajectoryCollector(EpisodeCollector):
+    """Writes `{output_dir}/{episode_id}.json`, step by step.
+
+    Each step goes to `….json.partial` when it is recorded (see `episode_file`): `kill -9` loses none. The finished file
+    appears whole when the episode ends. While episodes are open the directory is locked (shared), so that whoever
+    recovers partial files can tell that their writer is alive.
+    """
+
+    exports: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of the files that a subclass writes beside the finished one."""
 
     @validate_call
     def __init__(
@@ -29,7 +43,7 @@ class JsonTrajectoryCollector(EpisodeFiles):
         durability: Durability = "episode",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Touches nothing yet.
+        """Takes the directory; `begin_episode` makes it.
 
         Args:
             output_dir: Made when the first episode begins.
@@ -37,10 +51,83 @@ class JsonTrajectoryCollector(EpisodeFiles):
             durability: What a power cut may take; see `Durability`.
             clock: Gives epoch seconds.
         """
-        super().__init__(output_dir, durability=durability, clock=clock)
+        super().__init__(clock=clock)
+        self.output_dir = Path(output_dir)
         self.suffix = f".json{ZSTD}" if compression == "zstd" else ".json"
+        self._durability = durability
+        self._sync = GroupedSync()
+        self._directory = WriterLock()
+        self._partials: dict[str, Path] = {}
+
+    def begin_episode(
+        self,
+        *,
+        task_name: str,
+        episode_id: str | None = None,
+        start_time: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> EpisodeHandle:
+        """Opens an episode; its id must be usable as a file name, and new in the directory.
+
+        Raises:
+            FileExistsError: There is a file of an episode with this id; it stays as it is.
+            ValueError: The id is no name of a file.
+        """
+        if episode_id is not None and (not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith(".")):
+            raise ValueError(
+                "Expected an episode id of letters, digits, '.', '_' and '-', not beginning with '.', "
+                f"got {episode_id!r}."
+            )
+        if episode_id is not None:
+            self._refuse_taken(episode_id)
+        return super().begin_episode(
+            task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
+        )
+
+    def close(self) -> None:
+        """Ends the syncing thread. Idempotent."""
+        self._sync.close()
+
+    def _begun(self, handle: EpisodeHandle) -> None:
+        partial = self.output_dir / f"{handle.episode_id}{self.suffix}{PARTIAL}"
+        self._partials[handle.episode_id] = partial  # one object: making a path costs as much as writing to it
+        head = opening_line(handle)
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._directory.acquire(self.output_dir, handle.episode_id)
+            append_text(partial, head, flags=os.O_CREAT | os.O_EXCL)
+            if self._durability == "step":
+                self._sync.want(self.output_dir)
+        except OSError as error:  # no reason not to collect: there may be room again when the episode ends
+            handle.unwritten = error
+
+    def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
+        first = len(handle.steps) == 1
+        if handle.unwritten is not None:
+            if first:
+                raise handle.unwritten  # told once
+            return
+        path = self._partials[handle.episode_id]
+        try:
+            append_text(path, step_line(encoded, first=first))
+        except OSError as error:
+            handle.unwritten = error
+            raise
+        if self._durability == "step":
+            self._sync.want(path)
+
+    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
+        partial = self._partials.pop(handle.episode_id)
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            whole = partial if handle.unwritten is None else None
+            self._finish(whole, self.output_dir / f"{handle.episode_id}{self.suffix}", trajectory)
+            partial.unlink(missing_ok=True)
+        finally:
+            self._directory.release(handle.episode_id)
 
     def _finish(self, partial: Path | None, path: Path, trajectory: EpisodeTrajectory) -> None:
+        """Makes the finished file at `path`; `partial`, if there is one, has all of it but the last line."""
         sync = self._durability != "none"
         if partial is None or path.suffix == ZSTD:
             write_lines(path, dump_episode(trajectory), sync=sync)
@@ -49,3 +136,9 @@ class JsonTrajectoryCollector(EpisodeFiles):
             partial.rename(path)
             if sync:
                 sync_to_disk(path.parent)
+
+    def _refuse_taken(self, episode_id: str) -> None:
+        for suffix in (self.suffix, f"{self.suffix}{PARTIAL}", *self.exports):
+            path = self.output_dir / f"{episode_id}{suffix}"
+            if path.exists():
+                raise FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import validate_call
 
-from ares_exp.run_dir import append_text, sync_to_disk
+from ares_exp.records.durability import Durability
+from ares_exp.records.run_dir import append_text, sync_to_disk
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
-from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
 from ares_exp.trajectories.files.jsonl_file import begin_line, end_line, jsonl_lines, step_line
 from ares_exp.trajectories.files.writer_lock import WriterLock
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -25,7 +26,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
     def __init__(
         self, path: str | Path, *, durability: Durability = "episode", clock: Callable[[], float] = time.time
     ) -> None:
-        """Touches nothing yet.
+        """Takes the file; `begin_episode` makes it.
 
         Args:
             path: The file; made, and its directory, when the first episode begins.
@@ -80,7 +81,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
 
 
 def _line_end(path: Path) -> str:
-    """What must come before a new line: a crash of the machine may have left half of one."""
+    """Returns what must precede a new line: a crash of the machine may have left half of one."""
     try:
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)

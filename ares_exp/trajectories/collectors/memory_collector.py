@@ -20,7 +20,7 @@ class MemoryTrajectoryCollector(EpisodeCollector):
     def __init__(
         self, *, keep: Annotated[int, Field(ge=1)] | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """No episode yet.
+        """Creates the empty list of episodes.
 
         Args:
             keep: How many episodes are kept; older ones are forgotten. `None` for all.

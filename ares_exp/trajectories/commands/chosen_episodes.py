@@ -1,4 +1,4 @@
-"""The episodes that an argument of the command line means."""
+"""Episodes named by an argument of the command line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from pathlib import Path
 
 from ares_exp.errors import UserError
 from ares_exp.trajectories.episode_places import is_run
-from ares_exp.trajectories.stored_episode import StoredEpisode
-from ares_exp.trajectories.stored_episodes import StoredEpisodes, load
+from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, load
 
 HELP = "a file, a run directory, or either followed by /ID, where the beginning of the id is enough"
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
-    """Everything at `path`; or, if its last part is no name of a file, those whose id begins with it.
+    """Finds everything at `path`, or, if its last part is no file, the episodes whose id begins with it.
 
     Raises:
         TrajectoryFormatError: There is no such path, or a file that was asked for is broken.
@@ -37,7 +36,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """The only episode that `path` means.
+    """Finds the only episode that `path` means.
 
     Raises:
         TrajectoryFormatError, UserError: As above, or there are none or several.

@@ -1,11 +1,11 @@
-"""`python -m ares_exp.trajectories`: looks at recorded episodes, compares, converts and recovers them."""
+"""`python -m ares_exp.trajectories`: shows, compares, converts and recovers recorded episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.command_line.subcommands import Subcommands
 from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.terminal.subcommands import Subcommands
 
 PROGRAM = "python -m ares_exp.trajectories"
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""Writes recorded episodes in another format, or as rows for trainers."""
+"""The command `convert`: recorded episodes in another format, or as rows for trainers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from ares_exp.errors import UserError
-from ares_exp.results import Outcome
-from ares_exp.run_dir import dump_json
-from ares_exp.trajectories.collectors.episode_files import SAFE_NAME
+from ares_exp.records.results import Outcome
+from ares_exp.records.run_dir import dump_json
+from ares_exp.trajectories.collectors.json_collector import SAFE_NAME
 from ares_exp.trajectories.commands.selected_episodes import SelectedEpisodes, Wanted
 from ares_exp.trajectories.episode_places import is_partial
+from ares_exp.trajectories.exports.parquet_export import import_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
 from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, Dropped, suffix_of
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
-from ares_exp.trajectories.files.parquet_file import import_parquet
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 T = TypeVar("T")
@@ -50,7 +50,8 @@ that gets one file an episode. The formats:
   {"sft":<11} chat messages for supervised training, a row a conversation ({", ".join(EXPORT_SUFFIXES)})
   {"preference":<11} pairs of a better and a worse attempt at a task ({", ".join(EXPORT_SUFFIXES)})
 
-json, jsonl and parquet hold everything. What another cannot hold is told, each kind once.
+json, jsonl and parquet hold everything, atif what other tools read; what it cannot hold is named. Runs are resumed,
+replayed and shown from json and jsonl alone: convert makes those of the others.
 """
 EPILOG = """\
 Examples:
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Converts, and says what was done."""
+    """Converts, and prints a summary."""
     target = _target(arguments)
     wanted = Wanted(arguments.task, arguments.outcome, arguments.min_reward, arguments.max_reward)
     episodes = SelectedEpisodes(arguments.inputs, wanted, lambda problem: _say(f"error: {problem}", sys.stderr))
@@ -125,7 +126,7 @@ class _Target:
 
 
 def _target(arguments: argparse.Namespace) -> _Target:
-    """What the arguments mean, refused before anything is read where it cannot be done."""
+    """Checks the arguments and returns the target, before anything is read."""
     out, said = arguments.out, None if arguments.out.is_dir() else suffix_of(arguments.out)
     if is_partial(out):
         raise UserError(f"Expected OUT without {PARTIAL}, the end of the names of unfinished episodes, got {out}.")
@@ -211,7 +212,7 @@ def _convert(target: _Target, episodes: SelectedEpisodes) -> Iterator[str]:
 
 
 def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
-    """`items`, or `None` where there is none: no file is made of nothing."""
+    """Returns `items`, or `None` if there are none: no file is made of nothing."""
     iterator = iter(items)
     for first in iterator:
         return chain([first], iterator)
@@ -228,7 +229,7 @@ def _say(sentence: str, stream: TextIO) -> None:
 
 
 def _file_name(episode_id: str) -> str:
-    """The id, or, where somebody else's is no safe name of a file, something like it."""
+    """Returns the id, or a safe file name like it where a foreign id is none."""
     if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
         return episode_id
     like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]

@@ -1,4 +1,4 @@
-"""Prints an episode on a terminal, step by step: of each request only what is new in it."""
+"""A printer of episodes, step by step: of each request only what is new in it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.command_line.terminal import collapsed, one_line, printable
-from ares_exp.environments.activity import CommandRecord
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.containers.activity import CommandRecord
+from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.terminal.terminal import collapsed, one_line, printable
 from ares_exp.trajectories.checks import is_number
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import RequestChange, is_request, request_change
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 REMOVED_LINES = 2
 SIGNS = {"+": "green", "-": "red", " ": "dim"}
 MODEL_FIELDS = ("model", "sampling")
-"""Of a response: what is told once, and again when it changes."""
+"""Fields of a response that are printed once, and again when they change."""
 
 
 class EpisodePrinter:
     """Prints parts of one episode."""
 
     def __init__(self, console: Console, trajectory: EpisodeTrajectory, *, full: bool = False) -> None:
-        """`full` leaves nothing out of long texts."""
         self._console = console
         self._trajectory = trajectory
         self._full = full
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """What there is to say of the episode as a whole; without an outcome it is being played."""
+        """Prints the facts of the whole episode; without an outcome it is being played."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         self._line(
@@ -53,7 +52,7 @@ class EpisodePrinter:
         self._line(str(path), 2, style="dim")
 
     def step(self, position: int) -> None:
-        """The step at `position` of the episode."""
+        """Prints the step at `position`."""
         step = self._trajectory.steps[position]
         self._done(step, step.step_type)
         if is_request(step.observation):
@@ -63,7 +62,7 @@ class EpisodePrinter:
             self._text(as_text(step.observation, indent=2), 4)
 
     def unfinished_step(self) -> None:
-        """The step that raised, if one did."""
+        """Prints the step that raised, if one did."""
         if (step := self._trajectory.unfinished_step) is not None:
             self._done(step, "not finished")
 
@@ -112,7 +111,7 @@ class EpisodePrinter:
         for name, before, now in change.settings:
             self._setting(name, before, now)
         if change.base is not None and not change.is_previous:
-            self._line(f"goes on with the conversation of step {change.base}", 2, style="magenta")
+            self._line(f"continues the conversation of step {change.base}", 2, style="magenta")
         if change.is_rewrite:
             removed, added = (sum(sign == wanted for sign, _ in change.edits) for wanted in "-+")
             what = f"history rewritten after message {change.kept - 1}" if change.kept else "history rewritten"
@@ -174,17 +173,17 @@ class EpisodePrinter:
 
 
 def as_text(value: Any, *, indent: int | None = None) -> str:
-    """A JSON value, a text as it is."""
+    """Returns a JSON value as text, a string as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def is_text(piece: Any) -> bool:
-    """Whether a piece of a response is text."""
+    """Returns whether a piece of a response is text."""
     return isinstance(piece, Mapping) and piece.keys() == {"content"}
 
 
 def piece_text(piece: Any) -> str:
-    """A piece of a response."""
+    """Returns a piece of a response as text."""
     if is_text(piece):
         return as_text(piece["content"])
     if isinstance(piece, Mapping) and piece.keys() == {"id", "name", "arguments"}:
@@ -193,7 +192,7 @@ def piece_text(piece: Any) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """What a message says, its tool calls and whatever else it has."""
+    """Returns the text of a message, its tool calls and its other fields."""
     content, parts = message.get("content"), []
     if isinstance(content, str):
         parts.append(content)
@@ -219,12 +218,12 @@ def _call_text(call: Any) -> str:
 
 
 def problem(error: ErrorInfo) -> str:
-    """An error in words."""
+    """Describes an error."""
     return f"{error.type}: {error.message}"
 
 
 def number(value: Any) -> str:
-    """A number as short as it is, `–` where there is none."""
+    """Returns the shortest form of a number, `–` for none."""
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -234,25 +233,25 @@ def seconds(value: float) -> str:
 
 
 def spent(source: StepRecord | EpisodeTotals) -> list[str]:
-    """Where the time went."""
+    """Describes where the time went."""
     names = ("policy", "environment", "container")
     known = ((name, getattr(source, f"{name}_sec")) for name in names)
     return [f"{name} {seconds(value)}" for name, value in known if value is not None]
 
 
 def usage(prompt: Any, generated: Any) -> list[str]:
-    """Token counts in words."""
+    """Describes token counts."""
     numbers = [value for value in (prompt, generated) if isinstance(value, int)]
     return [f"{numbers[0]:,} + {numbers[1]:,} tokens"] if len(numbers) == 2 and any(numbers) else []
 
 
 def price(cost: Any) -> list[str]:
-    """US dollars in words; nothing where no price is known."""
+    """Describes US dollars; empty where no price is known."""
     return [f"${cost:.4g}"] if is_number(cost) and cost else []
 
 
 def moment(epoch_seconds: float) -> str:
-    """A time in words, UTC."""
+    """Returns a time as text, UTC."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(epoch_seconds))
     except (OverflowError, ValueError, OSError):

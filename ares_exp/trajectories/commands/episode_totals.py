@@ -1,4 +1,4 @@
-"""What an episode adds up to."""
+"""Totals of an episode: tokens, cost, seconds, commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EpisodeTotals:
 
     @classmethod
     def of(cls, trajectory: EpisodeTrajectory) -> EpisodeTotals:
-        """Adds up."""
+        """Adds up the steps of a trajectory."""
         steps = trajectory.steps
         actions = [step.action for step in steps if step.action is not None]
         usages = [usage for action in actions if isinstance(usage := action.get("usage"), Mapping)]
@@ -50,6 +50,6 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """The sum of those that are numbers: a stranger's episode may have anything there."""
+    """Returns the sum of those that are numbers: a stranger's episode may have anything there."""
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None

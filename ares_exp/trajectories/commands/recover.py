@@ -1,4 +1,4 @@
-"""Recovers episodes of processes that died, and what is good of broken files."""
+"""The command `recover`: episodes of dead processes, and the good parts of broken files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Self
 
 from ares_exp.errors import TrajectoryFormatError, UserError
-from ares_exp.trajectories.episode_places import find_files, finished_path, is_newer, is_partial, recovered_path
+from ares_exp.trajectories.episode_places import (
+    find_files,
+    finished_path,
+    is_export,
+    is_newer,
+    is_partial,
+    recovered_path,
+)
 from ares_exp.trajectories.files.episode_file import load_header, salvage_episode
 from ares_exp.trajectories.files.formats import format_of
 from ares_exp.trajectories.files.jsonl_file import read_jsonl
@@ -38,7 +45,7 @@ BROKEN = ".broken"
 """Goes to the name of a partial file that had more than could be read."""
 
 
-class Deed(StrEnum):
+class RecoveryAction(StrEnum):
     """What was done with a file."""
 
     RECOVERED = "recovered"
@@ -53,12 +60,12 @@ class Recovery:
 
     Attributes:
         path: The file.
-        deed: What was done with it.
+        action: What was done with it.
         says: What was kept and what is lost, or why nothing was done.
     """
 
     path: Path
-    deed: Deed
+    action: RecoveryAction
     says: str
 
 
@@ -70,18 +77,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    files = [file for path in arguments.paths for group in find_files(path) for file in group]
-    for file in files:
-        format_of(file)  # a mistake in the last path is told before anything is done about the first
-    deeds: Counter[Deed] = Counter()
+    found = [file for path in arguments.paths for group in find_files(path) for file in group]
+    files = [file for file in found if not is_export(file)]  # a mistake in the last path is told before anything else
+    actions: Counter[RecoveryAction] = Counter()
     for recovery in recover(files, dry_run=arguments.dry_run):
-        deeds[recovery.deed] += 1
-        sys.stdout.write(f"{recovery.deed:<10}  {recovery.path}: {recovery.says}\n")
-    counts = ", ".join(f"{count} {deed}" for deed, count in deeds.items())
-    whole = f"{len(files) - deeds.total()} of {len(files)} files are whole"
-    undone = " Nothing was done (--dry-run)." if arguments.dry_run and deeds else ""
+        actions[recovery.action] += 1
+        sys.stdout.write(f"{recovery.action:<10}  {recovery.path}: {recovery.says}\n")
+    counts = ", ".join(f"{count} {action}" for action, count in actions.items())
+    whole = f"{len(files) - actions.total()} of {len(files)} files are whole"
+    undone = " Nothing was done (--dry-run)." if arguments.dry_run and actions else ""
     sys.stdout.write(f"{counts and f'{counts}; '}{whole}.{undone}\n")
-    return EXIT_FAILED if deeds[Deed.FAILED] else EXIT_OK
+    return EXIT_FAILED if actions[RecoveryAction.FAILED] else EXIT_OK
 
 
 def recover(files: list[Path], *, dry_run: bool = False) -> Iterator[Recovery]:
@@ -91,20 +97,24 @@ def recover(files: list[Path], *, dry_run: bool = False) -> Iterator[Recovery]:
     before its files appear.
     """
     for path in files:
+        if is_export(path):
+            continue
         try:
             recover_file = _recover_partial if is_partial(path) else _recover_finished
             recovery = recover_file(path, dry_run=dry_run)
         except OSError as error:
-            recovery = Recovery(path, Deed.FAILED, _in_short(path, f"{error.filename or path}: {error.strerror}."))
+            recovery = Recovery(
+                path, RecoveryAction.FAILED, _in_short(path, f"{error.filename or path}: {error.strerror}.")
+            )
         except (TrajectoryFormatError, UserError) as error:
-            recovery = Recovery(path, Deed.FAILED, _in_short(path, str(error)))
+            recovery = Recovery(path, RecoveryAction.FAILED, _in_short(path, str(error)))
         if recovery is not None:
             yield recovery
 
 
 def _recover_partial(path: Path, *, dry_run: bool) -> Recovery | None:
     if has_writer(path.parent):
-        return Recovery(path, Deed.LEFT_ALONE, "a living process writes in its folder.")
+        return Recovery(path, RecoveryAction.LEFT_ALONE, "a living process writes in its folder.")
     if not path.exists():
         return None  # the episode ended after the files were listed
     if path.stat().st_size == 0:
@@ -116,7 +126,7 @@ def _recover_partial(path: Path, *, dry_run: bool) -> Recovery | None:
             return _remove(path, f"{target.name} is there, and whole.", dry_run=dry_run)
         target = recovered_path(target)
         if target.exists():
-            return Recovery(path, Deed.FAILED, f"{target} is there already: move it away, and recover again.")
+            return Recovery(path, RecoveryAction.FAILED, f"{target} is there already: move it away, and recover again.")
     unread = 0 if problem is None else _count_lines(path) - 1 - episode.num_steps
     if not dry_run:
         format_of(target).write(target, [episode])
@@ -127,7 +137,7 @@ def _recover_partial(path: Path, *, dry_run: bool) -> Recovery | None:
     lost = " Lost: the last line, which was cut short." if unread == 1 else ""
     if unread > 1:
         lost = f" Lost: {unread} lines, from the first broken one on; they are kept in {path.name}{BROKEN}."
-    return Recovery(path, Deed.RECOVERED, f"{_Kept.of([episode])} kept in {target.name}.{lost}")
+    return Recovery(path, RecoveryAction.RECOVERED, f"{_Kept.of([episode])} kept in {target.name}.{lost}")
 
 
 def _recover_finished(path: Path, *, dry_run: bool) -> Recovery | None:
@@ -137,39 +147,41 @@ def _recover_finished(path: Path, *, dry_run: bool) -> Recovery | None:
     if not problems:
         return None
     if was_written or has_writer(path):
-        return Recovery(path, Deed.LEFT_ALONE, "a living process writes in it.")
+        return Recovery(path, RecoveryAction.LEFT_ALONE, "a living process writes in it.")
     what = " ".join(_in_short(path, problem) for problem in problems)
     target = recovered_path(path)
     if not kept.episodes:
-        return Recovery(path, Deed.FAILED, f"nothing of it can be read: {what}")
+        return Recovery(path, RecoveryAction.FAILED, f"nothing of it can be read: {what}")
     if target.exists():
         if is_newer(target, path):
-            return Recovery(path, Deed.LEFT_ALONE, f"{target.name} has its good part already.")
-        return Recovery(path, Deed.FAILED, f"{target} is there already: move it away, and recover again. {what}")
+            return Recovery(path, RecoveryAction.LEFT_ALONE, f"{target.name} has its good part already.")
+        return Recovery(
+            path, RecoveryAction.FAILED, f"{target} is there already: move it away, and recover again. {what}"
+        )
     if not dry_run:
         format_of(target).write(target, _good_part(path, []))
-    return Recovery(path, Deed.RECOVERED, f"{kept}{_planned(path)} kept in {target.name}. Found: {what}")
+    return Recovery(path, RecoveryAction.RECOVERED, f"{kept}{_planned(path)} kept in {target.name}. Found: {what}")
 
 
 def _in_short(path: Path, problem: str) -> str:
-    """What is wrong with a file, without its path, and without the advice to do what is being done."""
+    """Returns a problem without the path and without the advice to recover."""
     return problem.removeprefix(str(path)).lstrip(": ").partition(" `python -m ")[0]
 
 
 def _remove(path: Path, why: str, *, dry_run: bool) -> Recovery:
     if not dry_run:
         path.unlink()
-    return Recovery(path, Deed.REMOVED, why)
+    return Recovery(path, RecoveryAction.REMOVED, why)
 
 
 def _good_part(path: Path, problems: list[str]) -> Iterator[EpisodeTrajectory]:
-    """The episodes of a finished file that can be read, one after the other if it is long."""
+    """Yields the readable episodes of a finished file, one after the other."""
     if format_of(path).name == "jsonl":
         yield from read_jsonl(path, problems=problems)
-        return
-    episodes, found = format_of(path).salvage(path)
-    problems += found
-    yield from episodes
+    elif (salvage := format_of(path).salvage) is not None:
+        episodes, found = salvage(path)
+        problems += found
+        yield from episodes
 
 
 def _is_whole(path: Path) -> bool:
@@ -180,7 +192,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _planned(path: Path) -> str:
-    """How many steps a broken file should have, if its end says so."""
+    """Returns how many steps a broken file should have, if its end says so."""
     with suppress(TrajectoryFormatError):
         if format_of(path).name == "json" and (fields := load_header(path)) is not None:
             return f" of {fields['num_steps']}"

@@ -1,4 +1,4 @@
-"""What is new in a request: what the agent did to the conversation and the settings since it asked before."""
+"""Changes between the requests of one episode: to the conversation and to the settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RequestChange:
     """How the request of a step came from an earlier one.
 
     Attributes:
-        base: The step whose conversation goes on here; `None` for the first request.
+        base: The step whose conversation is continued; `None` for the first request.
         is_previous: Whether that is the request before this one.
         kept: How many messages at the beginning stayed.
         edits: What follows in order: `("-", message)` is gone, `("+", message)` new, `(" ", message)` stayed.
@@ -43,13 +43,13 @@ class RequestChange:
 
 
 def is_request(observation: Any) -> bool:
-    """Whether an observation is a request of a code agent, and not what another environment observes."""
+    """Returns whether an observation is a code agent's request, and not another environment's."""
     messages = observation.get("messages") if isinstance(observation, Mapping) else None
     return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
 
 
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
-    """What is new in the request of step `number`, which must have one (`is_request`)."""
+    """Finds what is new in the request of step `number`, which must have one (`is_request`)."""
     request = steps[number].observation or {}
     asked = (index for index in reversed(range(number)) if is_request(steps[index].observation))
     if (last := next(asked, None)) is None:
@@ -62,7 +62,7 @@ def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
 
 
 def _continued(steps: Sequence[StepRecord], messages: Sequence[Message], index: int) -> bool:
-    """Whether `messages` begin with the conversation of step `index`."""
+    """Returns whether `messages` begin with the conversation of step `index`."""
     earlier = (steps[index].observation or {})["messages"]
     return bool(earlier) and messages[: len(earlier)] == earlier
 

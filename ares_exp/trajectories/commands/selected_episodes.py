@@ -1,4 +1,4 @@
-"""The episodes of any number of places, one after the other: what a conversion reads."""
+"""Episodes from any number of places, filtered, one after the other: the input of a conversion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.trajectories.episode_places import find_files, finished_path, is_partial
+from ares_exp.trajectories.episode_places import find_files, id_by_name, is_partial
 from ares_exp.trajectories.files.formats import Dropped, format_of, suffix_of
 from ares_exp.trajectories.files.jsonl_file import read_jsonl
 from ares_exp.trajectories.files.jsonl_index import index_jsonl
@@ -32,7 +32,7 @@ class Wanted:
     max_reward: float | None = None
 
     def why_not(self, episode: EpisodeTrajectory) -> str | None:
-        """Why an episode is not meant, in words that follow "3 episodes"; `None` where it is."""
+        """Returns why an episode is not wanted, in words that follow "3 episodes"; `None` if it is."""
         if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
             return "of other tasks"
         if self.outcomes and episode.outcome not in self.outcomes:
@@ -63,7 +63,7 @@ class SelectedEpisodes:
     Attributes:
         places: Files, folders and run directories.
         wanted: Which of their episodes are meant.
-        tell: Is called with what cannot be read, in a sentence, as soon as that is known; reading goes on.
+        tell: Is called with each problem, in a sentence, as soon as it is found; reading continues.
         read: How many episodes were read.
         left_out: How many of them, and of unfinished ones, were left out, by the reason.
         dropped: What of the files a trajectory could not hold.
@@ -90,7 +90,7 @@ class SelectedEpisodes:
             for path in files:
                 if is_partial(path):
                     self._leave_unfinished(path, run)
-                elif _id_by_name(path) not in run.finished:  # else the same in another format: not to be opened
+                elif id_by_name(path) not in run.finished:  # else the same in another format: not to be opened
                     yield from self._of_file(path, run, taken)
             if unfinished := run.unfinished - run.finished:
                 self.left_out["that have not ended (`recover` ends those of dead processes)"] += len(unfinished)
@@ -112,9 +112,9 @@ class SelectedEpisodes:
                 yield episode
 
     def _whole(self, path: Path, run: _Run) -> Iterator[EpisodeTrajectory]:
-        """The finished episodes of a file; what is wrong with it is told."""
+        """Yields the finished episodes of a file; problems are reported."""
         try:
-            if suffix_of(path) == ".jsonl":  # of a run, maybe of one that goes on: episodes without an end are no error
+            if suffix_of(path) == ".jsonl":  # of a run, maybe one under way: episodes without an end are no error
                 yield from self._whole_lines(path, run)
             else:
                 yield from format_of(path).read(path, dropped=self.dropped)
@@ -141,12 +141,8 @@ class SelectedEpisodes:
             )
             self._broken(f"{path}: the episode has not ended. {recover}")
         else:
-            run.unfinished.add(_id_by_name(path))
+            run.unfinished.add(id_by_name(path))
 
     def _broken(self, problem: str) -> None:
         self.problems += 1
         self.tell(problem)
-
-
-def _id_by_name(path: Path) -> str:
-    return finished_path(path).name.removesuffix(suffix_of(path) or "")

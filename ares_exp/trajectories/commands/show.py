@@ -1,4 +1,4 @@
-"""Prints a recorded episode, or lists those of a run."""
+"""The command `show`: one recorded episode, or a list of those of a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ares_exp.command_line.table import columns_that_fit, make_table
-from ares_exp.command_line.terminal import make_console, one_line, printable
 from ares_exp.errors import UserError
+from ares_exp.terminal.table import columns_that_fit, make_table
+from ares_exp.terminal.terminal import make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, moment, number, seconds
-from ares_exp.trajectories.stored_episode import StoredEpisode
-from ares_exp.trajectories.stored_episodes import StoredEpisodes
+from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes
 
 EXIT_OK = 0
 SHOWN_PROBLEMS = 5
@@ -97,7 +96,7 @@ def _list(episodes: StoredEpisodes) -> None:
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
-    """The cells of a list of episodes by the names of their columns."""
+    """Returns the cells of a list of episodes by column."""
     return {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ares_exp.llms.wire import plain
-from ares_exp.run_dir import dump_json
+from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.training_conversations import (
     Conversation,
     EpisodeFilter,
@@ -58,7 +58,7 @@ def preference_rows(
     columns: bool = False,
     tool_arguments: ToolArguments = "text",
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Rows for preference training.
+    """Makes rows for preference training.
 
     Args:
         trajectories: The episodes. All are read before the first row is made, and what is needed of them is kept.
@@ -156,7 +156,7 @@ def _best_and_worst_first(ranking: list[_Attempt], pairing: _Pairing) -> Iterato
 
 
 def _alternatives(better: Conversation, worse: Conversation, completion: Completion) -> dict[str, Any] | str:
-    """The row, or why there is none, in words that follow "3 pairs"."""
+    """Returns the row, or why there is none, in words that follow "3 pairs"."""
     if better.tools != worse.tools:
         return "of attempts with different tools"
     chosen: Sequence[Any] = better.messages

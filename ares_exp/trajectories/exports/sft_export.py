@@ -21,7 +21,7 @@ from typing import Any
 
 from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
-from ares_exp.run_dir import dump_json
+from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.training_conversations import (
     Conversation,
     EpisodeFilter,
@@ -40,7 +40,7 @@ def sft_rows(
     columns: bool = False,
     tool_arguments: ToolArguments = "text",
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Rows for supervised training.
+    """Makes rows for supervised training.
 
     Args:
         trajectories: The episodes, taken one after the other.
@@ -89,7 +89,7 @@ def _rows(
 
 
 def _maximal(all_of_them: Iterable[Conversation]) -> list[Conversation]:
-    """The conversations that no other one begins with."""
+    """Returns the conversations that no other one begins with."""
     tree = ConversationWriter()
     by_node: dict[int, Conversation] = {}
     parents: set[int] = set()

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeGuard
 
 from ares_exp.llms.request import FrozenList, Message, freeze
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 ToolArguments = Literal["text", "object"]
@@ -38,7 +38,7 @@ class EpisodeFilter:
     tasks: Collection[str] | None = None
 
     def why_not(self, trajectory: EpisodeTrajectory) -> str | None:
-        """Why an episode is left out, in words that follow "3 episodes"; `None` where it is used."""
+        """Returns why an episode is left out, in words that follow "3 episodes"; `None` if it is used."""
         reward = trajectory.total_reward
         if reward is None:
             return "without a reward"
@@ -66,7 +66,7 @@ class ExportReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentences(self) -> list[str]:
-        """For people."""
+        """Returns the counts in sentences."""
         left_out = [f"Left out: {count} {reason}." for reason, count in sorted(self.left_out.items())]
         return [f"{self.rows} rows from {self.episodes} episodes.", *left_out]
 
@@ -87,7 +87,7 @@ class Conversation:
 def conversations(
     trajectory: EpisodeTrajectory, report: ExportReport, *, tool_arguments: ToolArguments
 ) -> Iterator[Conversation]:
-    """The conversations of an episode in order, one for each reply; `report` learns which could not be read.
+    """Yields the conversations of an episode, one for each reply; `report` counts the unreadable ones.
 
     Args:
         trajectory: The episode.
@@ -165,7 +165,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Content as one string where it is text alone."""
+    """Returns content that is text alone as one string."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

@@ -1,4 +1,4 @@
-"""Conversations that share their messages: what makes a trajectory grow with its length and not with the square of it.
+"""Conversations that share their messages, so that a trajectory grows linearly with its length.
 
 Each request of an episode repeats the conversation so far, mostly with a few messages more. So every distinct message
 is kept once, in a table, and the conversations are the nodes of a tree: a node is one message after the conversation of
@@ -21,7 +21,7 @@ EMPTY = -1
 """The node of the conversation without a message, and the parent of first messages."""
 
 MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
-"""How many messages, repetitions counted, the conversations of one file may come to when it is read."""
+"""Bound on the messages of all conversations of one file, repetitions counted, when it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class ConversationWriter:
     """Turns conversations into nodes, one after the other."""
 
     def __init__(self) -> None:
-        """No message yet."""
         self.messages: list[Mapping[str, Any]] = []
         self._plain: list[bool] = []
         self._by_content: dict[object, int] = {}
@@ -56,7 +55,7 @@ class ConversationWriter:
         self._nodes: list[int] = []  # of the previous conversation's beginnings
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
-        """The node of `conversation`, whose messages must never change."""
+        """Returns the node of `conversation`, whose messages must never change."""
         shared = self._shared_with_previous(conversation)
         self._given = conversation
         if shared == len(self._previous) and shared == len(conversation):
@@ -78,7 +77,7 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """How many messages at its beginning `conversation` has in common with the previous one."""
+        """Counts the messages that `conversation` shares with the beginning of the previous one."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
             return len(self._given)  # most agents only ever append to one list
         count = 0
@@ -103,7 +102,6 @@ class ConversationReader:
     """Turns nodes back into conversations."""
 
     def __init__(self) -> None:
-        """No message yet."""
         self.messages: list[Mapping[str, Any]] = []
         self._nodes: list[tuple[int, int]] = []
         self._read = {EMPTY: FrozenList()}
@@ -127,7 +125,7 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """The messages of `node`.
+        """Returns the messages of `node`.
 
         Raises:
             TypeError, ValueError: There is no such node, or the file's conversations are absurdly long.

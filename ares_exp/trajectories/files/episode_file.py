@@ -1,6 +1,6 @@
 """The JSON file of one episode (schema version 2).
 
-It is one JSON object, laid out in lines so that it can be written while the episode goes on and read without its steps:
+It is one JSON object, laid out in lines so that it can be written during the episode and read without its steps:
 
 ```
 {"schema_version": 2, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.results import ErrorInfo, Outcome
-from ares_exp.run_dir import dump_json
+from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.trajectories.ending import ending
+from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields, total_reward
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
 PARTIAL = ".partial"
 STEPS = '"steps": ['
@@ -52,7 +53,7 @@ class BegunEpisode(Protocol):
 
 
 def opening_fields(begun: BegunEpisode) -> dict[str, Any]:
-    """The fields of an episode that are written when it begins."""
+    """Returns the fields of an episode that are written when it begins."""
     return {
         "schema_version": SCHEMA_VERSION,
         "episode_id": begun.episode_id,
@@ -63,7 +64,7 @@ def opening_fields(begun: BegunEpisode) -> dict[str, Any]:
 
 
 def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
-    """What is known of an episode when it has ended; `unfinished_step` only where there is one, in its full form."""
+    """Returns the fields that are written when it ends; `unfinished_step` only if there is one, in full."""
     unfinished = trajectory.unfinished_step
     more = {} if unfinished is None else {"unfinished_step": unfinished.to_dict()}
     return {
@@ -72,28 +73,28 @@ def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
         "num_steps": trajectory.num_steps,
         "truncated": trajectory.truncated,
         "outcome": trajectory.outcome,
-        "error": asdict(trajectory.error) if trajectory.error is not None else None,
+        "error": trajectory.error.to_dict() if trajectory.error is not None else None,
         **more,
     }
 
 
 def opening_line(begun: BegunEpisode) -> str:
-    """The first line of an episode's file."""
+    """Returns the first line of an episode's file."""
     return f"{dump_json(opening_fields(begun))[:-1]}, {STEPS}\n"
 
 
 def step_line(encoded: Mapping[str, Any], *, first: bool) -> str:
-    """The line of an encoded step."""
+    """Returns the line of an encoded step."""
     return f"{'' if first else ','}{dump_json(encoded)}\n"
 
 
 def closing_line(trajectory: EpisodeTrajectory) -> str:
-    """The last line: how the episode ended."""
+    """Returns the last line: how the episode ended."""
     return f"], {dump_json(closing_fields(trajectory))[1:]}\n"
 
 
 def dump_episode(trajectory: EpisodeTrajectory) -> Iterator[str]:
-    """The lines of the file of a whole episode."""
+    """Yields the lines of the file of a whole episode."""
     encoder = StepEncoder()
     yield opening_line(trajectory)
     for number, record in enumerate(trajectory.steps):
@@ -111,7 +112,7 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def load_header(path: Path) -> Mapping[str, Any] | None:
-    """What the file of one episode says of it but for its steps, which are not read, however many they are.
+    """Reads the fields of an episode but its steps, from both ends of its file.
 
     Returns:
         The fields of `EpisodeTrajectory` but `steps`; `None` where the file is not in this layout, so that only reading
@@ -134,7 +135,7 @@ def load_header(path: Path) -> Mapping[str, Any] | None:
 
 
 def salvage_episode(path: Path) -> tuple[EpisodeTrajectory, str | None]:
-    """Reads what can be read of an episode's file: up to its end, or to the first step that is broken.
+    """Reads an episode's file up to its end, or to the first broken step.
 
     Returns:
         The episode, and what was wrong with its file, `None` if nothing was. The outcome of an episode whose end is
@@ -154,13 +155,12 @@ def salvage_episode(path: Path) -> tuple[EpisodeTrajectory, str | None]:
 
 
 def end_unfinished(head: Mapping[str, Any], steps: list[StepRecord]) -> EpisodeTrajectory:
-    """The episode of which only the beginning is left. Raises `TrajectoryFormatError` where `head` is not sound."""
+    """Makes an episode of its beginning. Raises `TrajectoryFormatError` where `head` is not sound."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
     error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
     if last is not None and last.step_type == "LAST":
-        outcome = Outcome.TRUNCATED if last.discount else Outcome.COMPLETED
-        error = ErrorInfo("limit", "limit reached: unknown") if last.discount else None
+        outcome, error, _ = ending(last)
     try:
         fields = episode_fields(
             {
@@ -170,7 +170,7 @@ def end_unfinished(head: Mapping[str, Any], steps: list[StepRecord]) -> EpisodeT
                 "num_steps": len(steps),
                 "truncated": outcome is Outcome.TRUNCATED,
                 "outcome": outcome,
-                "error": asdict(error) if error is not None else None,
+                "error": error.to_dict() if error is not None else None,
             }
         )
     except BROKEN as broken:
@@ -211,7 +211,7 @@ class _EpisodeReader:
 
 
 def _head(first_line: str) -> dict[str, Any] | None:
-    """What the first line of a file in our layout says; `None` for another's, or one of schema version 1."""
+    """Reads the first line of a file in our layout; `None` for another layout, or schema version 1."""
     text = first_line.rstrip()
     if not text.endswith(STEPS):
         return None

@@ -1,4 +1,4 @@
-"""The formats in which episodes lie on disk: which there are, how a file tells its own, who reads and writes it."""
+"""The formats of episode files: two of records (JSON, JSON Lines), two of exports (Parquet, ATIF)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, read_parquet, write_parquet
 from ares_exp.trajectories.files.episode_file import PARTIAL, dump_episode, load_episode, salvage_episode
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, read_jsonl, salvage_jsonl
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
-from ares_exp.trajectories.files.parquet_file import read_parquet, salvage_parquet, write_parquet
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 Episodes = Iterable[EpisodeTrajectory]
@@ -26,7 +26,7 @@ class Reader(Protocol):
     """Reads the episodes of a file."""
 
     def __call__(self, path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
-        """Yields one after the other; `dropped` learns what of the file a trajectory cannot hold.
+        """Yields one after the other; `dropped` counts what of the file a trajectory cannot hold.
 
         Raises:
             TrajectoryFormatError: The file is broken; the message names the path and the place.
@@ -43,22 +43,26 @@ class EpisodeFormat:
         suffixes: What the names of its files end with; new files get the first one, compressed ones the last.
         many: Whether a file holds any number of episodes, or one.
         about: For people, in a few words.
-        lossless: Whether whatever was written is read back equal.
         read: Reads a file.
         write: Writes a file, atomically, and tells what of the episodes it could not hold. Raises `UserError` for more
             than one episode where `many` is false.
         salvage: The episodes that can still be read of a broken file, and what is wrong with it. Raises
-            `TrajectoryFormatError` where nothing can.
+            `TrajectoryFormatError` where nothing can. `None` for an export: of those `convert` alone reads what is
+            whole, and everything else reads the record.
     """
 
     name: str
     suffixes: tuple[str, ...]
     many: bool
     about: str
-    lossless: bool
     read: Reader
     write: Callable[[Path, Episodes], Dropped]
-    salvage: Callable[[Path], Salvaged]
+    salvage: Callable[[Path], Salvaged] | None = None
+
+    @property
+    def is_record(self) -> bool:
+        """Whether runs are resumed, replayed and shown from its files."""
+        return self.salvage is not None
 
 
 def _read_json(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
@@ -85,9 +89,7 @@ def _write_jsonl(path: Path, episodes: Episodes) -> Dropped:
 
 
 def _read_atif(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
-    from ares_exp.trajectories.atif.conversion import (
-        load_atif,  # checks documents with pydantic, which takes its time to load
-    )
+    from ares_exp.trajectories.atif.reader import load_atif  # loads pydantic, which takes its time
 
     episode, lost = load_atif(path)
     if dropped is not None:
@@ -96,13 +98,9 @@ def _read_atif(path: Path, *, dropped: Dropped | None = None) -> Iterator[Episod
 
 
 def _write_atif(path: Path, episodes: Episodes) -> Dropped:
-    from ares_exp.trajectories.atif.conversion import write_atif
+    from ares_exp.trajectories.atif.writer import write_atif
 
     return Counter(write_atif(path, _only(path, episodes)))
-
-
-def _salvage_atif(path: Path) -> Salvaged:
-    return list(_read_atif(path)), []  # one JSON object: it can be read or not
 
 
 def _read_parquet(path: Path, *, dropped: Dropped | None = None) -> Iterator[EpisodeTrajectory]:
@@ -115,7 +113,7 @@ def _write_parquet(path: Path, episodes: Episodes) -> Dropped:
 
 
 def _only(path: Path, episodes: Episodes) -> EpisodeTrajectory:
-    """The one episode that a file can take."""
+    """Returns the one episode that a file can take."""
     first, *more = islice(episodes, 2)
     if more:
         raise UserError(f"Expected one episode for the file {path}, got more. Name a folder: each gets a file there.")
@@ -128,7 +126,6 @@ _FORMATS = (
         suffixes=(".json", f".json{ZSTD}"),
         many=False,
         about="one episode a file",
-        lossless=True,
         read=_read_json,
         write=_write_json,
         salvage=_salvage_json,
@@ -138,44 +135,39 @@ _FORMATS = (
         suffixes=(".jsonl", f".jsonl{ZSTD}"),
         many=True,
         about="any number of episodes, a line a step",
-        lossless=True,
         read=_read_jsonl,
         write=_write_jsonl,
         salvage=salvage_jsonl,
     ),
     EpisodeFormat(
         name="parquet",
-        suffixes=(".parquet",),
+        suffixes=(PARQUET_SUFFIX,),
         many=True,
-        about="any number of episodes, a row a step",
-        lossless=True,
+        about="any number of episodes, a row a step, for queries",
         read=_read_parquet,
         write=_write_parquet,
-        salvage=salvage_parquet,
     ),
     EpisodeFormat(
         name="atif",
         suffixes=(".atif.json",),
         many=False,
         about="one episode a file, for other tools",
-        lossless=False,
         read=_read_atif,
         write=_write_atif,
-        salvage=_salvage_atif,
     ),
 )
 FORMATS = {item.name: item for item in _FORMATS}
 
 
 def suffix_of(path: Path) -> str | None:
-    """What of a file's name tells its format, e.g. `.atif.json`; `None` if it is none of ours."""
+    """Returns the suffix that tells a file's format, e.g. `.atif.json`; `None` for an unknown one."""
     name = path.name.removesuffix(PARTIAL)
     suffixes = [suffix for item in _FORMATS for suffix in item.suffixes if name.endswith(suffix) and name != suffix]
     return max(suffixes, key=len, default=None)
 
 
 def format_of(path: Path) -> EpisodeFormat:
-    """The format of a file, by its name.
+    """Returns the format of a file, by its name.
 
     A `….partial` file is that of an episode under way, or of a run that died: json, whatever it was to become.
 

@@ -19,32 +19,33 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.run_dir import dump_json
+from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.episode_file import BegunEpisode, closing_fields, end_unfinished, opening_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
 from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, episode_fields
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 
 def begin_line(begun: BegunEpisode) -> str:
-    """The line that opens an episode."""
+    """Returns the line that opens an episode."""
     return _line("begin", begun.episode_id, opening_fields(begun))
 
 
 def step_line(episode_id: str, encoded: Mapping[str, Any]) -> str:
-    """The line of an encoded step."""
+    """Returns the line of an encoded step."""
     return _line("step", episode_id, encoded)
 
 
 def end_line(trajectory: EpisodeTrajectory) -> str:
-    """The line that ends an episode."""
+    """Returns the line that ends an episode."""
     return _line("end", trajectory.episode_id, closing_fields(trajectory))
 
 
 def jsonl_lines(trajectory: EpisodeTrajectory) -> Iterator[str]:
-    """All lines of one episode."""
+    """Yields all lines of one episode."""
     encoder = StepEncoder()
     yield begin_line(trajectory)
     for record in trajectory.steps:
@@ -55,11 +56,11 @@ def jsonl_lines(trajectory: EpisodeTrajectory) -> Iterator[str]:
 def read_jsonl(
     path: Path, *, problems: list[str] | None = None, offsets: Sequence[int] | None = None
 ) -> Iterator[EpisodeTrajectory]:
-    """The episodes of a file, each as soon as its end is read; those without an end come last.
+    """Yields the episodes of a file, each as soon as its end is read; those without an end come last.
 
     Args:
         path: The file.
-        problems: Takes what is wrong with the file, in sentences: reading then goes on with what is good, and episodes
+        problems: Takes what is wrong with the file, in sentences: reading continues with the good lines, and episodes
             without an end, or with a broken step, are cut there. Without it the first such thing is raised.
         offsets: Where the only lines that are to be read begin; by default all are read.
 
@@ -98,12 +99,12 @@ def read_jsonl(
 
 
 def load_jsonl(path: Path) -> list[EpisodeTrajectory]:
-    """All episodes of a file. Raises `TrajectoryFormatError` as `read_jsonl` does."""
+    """Reads all episodes of a file. Raises `TrajectoryFormatError` as `read_jsonl` does."""
     return list(read_jsonl(path))
 
 
 def salvage_jsonl(path: Path) -> tuple[list[EpisodeTrajectory], list[str]]:
-    """What can be read of a file, and what is wrong with it. Raises `TrajectoryFormatError` if it cannot be read."""
+    """Reads the good part of a file, and what is wrong. Raises `TrajectoryFormatError` for an unreadable one."""
     problems: list[str] = []
     return list(read_jsonl(path, problems=problems)), problems
 

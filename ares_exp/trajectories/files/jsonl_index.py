@@ -1,4 +1,4 @@
-"""The episodes of a JSON Lines file found by one scan, which reads none of their steps."""
+"""An index of the episodes in a JSON Lines file, made by one scan that reads none of their steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
-from ares_exp.trajectories.records import episode_fields
 
 MAX_PROBLEMS = 10
-"""How many wrong lines of a file are told one by one; the others are counted: it may be a long file of another kind."""
+"""Wrong lines of a file that are described; further ones are counted: it may be a long file of another kind."""
 STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
 """How the lines of steps begin, as this package writes them; another's are parsed."""
 
@@ -37,7 +37,7 @@ class IndexedEpisode:
 
 
 def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[IndexedEpisode]:
-    """The episodes of a file as `read_jsonl` gives them, without their steps; those without an end come last.
+    """Yields the episodes of a file as `read_jsonl` does, without their steps; those without an end come last.
 
     Args:
         path: The file.

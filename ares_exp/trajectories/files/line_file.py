@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from ares_exp.run_dir import atomic_file, open_regular
+from ares_exp.records.run_dir import atomic_file, open_regular
 
 ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
@@ -64,7 +64,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
 
 def first_and_last_line(path: Path) -> tuple[Line, Line]:
-    """Both ends of a file, however long it is: what is between them is passed over.
+    """Reads both ends of a file; what is between them is skipped.
 
     Raises:
         OSError, ValueError: As `read_lines` does.
@@ -80,7 +80,7 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """What is left of a file, in one piece.
+    """Reads the rest of a file in one piece.
 
     Raises:
         OSError, ValueError: As `read_lines` does; a piece may be no longer than a line.
@@ -129,7 +129,7 @@ def _selected(lines: Iterator[Line], offsets: Sequence[int]) -> Iterator[Line]:
 
 
 def _last_line_begins(file: IO[bytes], *, after: int) -> int | None:
-    """The offset of the last line, of those that begin at `after` or later; `None` if there are none."""
+    """Returns the offset of the last line that begins at `after` or later; `None` without one."""
     size = file.seek(0, os.SEEK_END)
     if size <= after:
         return None

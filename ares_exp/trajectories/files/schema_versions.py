@@ -1,4 +1,4 @@
-"""Schema versions of trajectory files, and how the steps of each are read.
+"""Schema versions of trajectory files, and the reading of the steps of each.
 
 - 1: every message once in the top-level `messages`; an observation has `message_ranges`, a list of `[start, stop)`
   pairs into it, in place of `messages`.
@@ -12,15 +12,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import freeze
+from ares_exp.trajectories.checks import BROKEN, what_broke
+from ares_exp.trajectories.files.checked_records import episode_fields, step_from_dict
 from ares_exp.trajectories.files.step_encoding import StepDecoder
-from ares_exp.trajectories.records import StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 SCHEMA_VERSION = 2
 
 
-def read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
-    """The steps of a trajectory in its JSON form, of whatever version.
+def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
+    """Makes the trajectory that its JSON form says, of whatever version.
+
+    Raises:
+        TrajectoryFormatError: A field is missing or has the wrong form.
+    """
+    try:
+        steps, values = tuple(_read_steps(data)), episode_fields(data)
+        if values["num_steps"] != len(steps):
+            raise ValueError(f"expected {values['num_steps']} steps, got {len(steps)}")
+        return EpisodeTrajectory(steps=steps, **values)
+    except BROKEN as error:
+        raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
+
+
+def _read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
+    """Yields the steps of a trajectory in its JSON form, of whatever version.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: A step is missing or broken, or the version is not known.
@@ -30,10 +48,10 @@ def read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
     if not isinstance(steps, Sequence) or isinstance(steps, str):
         raise TypeError(f"expected `steps` to be a list, got {steps!r:.80}")
     if version is None:
-        yield from map(StepRecord.from_dict, steps)
+        yield from map(step_from_dict, steps)
     elif version == 1:
         table = [freeze(message) for message in data.get("messages", ())]
-        yield from (StepRecord.from_dict(_from_version_1(step, table)) for step in steps)
+        yield from (step_from_dict(_from_version_1(step, table)) for step in steps)
     elif version == SCHEMA_VERSION:
         yield from map(StepDecoder().decode, steps)
     elif isinstance(version, str) and version.startswith("ATIF"):

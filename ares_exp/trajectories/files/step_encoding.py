@@ -1,4 +1,4 @@
-"""How a step is written (schema version 2): its record, without what the file has already.
+"""The encoding of a step (schema version 2): its record, without what the file has already.
 
 An encoded step is a JSON object with the fields of `StepRecord`, those at their default left out, except that
 
@@ -31,14 +31,13 @@ MIN_SHARED_CHARS = 32
 MIN_SHARED_TOKENS = 16
 REMEMBERED_TOKEN_LISTS = 4
 MAX_REPEATED_TOKENS = 200_000_000
-"""How many token ids, repetitions counted, the prompts of one file may come to when it is read."""
+"""Bound on the token ids of all prompts of one file, repetitions counted, when it is read."""
 
 
 class StepEncoder:
     """Encodes the steps of one episode, in order."""
 
     def __init__(self) -> None:
-        """No step yet."""
         self._conversations = ConversationWriter()
         self._settings: dict[str, int] = {}
         self._last_settings: tuple[dict[str, Any], int] = ({}, 0)
@@ -46,7 +45,7 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """The record with its messages shared with earlier ones, and what is written of it."""
+        """Encodes a record; also returns it with its messages shared with earlier ones."""
         adds: dict[str, Any] = {}
         position = self._count
         self._count += 1
@@ -112,7 +111,7 @@ class StepEncoder:
         return packed
 
     def _new_contents(self, adds: Mapping[str, Any]) -> dict[str, int]:
-        """The texts that this step brought, by the numbers of their messages."""
+        """Returns the texts that this step brought, by the numbers of their messages."""
         new = adds.get("messages", ())
         first = len(self._conversations.messages) - len(new)
         texts = ((message.get("content"), number) for number, message in enumerate(new, first))
@@ -130,14 +129,18 @@ class StepDecoder:
     """Decodes the steps of one episode, in order."""
 
     def __init__(self) -> None:
-        """No step yet."""
+        from ares_exp.trajectories.files.checked_records import (
+            step_from_dict,  # loads pydantic, which writers do without
+        )
+
+        self._make = step_from_dict
         self._conversations = ConversationReader()
         self._settings: list[Mapping[str, Any]] = []
         self._actions: list[Any] = []
         self._repeated_tokens = 0
 
     def decode(self, data: Mapping[str, Any]) -> StepRecord:
-        """The record of an encoded step.
+        """Decodes an encoded step.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: It is none, or refers to what the steps before did not
@@ -148,7 +151,7 @@ class StepDecoder:
         self._settings.extend(adds.get("settings", ()))
         observation, action = self._observation(data["observation"]), self._action(data["action"])
         self._actions.append(action)
-        return StepRecord.from_dict({**data, "observation": observation, "action": action})
+        return self._make({**data, "observation": observation, "action": action})
 
     def _observation(self, packed: Any) -> Any:
         if not isinstance(packed, Mapping):
@@ -200,7 +203,7 @@ def _is_request(observation: Any) -> bool:
 
 
 def _is_response(action: Any) -> bool:
-    """Whether packing would be undone by unpacking."""
+    """Returns whether unpacking would undo packing."""
     if not isinstance(action, Mapping) or "verbatim" in action or isinstance(action.get("prompt_token_ids"), Mapping):
         return False
     pieces = action.get("data")
@@ -218,12 +221,12 @@ def _shared_piece(piece: Any, contents: Mapping[str, int]) -> Any:
 
 
 def _are_ids(tokens: Any) -> bool:
-    """Whether they are what they equal: 1.0 and True equal 1."""
+    """Returns whether all are ints: 1.0 and True equal 1, too."""
     return isinstance(tokens, FrozenList) and {int}.issuperset(map(type, tokens))
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """How many tokens two lists have in common at their beginnings, by bisection: comparing slices is fast."""
+    """Counts the tokens that two lists share at their beginnings, by bisection: comparing slices is fast."""
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2

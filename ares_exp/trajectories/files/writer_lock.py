@@ -1,4 +1,4 @@
-"""Tells the files of a living writer from those that a dead one left: a shared lock that the kernel drops with it."""
+"""A shared lock of living writers, which the kernel drops with them: it tells their files from those of dead ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class WriterLock:
     """Held on a file or directory while something is being written there, by any number of writers."""
 
     def __init__(self) -> None:
-        """Not held."""
         self._lock = threading.Lock()
         self._holders: set[str] = set()
         self._descriptor: int | None = None
@@ -55,7 +54,7 @@ def _share(descriptor: int) -> None:
 
 
 def has_writer(path: Path) -> bool:
-    """Whether a living process writes at `path`. Raises `OSError` where there is no such path."""
+    """Returns whether a living process writes at `path`. Raises `OSError` where there is no such path."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if not _is_held(descriptor):

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from ares_exp import DockerContainerFactory, LocalContainerFactory
-from ares_exp.containers.cancellation import in_thread
+from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.containers.docker.image import image_tag
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.containers.shell_channel import ChannelStream

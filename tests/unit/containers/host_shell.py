@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import Shell, User
-from ares_exp.containers.shell_pool import ShellPool
 
 
 class HostShell:
@@ -65,7 +65,7 @@ def fields(stat: Path) -> tuple[int, int, int] | None:
 @asynccontextmanager
 async def host_channels(
     program: Sequence[str] = ("sh",), *, workdir: str | None = None, shell: Shell = "bash -c", path: str | None = None
-) -> AsyncIterator[tuple[ShellPool, list[HostShell]]]:
+) -> AsyncIterator[tuple[CommandRunner, list[HostShell]]]:
     """Channels on shells of the host, and the list of those that were opened. Nothing is left of them afterwards."""
     opened: list[HostShell] = []
     environment = {"PATH": path or os.environ["PATH"], "HOME": "/nonexistent"}
@@ -79,7 +79,7 @@ async def host_channels(
         opened.append(HostShell(process, *await asyncio.open_connection(sock=ours)))
         return opened[-1]
 
-    channels = ShellPool(open_stream, workdir=workdir, shell=shell)
+    channels = CommandRunner(open_stream, workdir=workdir, shell=shell)
     try:
         yield channels, opened
     finally:

@@ -1,4 +1,4 @@
-"""Which bubblewrap is taken, what closes a box, and what is said where it cannot work."""
+"""Which bubblewrap is taken, what closes a container, and what is said where it cannot work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, box_arguments, find_bwrap, is_privileged
-from tests.unit.containers.local_sandbox import ROOT, STEADY_MOUNTS, as_root, needs_local
+from ares_exp.containers.local.bubblewrap import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
+from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, as_root, needs_local
 
 pytestmark = needs_local
 
@@ -81,7 +81,7 @@ def test_another_system_is_refused_with_the_remedy() -> None:
 
 
 def words(*, share_network: bool = False, privileged: bool = True) -> list[str]:
-    return box_arguments(
+    return bwrap_arguments(
         ["--symlink", "usr/bin", "/bin"],
         env={"A": "1"},
         channels=Path("/c"),

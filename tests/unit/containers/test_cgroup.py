@@ -13,13 +13,13 @@ import pytest
 from ares_exp.containers.local.cgroup import (
     RECORD,
     Limits,
-    groups_of_box,
+    groups_of,
     lack_of_memory,
     lack_of_processes,
     oom_kills,
     remove_groups,
 )
-from ares_exp.containers.local.cgroup_place import candidates, find_groups
+from ares_exp.containers.local.cgroup_path import candidates, find_groups
 
 ALL = "cpu memory pids"
 
@@ -115,7 +115,7 @@ def test_no_way_round_a_limit_that_is_set_for_us(tree: Tree, limit: dict[str, st
 def test_groups_of_ours_are_found_in_the_whole_hierarchy(tree: Tree) -> None:
     pids, cpuset, unified = (tree.hierarchy(name, "/jobs/7") for name in ("pids,misc", "cpuset", ""))
     ours = [pids / "ares_exp-box-1", pids / "jobs/8/deep/ares_exp-box-2", unified / "ares_exp-probe-3"]
-    for path in (*ours, pids / "jobs/7/box", cpuset / "ares_exp-box-4"):
+    for path in (*ours, pids / "jobs/7/container", cpuset / "ares_exp-box-4"):
         path.mkdir(parents=True)
     assert sorted(find_groups(tree.process)) == sorted(ours)
     (tree.process / "cgroup").unlink()
@@ -143,20 +143,20 @@ def test_no_limits_need_no_groups() -> None:
 
 
 def test_what_a_directory_names_is_counted_and_removed(tmp_path: Path) -> None:
-    directory, box = tmp_path / "box-1", tmp_path / "sys" / "box-1"
+    directory, container = tmp_path / "box-1", tmp_path / "sys" / "box-1"
     directory.mkdir()
-    box.mkdir(parents=True)
-    (directory / RECORD).write_text(f"{box}\n")
-    (box / "memory.events").write_text("low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
+    container.mkdir(parents=True)
+    (directory / RECORD).write_text(f"{container}\n")
+    (container / "memory.events").write_text("low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert oom_kills(directory) == 2
     killed = "was used up, and the kernel killed 2 of its processes"
     assert lack_of_memory(directory, holds_files=True) == f"its memory, which holds its files too, {killed}"
     assert lack_of_memory(directory, holds_files=False) == f"its memory {killed}"
     assert lack_of_processes(directory) == ""
-    (box / "memory.events").unlink()
+    (container / "memory.events").unlink()
     assert lack_of_memory(directory, holds_files=True) == ""
     assert remove_groups(directory)
-    assert not box.exists()
+    assert not container.exists()
     assert remove_groups(directory)
 
 
@@ -171,13 +171,13 @@ def test_what_a_directory_names_is_counted_and_removed(tmp_path: Path) -> None:
     ],
 )
 def test_no_room_for_another_process(tmp_path: Path, count: str, limit: str, refused: int, lacking: bool) -> None:
-    box = tmp_path / "box-1"
-    box.mkdir()
-    (box / RECORD).write_text(f"{box}\n")
-    (box / "pids.current").write_text(f"{count}\n")
-    (box / "pids.max").write_text(f"{limit}\n")
-    (box / "pids.events").write_text(f"max {refused}\n")
-    assert ("limit of 64 processes" in lack_of_processes(box)) == lacking
+    container = tmp_path / "box-1"
+    container.mkdir()
+    (container / RECORD).write_text(f"{container}\n")
+    (container / "pids.current").write_text(f"{count}\n")
+    (container / "pids.max").write_text(f"{limit}\n")
+    (container / "pids.events").write_text(f"max {refused}\n")
+    assert ("limit of 64 processes" in lack_of_processes(container)) == lacking
 
 
 def test_groups_of_another_name_are_not_touched(tmp_path: Path) -> None:
@@ -186,6 +186,6 @@ def test_groups_of_another_name_are_not_touched(tmp_path: Path) -> None:
     directory = tmp_path / "box-1"
     directory.mkdir()
     (directory / RECORD).write_text(f"{other}\n")
-    assert groups_of_box(directory) == []
+    assert groups_of(directory) == []
     assert remove_groups(directory)
     assert other.exists()

@@ -55,11 +55,11 @@ def test_nothing_is_left(clean: Clean) -> None:
     done = clean("clean")
     first, *rest = done.stdout.splitlines()
     assert first.startswith(NO_ENGINE)
-    assert rest == ["Nothing of dead runs is left."]
+    assert rest == ["No leftovers found."]
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="there are no local boxes elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
 def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
     stale, held = tmp_path / "ares_exp-box-123-abc", tmp_path / "ares_exp-box-456-def"
     for directory in (stale, held, tmp_path / "mine"):
@@ -69,19 +69,19 @@ def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shown = clean("clean", "--dry-run")
-        line = f"box directory  {stale}  of process 123, made "
-        alone = "left alone: 1 of process 456, which lives, or cannot be known from here to be dead"
+        line = f"directory      {stale}  of process 123, made "
+        kept = "kept 1 of process 456: still running, or not verifiable from this machine"
         assert shown.stdout.splitlines()[1].startswith(line)
-        assert shown.stdout.splitlines()[2:] == [alone, "1 thing would be removed."]
+        assert shown.stdout.splitlines()[2:] == [kept, "1 thing would be removed."]
         assert stale.exists()
         done = clean("clean")
         assert done.stdout.splitlines()[1].startswith(line)
-        assert done.stdout.splitlines()[2:] == [alone, "1 thing removed."]
+        assert done.stdout.splitlines()[2:] == [kept, "1 thing removed."]
         assert {path.name for path in tmp_path.iterdir()} == {held.name, "mine"}
     finally:
         os.close(lock)
     assert clean("clean").stdout.splitlines()[2:] == ["1 thing removed."]
-    assert clean("clean").stdout.splitlines()[1:] == ["Nothing of dead runs is left."]
+    assert clean("clean").stdout.splitlines()[1:] == ["No leftovers found."]
 
 
 def test_build_locks(clean: Clean, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_what_cannot_be_removed(clean: Clean, tmp_path: Path) -> None:
 def test_help(clean: Clean) -> None:
     done = clean("clean", "--help")
     assert done.returncode == 0
-    for words in ("--dry-run", "--images", "is not\ntouched", "Exit codes: 0 "):
+    for words in ("--dry-run", "--images", "is kept", "Exit codes: 0 "):
         assert " ".join(words.split()) in " ".join(done.stdout.split())
 
 

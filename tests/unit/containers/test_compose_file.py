@@ -10,9 +10,8 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.capabilities import Capabilities
-from ares_exp.containers.docker.compose.bounds import Bounds
-from ares_exp.containers.docker.compose.dangers import check_file
 from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete
+from ares_exp.containers.docker.compose.security_policy import Bounds, check_file
 from ares_exp.containers.docker.compose.tool import find_compose
 from ares_exp.containers.docker.compose.variables import variables
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
@@ -129,7 +128,7 @@ def excess(folder: Path, text: str) -> str:
     try:
         check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), BOUNDS)
     except UnsupportedTaskError as error:
-        return str(error).partition("allowed here: ")[2].partition(". Allow more")[0]
+        return str(error).partition("allowed here: ")[2].partition(". Raise the named option")[0]
     return ""
 
 

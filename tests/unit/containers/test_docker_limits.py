@@ -60,7 +60,7 @@ def test_gpus_by_cdi() -> None:
         ["nvidia.com/gpu=0", "nvidia.com/gpu=1"],
         0,
     )
-    with pytest.raises(UnsupportedTaskError, match="t asks for 3 GPUs; the Docker engine has 2 of them"):
+    with pytest.raises(UnsupportedTaskError, match="t asks for 3 GPUs; the Docker engine has only 2"):
         unenforced(ContainerSpec("t", gpus=3), can)
 
 

@@ -1,4 +1,4 @@
-"""What a box sees where the host's root is made of several mounts, or has no python3."""
+"""What a container sees where the host's root is made of several mounts, or has no python3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.host_root import root_parts, write_layer
-from tests.unit.containers.local_sandbox import ROOT, as_root, needs_local
+from tests.unit.containers.local_containers import ROOT, as_root, needs_local
 
 pytestmark = [needs_local, as_root]
 
@@ -21,15 +21,15 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 
 async def main():
-    async with LocalContainerFactory()(ContainerSpec(name="x")) as box:
-        print((await box.exec(sys.argv[1])).output, end="")
+    async with LocalContainerFactory()(ContainerSpec(name="x")) as container:
+        print((await container.exec(sys.argv[1])).output, end="")
 
 asyncio.run(main())
 """
 
 
 def on_a_host_with(mount: str, command: str) -> str:
-    """Runs `command` in a box, after `mount` in a mount namespace of its own."""
+    """Runs `command` in a container, after `mount` in a mount namespace of its own."""
     python = shlex.join([sys.executable, "-B", "-c", IN_A_BOX, command])
     run = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f"{mount}\nexec {python}"],

@@ -1,4 +1,4 @@
-"""cgroups of boxes that have lost the directory which names them."""
+"""cgroups of containers that have lost the directory which names them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.box_directory import BoxDirectory, folders
-from ares_exp.containers.local.cgroup import groups_of_box
-from ares_exp.containers.local.cgroup_place import find_groups, usable_places
+from ares_exp.containers.local.cgroup import groups_of
+from ares_exp.containers.local.cgroup_path import find_groups, usable_cgroup_paths
+from ares_exp.containers.local.container_directory import ContainerDirectory, folders
 from ares_exp.containers.local.leftovers import remove_stale
 from ares_exp.errors import ContainerStartError
 from tests.leaks import clean, wait_until
-from tests.unit.containers.local_sandbox import as_root, box, needs_local
+from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
 pytestmark = [
     needs_local,
     pytest.mark.skipif(
-        sys.platform != "linux" or not usable_places(), reason="this user may make no cgroups here; root mostly may"
+        sys.platform != "linux" or not usable_cgroup_paths(),
+        reason="this user may make no cgroups here; root mostly may",
     ),
 ]
 
@@ -33,14 +34,14 @@ RUNNER = """
 import asyncio, json, sys
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.cgroup import groups_of_box
+from ares_exp.containers.local.cgroup import groups_of
 
 async def main():
-    async with LocalContainerFactory()(ContainerSpec("runner")) as box:
-        directory = box._directory.path
-        print(json.dumps([str(directory), *map(str, groups_of_box(directory))]), flush=True)
+    async with LocalContainerFactory()(ContainerSpec("runner")) as container:
+        directory = container._directory.path
+        print(json.dumps([str(directory), *map(str, groups_of(directory))]), flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
-            print((await box.exec("echo on")).output, end="", flush=True)
+            print((await container.exec("echo on")).output, end="", flush=True)
 
 asyncio.run(main())
 """
@@ -48,9 +49,9 @@ asyncio.run(main())
 
 MAKE_ORPHAN = """
 import os
-from ares_exp.containers.local.cgroup_place import usable_places
+from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
 from ares_exp.containers.ownership import owner_mark
-group = next(iter(usable_places().values())).directory / f"ares_exp-box-{owner_mark()}-orphan-1"
+group = next(iter(usable_cgroup_paths().values())).directory / f"ares_exp-box-{owner_mark()}-orphan-1"
 group.mkdir()
 print(os.getpid(), group, sep="\\n")
 """
@@ -58,7 +59,7 @@ IN_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"
 
 
 class Runner:
-    """Another process with a box, and an empty group beside its own, named like those of another box of it."""
+    """Another process with a container, and an empty group beside its own, named like those of another container."""
 
     def __init__(self, temporary: Path, *before: str) -> None:
         self.env = {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}
@@ -77,7 +78,7 @@ class Runner:
         self.orphan.mkdir()
 
     def says(self) -> str:
-        """What its box answers."""
+        """What its container answers."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -103,7 +104,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
 
 def test_of_a_living_run_no_group_is_removed(runner: Runner) -> None:
     assert runner.orphan in find_groups()
-    remove_stale()  # with another directory for temporary files, where the box has none
+    remove_stale()  # with another directory for temporary files, where the container has none
     clean(runner.env)
     assert runner.left() == [runner.orphan, *runner.groups]
     assert runner.says() == "on\n"
@@ -139,7 +140,7 @@ def test_groups_of_a_box_whose_directory_somebody_removed(runner: Runner) -> Non
     assert runner.left() == [runner.orphan, *runner.groups]
     assert runner.process.poll() is None
     runner.kill()
-    assert wait_until(lambda: clean(runner.env) and not runner.left())  # its box ends a moment later
+    assert wait_until(lambda: clean(runner.env) and not runner.left())  # its container ends a moment later
 
 
 @as_root
@@ -168,8 +169,8 @@ def removed(groups: list[Path]) -> bool:
 
 
 async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
-    for tenths in range(0, 300, 7):  # milliseconds: before the groups are made, meanwhile, and when the box runs
-        container = box()
+    for tenths in range(0, 300, 7):  # milliseconds: before the groups are made, meanwhile, and when the container runs
+        container = local_container()
         start = asyncio.create_task(container.start())
         await asyncio.sleep(tenths / 10_000)
         while container._directory is None and not start.done():  # noqa: ASYNC110 (the container tells nobody)
@@ -182,12 +183,12 @@ async def test_a_box_that_is_stopped_while_it_starts_leaves_none() -> None:
         name = container._directory.path.name
         assert not container._directory.path.exists()
         assert [group for group in find_groups() if group.name == name] == []
-        assert container._box is None or not container._box.is_running
+        assert container._process is None or not container._process.is_running
 
 
 def test_a_directory_that_has_been_removed_takes_no_groups() -> None:
-    directory = BoxDirectory(folders()[0])
-    assert directory.prepare(groups_of_box) == []
+    directory = ContainerDirectory(folders()[0])
+    assert directory.prepare(groups_of) == []
     directory.remove()
     with pytest.raises(FileNotFoundError, match="has been removed"):
-        directory.prepare(groups_of_box)
+        directory.prepare(groups_of)

@@ -1,4 +1,4 @@
-"""One local box: commands, files, users, its beginning and its end. Runs as root and as an ordinary user."""
+"""One local container: commands, files, users, its beginning and its end. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.box_directory import folders
 from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.local.container_directory import folders
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import (
     ContainerDiedError,
@@ -24,13 +24,13 @@ from ares_exp.errors import (
     TransferError,
     UnsupportedTaskError,
 )
-from tests.unit.containers.local_sandbox import as_root, box, needs_local
+from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
 pytestmark = needs_local
 
 
 def traces() -> tuple[list[str], list[str]]:
-    """Box directories of this process, and mounts of its boxes, on the host."""
+    """Container directories of this process, and mounts of its containers, on the host."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     directories = [path for folder in folders() for path in folder.glob(f"*ares_exp-box-{os.getpid()}-*")]
     return list(map(str, directories)), [m for m in mounts if f"ares_exp-box-{os.getpid()}-" in m]
@@ -47,14 +47,14 @@ def test_it_follows_its_protocol() -> None:
 
 async def test_nothing_is_left_behind() -> None:
     before = (traces(), descendants())
-    async with box() as container:
+    async with local_container() as container:
         await container.exec("(setsid sleep 300 &) ; echo left > /usr/left")
         assert traces() != before[0]
     assert (traces(), descendants()) == before
 
 
 async def test_environment_of_commands() -> None:
-    async with box(env={"GREETING": "good $day 'x'"}) as container:
+    async with local_container(env={"GREETING": "good $day 'x'"}) as container:
         result = await container.exec('echo "$GREETING|$EXTRA|$HOME|$PATH"; pwd', env={"EXTRA": "1"})
     greeting, extra, home, path = result.output.splitlines()[0].split("|")
     assert (greeting, extra, home) == ("good $day 'x'", "1", "/root")
@@ -63,14 +63,14 @@ async def test_environment_of_commands() -> None:
 
 
 async def test_first_process_has_the_environment_of_the_spec_alone() -> None:
-    async with box(env={"GREETING": "hello"}) as container:
+    async with local_container(env={"GREETING": "hello"}) as container:
         result = await container.exec("tr '\\0' '\\n' </proc/1/environ | cut -d= -f1 | sort | xargs")
     assert set(result.output.split()) <= {"GREETING", "HOME", "PATH", "PWD", "SHLVL", "_"}
     assert "GREETING" in result.output
 
 
 async def test_python_and_writable_system_directories() -> None:
-    async with box() as container:
+    async with local_container() as container:
         made = "touch /app-file /etc/x /usr/x /usr/bin/x /usr/local/bin/x /tmp/x /root/x /var/lib/x /opt/x"
         result = await container.exec(
             f"python3 -c 'print(6 * 7)' && mkdir /app /tests /logs && {made} && rm /etc/passwd"
@@ -81,20 +81,20 @@ async def test_python_and_writable_system_directories() -> None:
 
 
 async def test_spec_workdir_is_not_created() -> None:
-    async with box(workdir="/missing") as container:
+    async with local_container(workdir="/missing") as container:
         assert (await container.exec("true")).exit_code == 126
         await container.exec("mkdir /missing", cwd="/")
         assert (await container.exec("pwd")).output == "/missing\n"
 
 
 async def test_killing_everything_inside_leaves_a_working_box() -> None:
-    async with box() as container:
+    async with local_container() as container:
         assert (await container.exec("kill -9 -1; kill -9 1")).exit_code == 137
         assert (await container.exec("echo alive")).output == "alive\n"
 
 
 async def test_orphans_are_reaped() -> None:
-    async with box() as container:
+    async with local_container() as container:
         result = await container.exec(
             "(setsid sleep 60 & echo $! >/tmp/pid); kill -9 $(cat /tmp/pid);"
             "for i in $(seq 100); do kill -0 $(cat /tmp/pid) 2>/dev/null || { echo gone; break; }; sleep 0.02; done"
@@ -103,12 +103,12 @@ async def test_orphans_are_reaped() -> None:
 
 
 async def test_signals_are_not_ignored_in_commands() -> None:
-    async with box() as container:
+    async with local_container() as container:
         assert (await container.exec("grep SigIgn /proc/self/status")).output.split()[1].strip("0") == ""
 
 
 async def test_thirty_commands_at_once() -> None:
-    async with box() as container:
+    async with local_container() as container:
         results = await asyncio.gather(*(container.exec(f"sleep 0.1; echo {n}") for n in range(30)))
     assert [r.output for r in results] == [f"{n}\n" for n in range(30)]
 
@@ -125,7 +125,7 @@ async def test_thirty_commands_at_once() -> None:
     ],
 )
 async def test_users(user: str | int, answer: str) -> None:
-    async with box() as container:
+    async with local_container() as container:
         result = await container.exec(
             "echo $(id -u):$(id -gn):$(awk '/CapEff/ {print $2}' /proc/self/status)", user=user
         )
@@ -136,7 +136,7 @@ async def test_users(user: str | int, answer: str) -> None:
 
 @pytest.mark.parametrize("user", ["no_such_user", "nobody:no_such_group", "a b", "$(id)", "-x", ""])
 async def test_users_that_cannot_be(user: str) -> None:
-    async with box() as container:
+    async with local_container() as container:
         with pytest.raises(ContainerError, match=r"user|shell"):
             await container.exec("true", user=user)
         assert (await container.exec("echo on")).output == "on\n"
@@ -149,7 +149,7 @@ async def test_directory_up_and_down(tmp_path: Path) -> None:
     (source / "run me.sh").write_text("echo hi\n")
     (source / "run me.sh").chmod(0o751)
     (source / "link").symlink_to("deep/x.bin")
-    async with box() as container:
+    async with local_container() as container:
         await container.exec("mkdir -p /a/b && echo stays >/a/b/stays")
         await container.upload(source, "/a/b")
         seen = await container.exec("cd /a/b; stat -c '%a %U' 'run me.sh'; readlink link; cat stays")
@@ -162,7 +162,7 @@ async def test_directory_up_and_down(tmp_path: Path) -> None:
 
 async def test_file_up_and_down(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"exit 3\n" * 500_000)
-    async with box() as container:
+    async with local_container() as container:
         await container.upload(tmp_path / "a", "/new/dir/b c")
         await container.exec("ln -s '/new/dir/b c' /link")
         await container.download("/link", tmp_path / "back")
@@ -171,7 +171,7 @@ async def test_file_up_and_down(tmp_path: Path) -> None:
 
 async def test_an_empty_directory_is_made(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    async with box() as container:
+    async with local_container() as container:
         await container.upload(tmp_path / "empty", "/x/y")
         await container.download("/x/y", tmp_path / "back")
     assert list((tmp_path / "back").iterdir()) == []
@@ -179,7 +179,7 @@ async def test_an_empty_directory_is_made(tmp_path: Path) -> None:
 
 async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"touch /pwned\n" * 300_000)
-    async with box() as container:
+    async with local_container() as container:
         with pytest.raises(TransferError, match="/nowhere"):
             await container.download("/nowhere", tmp_path / "x")
         with pytest.raises(TransferError, match="missing"):
@@ -196,7 +196,7 @@ async def test_transfers_that_fail_say_why(tmp_path: Path) -> None:
 async def test_a_link_of_the_box_is_not_followed_on_the_host(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    async with box() as container:
+    async with local_container() as container:
         await container.exec(
             f"mkdir /out; ln -s {secret} /out/link; ln -s {tmp_path} /out/directory; ln -s {secret} /f"
         )
@@ -207,13 +207,13 @@ async def test_a_link_of_the_box_is_not_followed_on_the_host(tmp_path: Path) -> 
 
 
 async def test_before_start_and_after_stop() -> None:
-    container = box()
+    container = local_container()
     with pytest.raises(ContainerDiedError):
         await container.exec("true")
     await container.stop()
     with pytest.raises(ContainerStartError):
         await container.start()
-    async with box() as other:
+    async with local_container() as other:
         pass
     await other.stop()
     with pytest.raises(ContainerDiedError):
@@ -226,7 +226,7 @@ async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
     before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nRUN sleep 60\n")
     with pytest.raises(EnvironmentStartTimeoutError, match=r"0\.4 s"):
-        await box(tmp_path, start_timeout_sec=0.4).start()
+        await local_container(tmp_path, start_timeout_sec=0.4).start()
     assert (traces(), descendants()) == before
 
 
@@ -234,7 +234,7 @@ async def test_start_within_its_limit_or_not_at_all(tmp_path: Path) -> None:
 async def test_cancelled_start_leaves_nothing(tmp_path: Path, delay: float) -> None:
     before = (traces(), descendants())
     (tmp_path / "Dockerfile").write_text("FROM x\nRUN sleep 60\n")
-    task = asyncio.create_task(box(tmp_path).start())
+    task = asyncio.create_task(local_container(tmp_path).start())
     await asyncio.sleep(delay)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -244,7 +244,7 @@ async def test_cancelled_start_leaves_nothing(tmp_path: Path, delay: float) -> N
 
 async def test_cancelled_and_stopped_boxes_leave_no_descriptors() -> None:
     async def live() -> None:
-        async with box() as container:
+        async with local_container() as container:
             await asyncio.gather(*(container.exec("true") for _ in range(4)))
 
     await live()
@@ -261,7 +261,7 @@ async def test_cancelled_and_stopped_boxes_leave_no_descriptors() -> None:
 async def test_a_cancelled_download_writes_nothing_more(tmp_path: Path) -> None:
     into = tmp_path / "into"
     into.mkdir()
-    async with box() as container:
+    async with local_container() as container:
         await container.exec("mkdir /many; cd /many; seq 3000 | xargs touch")
         copying = asyncio.create_task(container.download("/many", into))
         async with asyncio.timeout(20):
@@ -274,16 +274,16 @@ async def test_a_cancelled_download_writes_nothing_more(tmp_path: Path) -> None:
 
 
 async def test_stop_closes_streams_that_were_forgotten() -> None:
-    async with box() as container:
-        assert container._box is not None
-        forgotten = await container._box.open_shell("root")
-        (await container._box.open_shell("root")).close()
+    async with local_container() as container:
+        assert container._process is not None
+        forgotten = await container._process.open_shell("root")
+        (await container._process.open_shell("root")).close()
     assert forgotten.is_closed
 
 
 async def test_stop_during_a_command() -> None:
     children = descendants()
-    container = box()
+    container = local_container()
     await container.start()
     command = asyncio.create_task(container.exec("sleep 60"))
     await asyncio.sleep(0.1)
@@ -316,17 +316,17 @@ MIXED = [
 @pytest.mark.parametrize("networks", MIXED)
 async def test_networks_that_a_box_cannot_enforce(networks: dict[str, Any]) -> None:
     spec = ContainerSpec("task", **networks)
-    with pytest.raises(UnsupportedTaskError, match=r"task: container=local knows no allowed_hosts.*=no-network"):
+    with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allow-list.*=no-network"):
         LocalContainerFactory(network="public").check(spec)
     # None at all is less than any of them asks for; but who lists hosts will miss them.
     told = (
-        ["task: container=local gives it no network, not even its allowed_hosts"] if spec.network.allowed_hosts else []
+        ["task: container=local gives it no network, its allowed_hosts included"] if spec.network.allowed_hosts else []
     )
     assert LocalContainerFactory().check(spec) == told
-    async with LocalContainerFactory()(spec) as box:
+    async with LocalContainerFactory()(spec) as container:
         for policy in spec.networks:
-            await box.set_network(policy)
-            assert (await box.exec("tail -n +3 /proc/net/dev | cut -d: -f1")).output.split() == ["lo"]
+            await container.set_network(policy)
+            assert (await container.exec("tail -n +3 /proc/net/dev | cut -d: -f1")).output.split() == ["lo"]
 
 
 @pytest.mark.parametrize(

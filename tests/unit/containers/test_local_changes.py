@@ -1,4 +1,4 @@
-"""What a local box changed is captured, and given to another one. Runs as root and as an ordinary user."""
+"""What a local container changed is captured, and given to another one. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.box_directory import folders
-from ares_exp.containers.local.box_storage import find_storage
 from ares_exp.containers.local.bubblewrap import CHANNELS, is_privileged
+from ares_exp.containers.local.container_directory import folders
+from ares_exp.containers.local.container_storage import find_storage
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.secrets import protect
-from tests.contracts.awkward_tree import python
-from tests.contracts.changes_contract import ChangesContract
-from tests.unit.containers.local_sandbox import as_root, box, needs_local
+from ares_exp.records.secrets import protect
+from ares_exp.testing.awkward_tree import python
+from ares_exp.testing.changes_contract import ChangesContract
+from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
 pytestmark = [
     pytest.mark.once,
@@ -67,16 +67,16 @@ def objects(tmp_path: Path) -> ObjectStore:
 
 
 async def after(command: str, objects: ObjectStore) -> Delta:
-    """What a box changed by a command."""
-    async with box() as container:
+    """What a container changed by a command."""
+    async with local_container() as container:
         result = await container.exec(command)
         assert result.exit_code == 0, result.output
         return await container.capture_changes(objects)
 
 
 async def seen(delta: Delta, objects: ObjectStore, command: str) -> str:
-    """What a command prints in a box with these changes."""
-    async with box(changes=StoredChanges(delta, objects)) as container:
+    """What a command prints in a container with these changes."""
+    async with local_container(changes=StoredChanges(delta, objects)) as container:
         assert differences(await container.capture_changes(objects), delta) == []
         return (await container.exec(command)).output
 
@@ -97,7 +97,7 @@ async def test_what_every_box_has_can_be_deleted_and_replaced(objects: ObjectSto
 
 
 async def test_what_is_mounted_is_not_in_it(objects: ObjectStore) -> None:
-    async with box() as container:
+    async with local_container() as container:
         for n in range(3):
             await container.exec(f"touch /dev/shm/{n} /{n}; (setsid sleep 60 &)")
         delta = await container.capture_changes(objects)
@@ -106,7 +106,7 @@ async def test_what_is_mounted_is_not_in_it(objects: ObjectStore) -> None:
 
 
 async def test_marks_of_an_overlay_that_the_box_makes_itself_are_none(objects: ObjectStore) -> None:
-    async with box() as container:
+    async with local_container() as container:
         mark = "os.setxattr('/d', 'user.overlay.opaque', b'y'); os.mknod('/w', 0o020000, 0); print(0)"
         await python(container, f"os.mkdir('/d'); {mark}")
         delta = await container.capture_changes(objects)
@@ -115,9 +115,9 @@ async def test_marks_of_an_overlay_that_the_box_makes_itself_are_none(objects: O
 
 
 async def test_a_mount_that_was_moved_is_not_overlooked(objects: ObjectStore) -> None:
-    async with box() as container:
+    async with local_container() as container:
         await container.exec("mv /run /elsewhere && mkdir -p /run/ares_exp")
-        with pytest.raises(CaptureError, match=f"above {CHANNELS}, where the box has a mount, was moved"):
+        with pytest.raises(CaptureError, match=f"above the mount point {CHANNELS} was moved"):
             await container.capture_changes(objects)
         await container.exec("rm -r /run; mv /elsewhere /run")
         await container.capture_changes(objects)
@@ -128,16 +128,16 @@ async def test_what_the_dockerfile_did_is_in_it_and_not_done_again(objects: Obje
     context.mkdir()
     dockerfile = context / "Dockerfile"
     dockerfile.write_text("FROM x\nENV A=1\nWORKDIR /work\nRUN echo built >>log; [ ! -e /never ]\n")
-    async with box(context) as container:
+    async with local_container(context) as container:
         await container.exec("echo agent >>log; touch /never")
         delta = await container.capture_changes(objects)
-    async with box(context, changes=StoredChanges(delta, objects)) as container:
+    async with local_container(context, changes=StoredChanges(delta, objects)) as container:
         result = await container.exec("pwd; echo $A; cat log")
     assert result.output == "/work\n1\nbuilt\nagent\n"
 
 
 async def test_other_users_of_the_host_reach_none_of_its_files() -> None:
-    async with box() as container:
+    async with local_container() as container:
         await container.exec("cp /bin/sh /shell; chmod 4755 /shell")
         assert container._directory is not None
         shell = container._directory.path / "files" / "shell"
@@ -155,7 +155,7 @@ async def test_other_users_of_the_host_reach_none_of_its_files() -> None:
 )
 async def test_no_directory_is_too_closed_or_too_deep_to_be_deleted(made: str) -> None:
     before = directories()
-    async with box() as container:
+    async with local_container() as container:
         assert (await container.exec(made)).exit_code == 0
     assert directories() == before
 
@@ -184,7 +184,7 @@ async def test_changes_that_would_move_a_mount_are_refused(objects: ObjectStore,
     """bubblewrap makes what it mounts on: a link there would have it made on the host."""
     delta, before = await after("true", objects), directories()
     with pytest.raises(UnsafeSnapshotError, match=next(iter(entries))):
-        await box(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
+        await local_container(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
     assert directories() == before
 
 
@@ -192,17 +192,17 @@ async def test_what_is_read_back_as_something_else_is_refused(objects: ObjectSto
     """Here one file is to have a name in a directory of the host, which is an overlay, and one outside of it."""
     delta, before = await after("mkdir /n; echo x >/n/a; ln /n/a /n/b", objects), directories()
     entries = {**delta.entries, "/usr": DIRECTORY, "/usr/c": delta.entries["/n/a"]}
-    with pytest.raises(RestoreError, match=r"read back as something else .*'/n/a'"):
-        await box(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
+    with pytest.raises(RestoreError, match=r"differ after they were written .*'/n/a'"):
+        await local_container(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
     assert directories() == before
 
 
-@pytest.mark.skipif(is_privileged(), reason="root's box has all users")
+@pytest.mark.skipif(is_privileged(), reason="root's container has all users")
 async def test_owners_that_an_ordinary_user_cannot_give_are_refused(objects: ObjectStore) -> None:
     delta = await after("true", objects)
     entries = {"/x": replace(FILE, uid=12)}
     with pytest.raises(RestoreError, match="'/x' cannot belong to user 12"):
-        await box(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
+        await local_container(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
 
 
 async def test_another_host_is_told_apart_by_what_differs(objects: ObjectStore) -> None:
@@ -210,16 +210,16 @@ async def test_another_host_is_told_apart_by_what_differs(objects: ObjectStore) 
     fields = dict(field.split("=") for field in delta.base.removeprefix("host:").split(";"))
     base = delta.base.replace(fields["system"], "plan-9")
     with pytest.raises(SnapshotMismatchError) as caught:
-        await box(changes=StoredChanges(replace(delta, base=base), objects)).start()
-    assert f"What differs: the operating system (plan-9 there, {fields['system']} here). Restore" in str(caught.value)
+        await local_container(changes=StoredChanges(replace(delta, base=base), objects)).start()
+    assert f"Differences: the operating system (plan-9 there, {fields['system']} here). Restore" in str(caught.value)
     image = f"sha256:{'0' * 64}"
-    with pytest.raises(SnapshotMismatchError, match=rf"on top of {image}.*container=docker"):
-        await box(changes=StoredChanges(replace(delta, base=image), objects)).start()
+    with pytest.raises(SnapshotMismatchError, match=rf"changes to {image}.*container=docker"):
+        await local_container(changes=StoredChanges(replace(delta, base=image), objects)).start()
 
 
 async def test_a_snapshot_with_what_has_become_a_secret_is_refused(objects: ObjectStore) -> None:
     delta, before = await after("echo secret-since-then-0815 >/key", objects), directories()
     protect(["secret-since-then-0815"])
-    with pytest.raises(RestoreError, match=r"could not be read back: '/key' holds the value of"):
-        await box(changes=StoredChanges(delta, objects)).start()
+    with pytest.raises(RestoreError, match=r"cannot be read back: '/key' holds the value of"):
+        await local_container(changes=StoredChanges(delta, objects)).start()
     assert directories() == before

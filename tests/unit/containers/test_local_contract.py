@@ -7,8 +7,8 @@ import pytest
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import is_privileged
-from tests.contracts.container_contract import ContainerContract
-from tests.unit.containers.local_sandbox import needs_local
+from ares_exp.testing.container_contract import ContainerContract
+from tests.unit.containers.local_containers import needs_local
 
 pytestmark = needs_local
 

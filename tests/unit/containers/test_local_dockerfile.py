@@ -1,4 +1,4 @@
-"""A task's Dockerfile applied in a local box. Runs as root and as an ordinary user."""
+"""A task's Dockerfile applied in a local container. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import is_privileged
 from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
-from tests.unit.containers.local_sandbox import as_root, box, needs_local
+from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
 pytestmark = needs_local
 
@@ -42,7 +42,7 @@ SHELL ["/bin/bash", "-c"]
 RUN [[ -n $BASH_VERSION ]] && echo bash >>said
 """
     spec = {"env": {"TASK": "from the task", "GREETING": "good day"}}
-    async with box(context(tmp_path, dockerfile), **spec) as container:
+    async with local_container(context(tmp_path, dockerfile), **spec) as container:
         said = (await container.exec("cat said")).output.splitlines()
         assert said[0].startswith("hello world, world, no, , /usr/local/sbin:")
         assert said[0].endswith(", /root")
@@ -59,7 +59,7 @@ RUN [[ -n $BASH_VERSION ]] && echo bash >>said
 
 
 async def test_the_spec_overrides_the_workdir(tmp_path: Path) -> None:
-    async with box(context(tmp_path, "FROM x\nWORKDIR /app\n"), workdir="/usr") as container:
+    async with local_container(context(tmp_path, "FROM x\nWORKDIR /app\n"), workdir="/usr") as container:
         assert (await container.exec("pwd")).output == "/usr\n"
 
 
@@ -73,14 +73,14 @@ USER agent
 WORKDIR /home/agent
 RUN id -un >>/home/agent/who && echo $HOME >>/home/agent/who
 """
-    async with box(context(tmp_path, dockerfile)) as container:
+    async with local_container(context(tmp_path, dockerfile)) as container:
         seen = await container.exec("cat who; id -u; echo $HOME; stat -c %U data/y; touch /etc/x 2>&1")
         assert seen.output.splitlines()[:5] == ["agent", "/home/agent", "1234", "/home/agent", "agent"]
         assert seen.exit_code != 0
         assert (await container.exec("id -u", user="root")).output == "0\n"
 
 
-@pytest.mark.skipif(is_privileged(), reason="root's box has other users")
+@pytest.mark.skipif(is_privileged(), reason="root's container has other users")
 def test_a_user_that_an_ordinary_user_cannot_have(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTaskError, match="USER agent"):
         LocalContainerFactory().check(ContainerSpec(name="t", context_dir=context(tmp_path, "FROM x\nUSER agent\n")))
@@ -89,7 +89,7 @@ def test_a_user_that_an_ordinary_user_cannot_have(tmp_path: Path) -> None:
 async def test_a_failing_run_shows_line_and_output(tmp_path: Path) -> None:
     dockerfile = "FROM x\nWORKDIR /app\nRUN for i in $(seq 100); do echo line $i; done; echo broken >&2; exit 7\n"
     with pytest.raises(ContainerStartError) as caught:
-        await box(context(tmp_path, dockerfile)).start()
+        await local_container(context(tmp_path, dockerfile)).start()
     message = str(caught.value)
     assert "line 3" in message
     assert "exit code 7" in message
@@ -100,7 +100,7 @@ async def test_a_failing_run_shows_line_and_output(tmp_path: Path) -> None:
 
 async def test_dockerignore_is_respected(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("data/y\nDockerfile\n")
-    async with box(context(tmp_path, "FROM x\nCOPY . /all\n")) as container:
+    async with local_container(context(tmp_path, "FROM x\nCOPY . /all\n")) as container:
         listed = (await container.exec("cd /all; find . -type f | sort")).output.split()
     assert "./tool.sh" in listed
     assert "./data/deep/x" in listed
@@ -109,4 +109,4 @@ async def test_dockerignore_is_respected(tmp_path: Path) -> None:
 
 async def test_a_copy_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="/proc/sys"):
-        await box(context(tmp_path, "FROM x\nCOPY data /proc/sys/data\n")).start()
+        await local_container(context(tmp_path, "FROM x\nCOPY data /proc/sys/data\n")).start()

@@ -1,4 +1,4 @@
-"""More tries to get out of a local box: sockets, terminals, system calls, descriptors, channels.
+"""More tries to get out of a local container: sockets, terminals, system calls, descriptors, channels.
 
 Where it is not plain that a try could succeed, the same is done outside first. Runs as root and as an ordinary user.
 """
@@ -21,14 +21,14 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import PUBLIC
-from tests.unit.containers.local_sandbox import ROOT, box, needs_local
+from tests.unit.containers.local_containers import ROOT, local_container, needs_local
 
 pytestmark = [needs_local, pytest.mark.once]
 
 
 @pytest.fixture
 async def container() -> AsyncIterator[LocalContainer]:
-    async with box() as started:
+    async with local_container() as started:
         yield started
 
 
@@ -134,8 +134,8 @@ print(os.ttyname(0) if os.isatty(0) else "no terminal")
 async def main():
     with open("/dev/tty") as terminal:
         print("terminal outside", os.isatty(terminal.fileno()))
-    async with LocalContainerFactory()(ContainerSpec(name="x")) as box:
-        print((await box.exec(f"python3 - <<'EOF'\\n{TRY}\\nEOF", timeout_sec=20)).output)
+    async with LocalContainerFactory()(ContainerSpec(name="x")) as container:
+        print((await container.exec(f"python3 - <<'EOF'\\n{TRY}\\nEOF", timeout_sec=20)).output)
     print("END")
 
 asyncio.run(main())
@@ -208,7 +208,7 @@ async def test_no_descriptor_of_the_runner_is_inherited(tmp_path: Path) -> None:
     with secret.open() as leak, socket.create_server(("127.0.0.1", 0)) as server:
         for descriptor in (leak.fileno(), server.fileno()):
             os.set_inheritable(descriptor, True)
-        async with box() as container:
+        async with local_container() as container:
             reading = "timeout 1 cat /proc/[0-9]*/fd/* </dev/null"
             seen = await output(container, f"sleep 0.2; ls -l /proc/[0-9]*/fd; {reading}")
     assert "/proc/1/fd:" in seen
@@ -233,7 +233,7 @@ async def test_memory_of_processes_outside_is_out_of_reach(container: LocalConta
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 for call in (lambda pid: os.pidfd_open(pid), lambda pid: os.kill(pid, 0), lambda pid: open(f"/proc/{{pid}}/mem", "rb")):
-    for pid in {sorted({os.getpid(), os.getppid()} - {1})}:  # number 1 is the box's own, inside
+    for pid in {sorted({os.getpid(), os.getppid()} - {1})}:  # number 1 is the container's own, inside
         try:
             call(pid)
             print("reached", pid)
@@ -246,7 +246,7 @@ for call in (lambda pid: os.pidfd_open(pid), lambda pid: os.kill(pid, 0), lambda
 
 
 async def test_channels_of_another_box_are_not_there(container: LocalContainer) -> None:
-    async with box() as other:
+    async with local_container() as other:
         assert other._directory is not None
         channels = other._directory.path / "channels"
         assert channels.is_dir()
@@ -266,7 +266,7 @@ async def test_channels_of_another_box_are_not_there(container: LocalContainer) 
         "rm -rf /run",
         "chmod 777 /run/ares_exp/serve",
         "mkfifo /run/ares_exp/99.in",
-        "echo 'x y z' >/proc/1/fd/0",  # its own first process may be talked to, by whoever is root in the box
+        "echo 'x y z' >/proc/1/fd/0",  # its own first process may be talked to, by whoever is root in the container
     ],
 )
 async def test_the_channels_survive_what_the_box_does_to_them(container: LocalContainer, attack: str) -> None:

@@ -1,4 +1,4 @@
-"""A local box where something runs out on the host: a defined error, and nothing left. Also as an ordinary user."""
+"""A local container on a host without a resource: a defined error, and nothing left. Also as an ordinary user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from ares_exp.containers.local.bubblewrap import find_bwrap
-from ares_exp.containers.local.cgroup_place import usable_places
-from tests.unit.containers.local_sandbox import ROOT, STEADY_MOUNTS, as_root, needs_local
+from ares_exp.containers.local.cgroup_path import usable_cgroup_paths
+from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, as_root, needs_local
 
 pytestmark = needs_local
 
@@ -22,8 +22,8 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerError
 
 async def live():
-    async with LocalContainerFactory()(ContainerSpec(name="x")) as box:
-        return (await box.exec("echo on", timeout_sec=20)).output
+    async with LocalContainerFactory()(ContainerSpec(name="x")) as container:
+        return (await container.exec("echo on", timeout_sec=20)).output
 
 def left():
     gc.collect()
@@ -63,8 +63,8 @@ def run(*command: str | os.PathLike[str], **variables: str) -> subprocess.Comple
 
 
 def groups_of(pid: str) -> list[Path]:
-    """cgroups of a process's boxes."""
-    directories = {place.directory for place in usable_places().values()}
+    """cgroups of a process's containers."""
+    directories = {place.directory for place in usable_cgroup_paths().values()}
     return [group for directory in directories for group in directory.glob(f"ares_exp-box-{pid}-*")]
 
 
@@ -93,7 +93,7 @@ from ares_exp.errors import ContainerError
 
 async def main():
     folder = Path(os.environ["TMPDIR"])
-    async with LocalContainerFactory()(ContainerSpec(name="x")) as box:
+    async with LocalContainerFactory()(ContainerSpec(name="x")) as container:
         filler = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)
         try:
             while True:
@@ -101,7 +101,7 @@ async def main():
         except OSError as error:
             print(error.strerror)
         os.close(filler)
-        print((await box.exec("echo on; head -c 5M /dev/zero >/tmp/x; stat -c %s /tmp/x", timeout_sec=20)).output)
+        print((await container.exec("echo on; head -c 5M /dev/zero >/tmp/x; stat -c %s /tmp/x", timeout_sec=20)).output)
         try:
             await LocalContainerFactory()(ContainerSpec(name="full")).start()
         except ContainerError as error:
@@ -122,6 +122,6 @@ def test_out_of_space_for_temporary_files(tmp_path: Path) -> None:
     )
     lines = [line for line in tried.stdout.splitlines() if line]
     assert lines[:3] == ["No space left on device", "on", str(5 * 2**20)], tried.stdout + tried.stderr
-    assert lines[3].startswith("ContainerStartError The local box of full did not start")
+    assert lines[3].startswith("ContainerStartError The local container of full did not start")
     assert "No space left on device" in lines[3]
     assert lines[4] == "['filler']"

@@ -1,4 +1,4 @@
-"""Tries to get out of a local box. Runs as root and as an ordinary user."""
+"""Tries to get out of a local container. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
-from tests.unit.containers.local_sandbox import as_root, box, needs_local
+from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
 pytestmark = needs_local
 
 
 @pytest.fixture
 async def container() -> AsyncIterator[LocalContainer]:
-    async with box(network=PUBLIC) as started:
+    async with local_container(network=PUBLIC) as started:
         yield started
 
 
@@ -33,7 +33,7 @@ async def output(container: LocalContainer, command: str) -> str:
 async def test_environment_of_the_caller_is_nowhere(container: LocalContainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARES_TEST_SECRET", "k3y-of-the-caller")
     os.environ["ARES_TEST_SECRET"] = "k3y-of-the-caller"
-    async with box() as fresh:
+    async with local_container() as fresh:
         seen = await output(
             fresh, "cat /proc/*/environ /proc/*/task/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; env"
         )
@@ -271,13 +271,13 @@ async def test_public_network_when_both_ask_for_it(
 
 @as_root
 async def test_another_user_in_the_box_gains_nothing() -> None:
-    async with box() as container:
+    async with local_container() as container:
         result = await container.exec("su -c id root; sudo -n id; mount -t tmpfs x /tmp", user="nobody", timeout_sec=20)
     assert "uid=0" not in result.output
 
 
 async def test_two_boxes_do_not_see_each_other() -> None:
-    async with box() as one, box() as two:
+    async with local_container() as one, local_container() as two:
         await one.exec("echo x >/tmp/x; echo x >/dev/shm/x; ipcmk -M 100; (sleep 77 &)")
         assert await output(two, "ls /tmp /dev/shm -A | grep -v : | grep .; ipcs -m | grep 0x") == ""
         assert "sleep 77" not in await output(two, "cat /proc/*/cmdline | tr '\\0' ' '")

@@ -1,4 +1,4 @@
-"""What is left of local boxes when their runner dies. Runs as root and as an ordinary user."""
+"""What is left of local containers when their runner dies. Runs as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.box_directory import BoxDirectory, folders
+from ares_exp.containers.local.container_directory import ContainerDirectory, folders
 from ares_exp.containers.local.leftovers import find, remove_stale
 from ares_exp.errors import ContainerDiedError
 from tests.leaks import CASES, IN_MEMORY, Phase, Run, processes, wait_until
-from tests.unit.containers.local_sandbox import box, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = [needs_local, pytest.mark.once]
 
 
-def boxes(run: Run) -> int:
+def containers(run: Run) -> int:
     return len(run.box_directories())
 
 
@@ -39,7 +39,7 @@ def mounts(run: Run) -> list[str]:
 
 
 def groups(run: Run) -> list[str]:
-    """cgroups of a run's boxes."""
+    """cgroups of a run's containers."""
     name = f"ares_exp-box-{run.process.pid}-"
     return [found for _, found, _ in os.walk("/sys/fs/cgroup") for found in found if found.startswith(name)]
 
@@ -51,7 +51,7 @@ def left(run: Run) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run("local", tmp_path, boxes, busy)
+    run = Run("local", tmp_path, containers, busy)
     yield run
     run.process.kill()
     run.process.wait()
@@ -74,9 +74,9 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 
 async def main():
-    async with LocalContainerFactory()(ContainerSpec(name="x")) as box:
-        assert (await box.exec("mkdir -p /d/e; touch /d/e/f; chmod 0 /d/e; chmod 555 /d")).exit_code == 0
-        print(box._directory.path, flush=True)
+    async with LocalContainerFactory()(ContainerSpec(name="x")) as container:
+        assert (await container.exec("mkdir -p /d/e; touch /d/e/f; chmod 0 /d/e; chmod 555 /d")).exit_code == 0
+        print(container._directory.path, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -96,7 +96,7 @@ def stale() -> list[str]:
 
 
 async def test_a_sweep_spares_the_living() -> None:
-    async with box() as container:
+    async with local_container() as container:
         assert container._directory is not None
         remove_stale()
         assert container._directory.path.is_dir()
@@ -106,15 +106,15 @@ async def test_a_sweep_spares_the_living() -> None:
 
 @pytest.fixture(params=["memory", "disk"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """One of the two where the directories of boxes may lie, for once no other run's: that might sweep first."""
+    """One of the two where the directories of containers may lie, for once no other run's: that might sweep first."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as memory:
-        monkeypatch.setattr("ares_exp.containers.local.box_directory._IN_MEMORY", Path(memory))
+        monkeypatch.setattr("ares_exp.containers.local.container_directory._IN_MEMORY", Path(memory))
         yield folders()[request.param == "disk"]
 
 
 def test_a_directory_is_stale_when_its_lock_is_free(folder: Path) -> None:
-    directory = BoxDirectory(folder)
+    directory = ContainerDirectory(folder)
     assert directory.path.parent == folder
     (directory.path / "x").write_text("x")
     assert str(directory.path) not in stale()
@@ -127,7 +127,7 @@ def test_a_directory_is_stale_when_its_lock_is_free(folder: Path) -> None:
 
 
 def test_a_directory_that_was_never_locked_is_stale_when_it_is_old(folder: Path) -> None:
-    directory = BoxDirectory(folder)
+    directory = ContainerDirectory(folder)
     unlocked = directory.path.with_name(f".{directory.path.name}")
     unlocked.mkdir()
     try:
@@ -158,10 +158,10 @@ def test_what_others_own_is_not_ours_to_sweep(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_the_box_dies_with_its_bubblewrap() -> None:
-    async with box() as container:
+    async with local_container() as container:
         await container.exec("(setsid sleep 300 &)")
-        assert container._box is not None
-        container._box._process.kill()
-        await asyncio.wait_for(container._box._exited.wait(), 20)
+        assert container._process is not None
+        container._process._process.kill()
+        await asyncio.wait_for(container._process._exited.wait(), 20)
         with pytest.raises(ContainerDiedError):
             await container.exec("true")

@@ -1,4 +1,4 @@
-"""The limits of a local box, measured in the box and in its cgroups; where it may have none, that it says so."""
+"""The limits of a local container, measured in it and in its cgroups; where it may have none, that it says so."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.cgroup import groups_of_box, oom_kills
-from ares_exp.containers.local.cgroup_place import Controller, usable_places
+from ares_exp.containers.local.cgroup import groups_of, oom_kills
+from ares_exp.containers.local.cgroup_path import Controller, usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
-from tests.unit.containers.local_sandbox import box, needs_local
+from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
 
@@ -26,7 +26,7 @@ DEADLINE_SEC = 20.0
 
 
 def limited_by(*controllers: Controller) -> pytest.MarkDecorator:
-    missing = set(controllers) - set(usable_places())
+    missing = set(controllers) - set(usable_cgroup_paths())
     return pytest.mark.skipif(bool(missing), reason=f"this user may make no {' or '.join(missing)} cgroups here")
 
 
@@ -36,7 +36,7 @@ def small(pids_limit: int = PIDS, **spec: object) -> LocalContainer:
 
 def groups(container: LocalContainer) -> list[Path]:
     assert container._directory is not None
-    return groups_of_box(container._directory.path)
+    return groups_of(container._directory.path)
 
 
 def setting(container: LocalContainer, *names: str) -> str:
@@ -64,13 +64,13 @@ def test_warnings_name_exactly_what_is_not_enforced() -> None:
     spec = ContainerSpec(name="t", cpus=2, memory_mb=512, storage_mb=100)
     warnings = LocalContainerFactory().check(spec)
     needed = {"cpus=2": "cpu", "memory_mb=512": "memory", "storage_mb=100": "no controller for it"}
-    expected = [limit for limit, controller in needed.items() if controller not in usable_places()]
+    expected = [limit for limit, controller in needed.items() if controller not in usable_cgroup_paths()]
     assert [warning.split(":")[0] for warning in warnings] == expected
     assert LocalContainerFactory().check(ContainerSpec(name="t")) == []
 
 
 def test_who_may_make_no_groups_makes_none() -> None:
-    written = [place for place in usable_places().values() if not os.access(place.directory, os.W_OK)]
+    written = [place for place in usable_cgroup_paths().values() if not os.access(place.directory, os.W_OK)]
     assert written == []
 
 
@@ -188,7 +188,7 @@ async def test_commands_beside_what_takes_all_processes() -> None:
 
 
 async def frees(container: LocalContainer) -> bool:
-    """Whether all else in the box could be killed, and a command runs again."""
+    """Whether all else in the container could be killed, and a command runs again."""
     with contextlib.suppress(ContainerError):
         await container.exec("kill -9 -1", timeout_sec=3)
         return (await container.exec("echo next", timeout_sec=3)).output.endswith("next\n")
@@ -197,7 +197,7 @@ async def frees(container: LocalContainer) -> bool:
 
 @limited_by("pids")
 async def test_the_default_bounds_processes_as_docker_does() -> None:
-    async with box() as container:
+    async with local_container() as container:
         assert setting(container, "pids.max") == "4096\n"
 
 
@@ -223,7 +223,7 @@ async def test_groups_are_named_like_the_directory_and_go_with_the_box() -> None
         made = groups(container)
         assert container._directory is not None
         assert {group.name for group in made} == {container._directory.path.name}
-        assert len(made) == len({place.directory for place in usable_places().values()})
+        assert len(made) == len({place.directory for place in usable_cgroup_paths().values()})
         await container.exec("(setsid sleep 300 &)")
         assert all(len((group / "cgroup.procs").read_text().split()) > 2 for group in made)
     assert [group for group in made if group.exists()] == []
@@ -232,7 +232,7 @@ async def test_groups_are_named_like_the_directory_and_go_with_the_box() -> None
 @limited_by("pids")
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.006, 0.010, 0.015, 0.030])
 async def test_cancelled_starts_leave_no_groups(delay: float) -> None:
-    place = usable_places()["pids"].directory
+    place = usable_cgroup_paths()["pids"].directory
     before = set(place.glob(f"*{os.getpid()}*"))
     container = small()
     task = asyncio.create_task(container.start())
@@ -245,9 +245,9 @@ async def test_cancelled_starts_leave_no_groups(delay: float) -> None:
 
 
 async def test_a_box_whose_first_process_was_killed_says_so() -> None:
-    async with box() as container:
-        assert container._box is not None
-        bwrap = container._box._process.pid
+    async with local_container() as container:
+        assert container._process is not None
+        bwrap = container._process._process.pid
         first = int(Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text())
         os.kill(first, signal.SIGKILL)
         with pytest.raises(ContainerDiedError, match="test has ended: it was killed by signal 9"):

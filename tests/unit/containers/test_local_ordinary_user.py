@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.unit.containers.local_sandbox import as_ordinary_user, as_root, needs_local
+from tests.unit.containers.local_containers import as_ordinary_user, as_root, needs_local
 
 pytestmark = [needs_local, as_root, pytest.mark.once, pytest.mark.timeout(300)]
 
@@ -35,8 +35,8 @@ async def main():
     except PreflightError as error:
         print(error)
         raise SystemExit(3)
-    async with factory(ContainerSpec(name="x")) as box:
-        print((await box.exec("id")).output, end="")
+    async with factory(ContainerSpec(name="x")) as container:
+        print((await container.exec("id")).output, end="")
 
 asyncio.run(main())
 """
@@ -58,7 +58,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
 
 def as_nobody(name: str) -> subprocess.CompletedProcess[str]:
     file = f"tests/unit/containers/test_local{name}.py"
-    return as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", file)
+    return as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", file)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,6 @@ def as_nobody(name: str) -> subprocess.CompletedProcess[str]:
 def test_the_same_tests_pass(runs: Runs, name: str) -> None:
     run = runs[name].result()
     if re.search(r"SKIPPED.*container=local is not to be had here", run.stdout):
-        pytest.skip(f"an ordinary user may not make boxes here: {run.stdout[-500:]}")
+        pytest.skip(f"an ordinary user may not make containers here: {run.stdout[-500:]}")
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr
     assert re.search(r"\d+ passed", run.stdout), run.stdout + run.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.network_namespace import listen_inside, obstacle
-from tests.unit.containers.local_sandbox import as_ordinary_user
+from tests.unit.containers.local_containers import as_ordinary_user
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
 

@@ -73,7 +73,7 @@ def test_of_a_living_process_none_is_removed(maker: subprocess.Popen[str], env: 
     assert [(one.name, one.whose, one.is_stale) for one in found()] == [
         (str(path), f"process {maker.pid}", False) for path in made
     ]
-    assert f"left alone: 2 of process {maker.pid}, " in clean(env)
+    assert f"kept 2 of process {maker.pid}: " in clean(env)
     assert all(one.remove() for one in found())
     assert all((path / "file").exists() for path in made)
 
@@ -90,7 +90,7 @@ def test_those_of_a_killed_process_are_removed(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="there are no local boxes elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")
 def test_the_next_run_with_local_boxes_removes_them(maker: subprocess.Popen[str]) -> None:
     from ares_exp.containers.local.leftovers import remove_stale
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ares_exp.containers.docker.stacked_changes import stacked
+from ares_exp.containers.docker.capture import stacked
 from ares_exp.filesystem.delta import Entry
 
 FILE, OTHER, GONE = Entry("file", mode=0o644), Entry("file", mode=0o600), Entry("whiteout")

@@ -98,4 +98,4 @@ def test_on_another_storage_driver(proc: Path, upper: Path) -> None:
 
 def test_that_is_not_there(proc: Path, upper: Path) -> None:
     upper.rmdir()
-    assert "not seen from here" in refused(proc, upper)
+    assert "not visible here" in refused(proc, upper)

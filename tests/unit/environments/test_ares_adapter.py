@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 
+from ares_exp.environment import TimeStep
 from ares_exp.environments.ares.conversion import request_from_ares, response_to_ares
 from ares_exp.environments.ares.environment import AresEnvironment
 from ares_exp.environments.ares.source import AresEnvironments
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
@@ -188,9 +189,9 @@ def test_a_limit_of_the_run_and_a_selection(stub: Path) -> None:
     assert done.returncode == 1, "there is no reward: nothing was verified"
     found = rows(stub)
     assert sorted(found) == ["echo:0", "echo:2"]
-    assert {(row["outcome"], row["reward"], row["error"]["message"]) for row in found.values()} == {
-        ("truncated", None, "limit reached: steps")
-    }
+    assert {
+        (row["outcome"], row["reward"], row["error"]["message"], row["error"]["limit"]) for row in found.values()
+    } == {("truncated", None, "limit reached: steps", "steps")}
     assert "made 2 DaytonaContainer" in (stub.parent / "stub.log").read_text()
 
 
@@ -332,7 +333,7 @@ async def test_steps_are_ours() -> None:
         first = await env.reset()
         assert first == TimeStep("FIRST", None, None, LLMRequest([]))
         assert await env.step(REPLY) == TimeStep("MID", 0.0, 1.0, LLMRequest([{"role": "user", "content": "hi"}]))
-        assert (env.step_count, env.current_task, env.time_left_sec) == (1, "p:0", None)
+        assert (env.step_count, env.current_task, env.report().task_name) == (1, "p:0", "p:0")
         await env.reset()
         assert (wrapped.closed, env.step_count) == (1, 0)
     assert wrapped.closed == 2
@@ -351,20 +352,21 @@ async def test_steps_are_ours() -> None:
 )
 async def test_limits_of_the_run_truncate_without_a_reward(limits: EpisodeLimits, act: Any, limit: str) -> None:
     wrapped = Wrapped(act)
-    env = adapted(wrapped, limits=limits)
-    await env.reset()
+    env = LimitedEnvironment(adapted(wrapped), limits)
+    first = await env.reset()
     last = await env.step(REPLY)
-    assert last == TimeStep("LAST", None, 1.0, None)
-    assert (env.truncated_by, wrapped.closed, env.time_step) == (limit, 1, last)
+    pending = first.observation if limit == "time" else LLMRequest([{"role": "user", "content": "hi"}])
+    assert last == TimeStep("LAST", None, 1.0, pending)
+    assert (env.report().truncated_by, wrapped.closed, env.time_step) == (limit, 1, last)
     with pytest.raises(EpisodeStateError, match="has ended its episode"):
         await env.step(REPLY)
 
 
 async def test_no_answer_in_time() -> None:
-    env = adapted(Wrapped())
+    env = LimitedEnvironment(adapted(Wrapped()), EpisodeLimits())
     await env.reset()
     assert (await env.step(None)).discount == 1.0
-    assert env.truncated_by == "time"
+    assert env.report().truncated_by == "time"
 
 
 async def test_what_takes_too_long_or_fails_is_closed() -> None:
@@ -379,7 +381,7 @@ async def test_what_takes_too_long_or_fails_is_closed() -> None:
     async def fails() -> None:
         raise TimeoutError("of theirs")
 
-    env = adapted(Wrapped(fails), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=3600)))
+    env = LimitedEnvironment(adapted(Wrapped(fails)), EpisodeLimits(time=TimeLimits(agent_timeout_sec=3600)))
     await env.reset()
     with pytest.raises(TimeoutError, match="of theirs"):
         await env.step(REPLY)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.environment import truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import (
     AgentError,
@@ -54,23 +55,23 @@ async def test_an_episode_from_reset_to_termination(make_environment: Any) -> No
     assert (last.step_type, last.reward, last.discount, last.observation) == ("LAST", 1.0, 0.0, None)
     assert env.step_count == 2
     assert env.current_task.name == "task"
-    assert set(env.phase_sec) == {"start", "agent", "verify"}
+    assert set(env.report().phase_sec) == {"start", "agent", "verify"}
 
 
 async def test_it_says_what_it_is_busy_with(make_environment: Any) -> None:
     env = make_environment()
-    assert (env.phase, env.has_container) == (None, False)
+    assert (env.report().phase, env.report().has_container) == (None, False)
     resetting = asyncio.create_task(env.reset())
     await asyncio.sleep(0)
-    assert (env.phase, env.has_container) == ("start", True)
+    assert (env.report().phase, env.report().has_container) == ("start", True)
     await resetting
-    assert (env.phase, env.has_container) == (None, True)
+    assert (env.report().phase, env.report().has_container) == (None, True)
     stepping = asyncio.create_task(env.step(run("true")))
     await asyncio.sleep(0)
-    assert env.phase == "agent"
+    assert env.report().phase == "agent"
     await stepping
     await env.close()
-    assert (env.phase, env.has_container) == (None, False)
+    assert (env.report().phase, env.report().has_container) == (None, False)
 
 
 async def test_a_second_episode_starts_from_a_clean_container(make_environment: Any) -> None:
@@ -129,6 +130,23 @@ async def test_the_step_limit_truncates_and_verifies(make_environment: Any) -> N
     last = await env.step(run("echo 42 > /answer"))
     assert (last.step_type, last.reward, last.discount) == ("LAST", 1.0, 1.0)
     assert env.truncated_by == "steps"
+
+
+@pytest.mark.parametrize(("verify", "reward"), [(True, 1.0), (False, None)])
+async def test_one_that_is_asked_to_end_is_verified_as_by_a_limit_of_its_own(
+    make_environment: Any, verify: bool, reward: float | None
+) -> None:
+    env = make_environment(limits=EpisodeLimits(verify_on_truncation=verify))
+    with pytest.raises(EpisodeStateError, match="has not been reset"):
+        await env.truncate("cost")
+    await env.reset()
+    await env.step(run("echo 42 > /answer"))
+    last = await env.truncate("cost")
+    assert (last, env.time_step) == (truncation(reward), last)
+    report = env.report()
+    assert (report.truncated_by, report.has_container, env.step_count) == ("cost", False, 1)
+    with pytest.raises(EpisodeStateError, match="has ended its episode"):
+        await env.step(SUBMIT)
 
 
 async def test_finishing_on_the_last_step_is_termination(make_environment: Any) -> None:
@@ -379,6 +397,22 @@ async def test_an_agent_that_never_asks_in_time(make_environment: Any) -> None:
     env = make_environment(agent=agent_factory(slow), limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.3)))
     with pytest.raises(AgentSetupTimeoutError, match=r"0\.3 s"):
         await env.reset()
+
+
+async def test_the_requests_that_wait_are_known_the_observation_first(make_environment: Any) -> None:
+    async def three_at_once(container: Any, llm: Any) -> None:
+        await asyncio.gather(*(llm(LLMRequest([{"role": "user", "content": text}])) for text in "abc"))
+
+    env = make_environment(agent=agent_factory(three_at_once))
+    assert env.pending_requests() == ()
+    time_step = await env.reset()
+    for waiting in ("abc", "bc", "c"):
+        pending = env.pending_requests()
+        assert [one.request.messages[0]["content"] for one in pending] == [*waiting]
+        assert (pending[0].request, {one.lane for one in pending}) == (time_step.observation, {"main"})
+        assert len({one.call_id for one in pending}) == len(waiting)
+        time_step = await env.step(SUBMIT)
+    assert (time_step.last(), env.pending_requests()) == (True, ())
 
 
 async def test_concurrent_calls_are_served_one_at_a_time_each_its_own_answer(make_environment: Any) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.message_edit import MessageEdit
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import (
     ConfigError,
@@ -24,6 +23,7 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
     UnsafeSnapshotError,
 )
+from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.snapshots import store_lock

@@ -34,7 +34,7 @@ async def test_stages_follow_each_other_in_one_container(
     last = await env.step(SUBMIT)
     assert (last.step_type, last.discount, last.reward) == ("LAST", 0.0, 0.75)
     assert env.verdict.rewards == {"reward": 0.75, "lines": 1.0}
-    assert [(one.name, one.reward, one.num_steps) for one in env.stage_results] == [("one", 1.0, 2), ("two", 0.5, 2)]
+    assert [(one.name, one.reward, one.num_steps) for one in env.report().stages] == [("one", 1.0, 2), ("two", 0.5, 2)]
     assert (tmp_path / "out" / "steps" / "one" / "verifier" / "reward.txt").read_text().strip() == "1"
     assert (tmp_path / "out" / "steps" / "two" / "verifier" / "reward.json").exists()
 
@@ -58,7 +58,7 @@ async def test_what_stages_are_worth(
     step = await env.step(SUBMIT)
     if played == 2:
         step = await env.step(SUBMIT)
-    assert (step.step_type, step.reward, len(env.stage_results)) == ("LAST", reward, played)
+    assert (step.step_type, step.reward, len(env.report().stages)) == ("LAST", reward, played)
 
 
 async def test_the_oracle_solves_every_stage(make_environment: Any, make_steps: MakeSteps) -> None:
@@ -79,7 +79,7 @@ async def test_the_time_limit_is_that_of_the_stage(make_environment: Any, make_s
     assert env.time_left_sec > 30
     step = await env.step(SUBMIT)
     assert (step.reward, step.discount) == (0.75, 0.0)
-    assert [one.truncated_by for one in env.stage_results] == ["time", None]
+    assert [one.truncated_by for one in env.report().stages] == ["time", None]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -94,6 +94,18 @@ async def test_limits_of_the_episode_go_over_all_stages(
     assert step.reward == {1: 0.5, 2: 0.5, 3: 0.75}[steps]
 
 
+@pytest.mark.parametrize("limit", ["steps", "time"])
+async def test_one_that_is_asked_to_end_begins_no_other_stage(
+    make_environment: Any, make_steps: MakeSteps, limit: str
+) -> None:
+    env = make_environment(make_steps())
+    await env.reset()
+    await env.step(run("echo one > /work/log"))
+    last = await env.truncate(limit)
+    assert (last.step_type, last.discount, env.truncated_by) == ("LAST", 1.0, limit)
+    assert [one.name for one in env.report().stages] == ["one"]
+
+
 @pytest.mark.parametrize(("steps", "more"), [(3, ""), (None, "[steps.agent]\ntimeout_sec = 1\n")])
 @pytest.mark.parametrize("strategy", ["mean", "final"])
 async def test_no_reward_where_the_last_stage_is_not_verified(
@@ -106,7 +118,7 @@ async def test_no_reward_where_the_last_stage_is_not_verified(
     assert (await env.step(SUBMIT)).mid()
     last = await env.step(run("sleep 30" if more else "true"))
     assert (last.step_type, last.reward, last.discount, env.verdict) == ("LAST", None, 1.0, None)
-    assert [one.reward for one in env.stage_results] == [1.0, None]
+    assert [one.reward for one in env.report().stages] == [1.0, None]
 
 
 async def test_an_episode_ends_with_a_verifier_that_fails(make_environment: Any, make_steps: MakeSteps) -> None:
@@ -114,7 +126,7 @@ async def test_an_episode_ends_with_a_verifier_that_fails(make_environment: Any,
     await env.reset()
     with pytest.raises(VerifierError):
         await env.step(SUBMIT)
-    assert not env.has_container
+    assert not env.report().has_container
 
 
 async def test_every_agent_has_to_ask(make_environment: Any, make_steps: MakeSteps) -> None:

@@ -54,11 +54,11 @@ async def test_it_goes_on_where_it_was(make_environment: Any, restore: Restore, 
     assert (again.step_count, again.current_task.name) == (1, "task")  # type: ignore[union-attr]
     assert [past.time_step for past in again.past_steps] == [past.time_step for past in env.past_steps]
     assert [past.action for past in again.past_steps] == [past.action for past in env.past_steps]
-    assert again.container_image == env.container_image
+    assert again.report().container_image == env.report().container_image
     await again.step(run("cat /answer"))
     assert "42" in last_message(again)
     assert (await again.step(SUBMIT)).reward == 1.0
-    assert set(again.phase_sec) == {"start", "agent", "verify"}
+    assert set(again.report().phase_sec) == {"start", "agent", "verify"}
 
 
 async def test_a_path_will_do(make_environment: Any, restore: Restore, store: Path) -> None:

@@ -40,7 +40,11 @@ async def test_snapshots_of_any_stage(
     await again.export_state(store, snapshot_id="second")
     for reply in REPLIES[before:]:
         other = await again.step(reply)
-    assert (other.reward, again.verdict, again.stage_results) == (last.reward, env.verdict, env.stage_results)
+    assert (other.reward, again.report().rewards, again.report().stages) == (
+        last.reward,
+        env.report().rewards,
+        env.report().stages,
+    )
     assert env.trajectory is not None
     assert again.trajectory is not None
     assert [(s.observation, s.action, s.reward) for s in again.trajectory.steps] == [
@@ -57,7 +61,7 @@ async def test_a_snapshot_after_a_stage_whose_time_was_up(
     await env.reset()
     await env.step(run("echo one > /work/log; sleep 60"))
     again = await restore(await env.export_state(store))
-    assert [one.truncated_by for one in again.stage_results] == ["time"]
+    assert [one.truncated_by for one in again.report().stages] == ["time"]
     assert [past.time_step for past in again.past_steps] == [past.time_step for past in env.past_steps]
     assert (await again.step(SUBMIT)).reward == 0.75
 

@@ -28,6 +28,7 @@ from ares_exp.errors import (
 )
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.tasks.harbor import load_task
+from tests.installed_package import Site
 from tests.unit.environments.snapshots import Restore, agent_of, ask, run, running_boxes
 
 pytestmark = pytest.mark.local
@@ -159,8 +160,32 @@ async def test_each_object_that_is_missing_or_broken(snapshot: Path) -> None:
 
 async def test_a_container_of_an_unknown_kind(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data.update(container_type="moon"))
-    await refused(snapshot, SnapshotUnsupportedError, "made with 'moon', which is not known here: give `container_fac")
+    await refused(snapshot, SnapshotUnsupportedError, "made with 'moon', which is not known here: give `container_f")
     assert (await restore(snapshot, container_factory=LocalContainerFactory())).step_count == 2
+
+
+async def test_a_container_and_an_agent_of_a_plugin(snapshot: Path, restore: Restore, site: Site) -> None:
+    files = {
+        "rover/__init__.py": """
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.local import LocalContainerFactory
+
+class Moon(LocalContainerFactory):
+    name = "moon"
+
+class Walker(ShellAgentFactory):
+    pass
+""",
+        "rover/conf/container/moon.yaml": "_target_: rover.Moon\n",
+        "rover/conf/agent/walker.yaml": "_target_: rover.Walker\n",
+    }
+    site.install("rover", {"moon": "rover.conf"}, files)
+    edit(snapshot, lambda data: data.update(container_type="moon"))
+    edit(snapshot, lambda data: data["agent"].update(factory="rover.Walker"))
+    env = await restore(snapshot)
+    assert env.step_count == 2
+    again = await env.export_state(snapshot.parent, snapshot_id="again")
+    assert (again.container_type, again.agent["factory"]) == ("moon", "rover.Walker")
 
 
 async def test_nothing_is_imported_by_a_name_in_a_file(snapshot: Path) -> None:
@@ -169,18 +194,30 @@ async def test_nothing_is_imported_by_a_name_in_a_file(snapshot: Path) -> None:
 
 
 async def test_options_that_make_no_container(snapshot: Path) -> None:
-    edit(snapshot, lambda data: data["container"].update(options={"no_such": 1}))
-    await refused(snapshot, SnapshotMetadataError, r"(?s)recorded options make no LocalContainerFactory.*no_such")
+    edit(snapshot, lambda data: data["container"].update(options={"pids_limit": 1}))
+    await refused(snapshot, SnapshotMetadataError, r"(?s)recorded options make no LocalContainerFactory.*pids_limit")
+
+
+async def test_an_option_that_the_backend_does_not_call_harmless(snapshot: Path, restore: Restore) -> None:
+    edit(snapshot, lambda data: data["container"].update(options={"mount": "/"}))
+    await refused(
+        snapshot, SnapshotUnsupportedError, "made with mount='/'.* not taken from a file: give `container_fac"
+    )
+    edit(snapshot, lambda data: data["container"].update(options={}))
+    edit(snapshot, lambda data: data["agent"].update(options={"startup": "rm -rf /"}))
+    await refused(
+        snapshot, SnapshotUnsupportedError, "made with startup=.* not taken from a file: give `code_agent_fac"
+    )
 
 
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
-    "no seed": (lambda data: data["episode"].pop("seed"), "`seed` to be an integer, got None"),
-    "a seed of text": (lambda data: data["episode"].update(seed="1"), "`seed` to be an integer, got '1'"),
-    "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be an integer"),
-    "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a number"),
-    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` to be a number"),
-    "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a number"),
-    "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec` to be a table of num"),
+    "no seed": (lambda data: data["episode"].pop("seed"), "`seed` to be a valid integer, got None"),
+    "a seed of text": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
+    "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be a valid integer"),
+    "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a valid number"),
+    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` to be a valid number"),
+    "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a valid number"),
+    "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec.start` to be a valid num"),
     "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "`limits`"),
     "time limits": (lambda data: data["episode"].update(limits={"time": {"agent_timeout_sec": "x"}}), "`limits`"),
     "edits": (lambda data: data["episode"].update(edits=[{"kind": "delete"}]), "`edits`"),

@@ -36,7 +36,7 @@ async def test_a_file_in_the_place_of_the_tests(make_environment: Any, make_step
     await env.reset()
     await env.step(run("echo one > /work/log; touch /tests"))
     await env.step(SUBMIT)
-    assert [one.reward for one in env.stage_results] == [1.0]
+    assert [one.reward for one in env.report().stages] == [1.0]
 
 
 async def test_artifacts_of_an_episode_before_reach_no_verifier(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import Shell
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
@@ -18,6 +19,7 @@ from ares_exp.environments.swebench import SweBenchEnvironments
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError, VerifierError, VerifierTimeoutError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.swebench.official import official_version
+from ares_exp.tasks.swebench.stage import SweBenchStage
 from tests.swebench_rows import SUBMIT, make_repository, make_row, reply, write_rows
 
 pytestmark = pytest.mark.once
@@ -196,21 +198,18 @@ git checkout {base} tests/test_calc.py
 
 
 @pytest.mark.local
-@pytest.mark.parametrize(
-    "grader",
-    ["own", pytest.param("official", marks=pytest.mark.skipif(not official_version(), reason="swebench is missing"))],
-)
+@pytest.mark.skipif(not official_version(), reason="swebench is missing")
 @pytest.mark.parametrize(("command", "reward"), [(FIX, 1.0), ("true", 0.0)])
-async def test_the_script_of_the_row(
-    player: Player, repository: Repository, command: str, reward: float, grader: str
+async def test_the_script_of_the_row_is_graded_by_the_official_harness(
+    player: Player, repository: Repository, command: str, reward: float
 ) -> None:
     row = make_row(*repository)
     columns = {
         "eval_script": EVAL_SCRIPT.format(patch=row["test_patch"], base=repository[1]),
         "log_parser": "parse_log_django",
     }
-    found = await player.play(command, columns=columns, test_command=None, log_parser=None, grader=grader)
-    assert player.report["grader"].startswith("ares_exp" if grader == "own" else "swebench 5")
+    found = await player.play(command, columns=columns, test_command=None, log_parser=None)
+    assert player.report["grader"].startswith("swebench 5")
     assert found == {"reward": reward, "f2p": reward, "p2p": 1.0}
 
 
@@ -255,6 +254,26 @@ def test_the_digest_tells_how_it_is_played_and_graded(player: Player) -> None:
     assert len({digest(), *(digest(**one) for one in different)}) == 1 + len(different)
 
 
+@pytest.mark.local
+@pytest.mark.parametrize("shell", ["bash -c", "bash -lc"])
+async def test_only_agents_in_published_images_have_a_login_shell(
+    player: Player, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A published image activates the environment of its repository in root's profile files."""
+    for build, expected in ((False, "bash -lc"), (True, None)):
+        source = player.source(build=build)
+        source.load(print)
+        assert source.tasks[0].stages[0].agent_shell == expected
+    monkeypatch.setattr(SweBenchStage, "agent_shell", shell)
+    environment = await player.environment()
+    await environment.reset()
+    await environment.step(LLMResponse.from_text(reply("echo 'export FOUND=profile' > /etc/profile"), model="test"))
+    seen = await environment.step(LLMResponse.from_text(reply('echo "<$FOUND>"'), model="test"))
+    assert seen.observation is not None
+    told = str(seen.observation.messages[-1]["content"])
+    assert ("<profile>" if shell == "bash -lc" else "<>") in told
+
+
 def test_agents_without_a_network_are_asked_for_by_phase(player: Player) -> None:
     source = player.source(agent_network="no-network", build=False)
     source.load(print)
@@ -269,7 +288,8 @@ def test_agents_without_a_network_are_asked_for_by_phase(player: Player) -> None
     [
         ({"columns": {"image_assets": {"patch": [{"path": "a.png"}]}}}, "multimodal"),
         ({"columns": {"eval_script": "x", "log_parser": "parse_log_gotest"}, "test_command": None, "log_parser": None},
-         "'parse_log_gotest', which only the official harness has"),
+         "is graded by the official harness alone"),
+        ({"log_parser": "parse_log_django"}, "is graded by the official harness alone"),
         ({"columns": {"test_patch": ""}}, "expected its test patch to have files"),
         ({"columns": {"patch": ""}}, "expected a fix"),
         ({"build": False}, "container=local runs no images (swebench/sweb.eval.x86_64.demo_1776_calc-1:latest)"),
@@ -283,6 +303,22 @@ def test_rows_that_cannot_be_played_are_refused_by_name(player: Player, options:
         source.check(player.parts(provide_solution=True), report=print)
     assert told in str(caught.value)
     assert "env.exclude=[demo__calc-1]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "log_parser", "told"),
+    [(None, None, "pip install 'ares-exp[swebench]'"), ("5.0.2", "unittest", "does not read the format unittest")],
+)
+def test_a_published_row_whose_grader_is_missing_is_refused_before_the_start(
+    player: Player, monkeypatch: pytest.MonkeyPatch, version: str | None, log_parser: str | None, told: str
+) -> None:
+    monkeypatch.setattr("ares_exp.tasks.swebench.task.official_version", lambda: version)
+    columns = {"eval_script": EVAL_SCRIPT, "log_parser": "parse_log_django"}
+    source = player.source(columns=columns, test_command=None, log_parser=log_parser)
+    source.load(print)
+    with pytest.raises(UnsupportedTaskError) as caught:
+        source.check(player.parts(), report=print)
+    assert told in str(caught.value)
 
 
 def test_options_are_checked_before_anything_is_read() -> None:

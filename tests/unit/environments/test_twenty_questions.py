@@ -12,9 +12,8 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from ares_exp.environments.environment import Environment
+from ares_exp.environment import Environment, TimeStep, truncation
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.time_step import TimeStep
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
 from ares_exp.environments.twenty_questions.objects import load_objects
@@ -23,9 +22,9 @@ from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.policies.policy import EpisodeSpec, SharedPolicy
+from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.scripted import ScriptedPolicy
-from ares_exp.results import EnvironmentUsage, Outcome
+from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
@@ -68,15 +67,16 @@ async def test_a_game_that_is_won() -> None:
         assert env.time_left_sec is None
         won = await env.step(say("Is it a kitten?"))
         assert (won.step_type, won.reward, won.discount, won.observation) == ("LAST", 1.0, 0.0, None)
-    assert (env.step_count, env.truncated_by, env.has_container, env.phase) == (6, None, False, None)
+    report = env.report()
+    assert (env.step_count, env.truncated_by, report.has_container, report.phase) == (6, None, False, None)
     assert env.current_task.name == "cat"
     assert env.verdict.rewards == {"reward": 1.0}
     assert env.time_step is won
-    assert set(env.phase_sec) == {"oracle"}
+    assert set(env.report().phase_sec) == {"oracle"}
 
 
 async def test_nothing_that_the_policy_sees_says_what_is_hidden() -> None:
-    class Chatty(SharedPolicy):
+    class Chatty(Policy):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             return say("Yes, because a cat is an animal")
 
@@ -90,7 +90,7 @@ async def test_nothing_that_the_policy_sees_says_what_is_hidden() -> None:
 async def test_the_questions_run_out() -> None:
     asked = 0
 
-    class Counting(SharedPolicy):
+    class Counting(Policy):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             nonlocal asked
             asked += 1
@@ -126,6 +126,15 @@ async def test_the_limits_of_the_run_hold(limits: EpisodeLimits, limit: str) -> 
         await env.reset(options=CAT)
         last = await env.step(say("Is it alive?", usage=Usage(8, 2), cost=0.5))
     assert (last.reward, last.discount, env.truncated_by) == (0.0, 1.0, limit)
+
+
+async def test_one_that_is_asked_to_end_was_not_guessed() -> None:
+    async with game() as env:
+        with pytest.raises(EpisodeStateError, match="has not been reset"):
+            await env.truncate("tokens")
+        await env.reset(options=CAT)
+        assert await env.truncate("tokens") == truncation(0.0) == env.time_step
+        assert env.truncated_by == "tokens"
 
 
 async def test_an_answer_that_never_came_is_truncation_and_may_stay_without_a_verdict() -> None:
@@ -178,7 +187,7 @@ async def test_calls_that_make_no_sense() -> None:
         game(OraclePolicy())
 
 
-class Waiting(SharedPolicy):
+class Waiting(Policy):
     """An oracle that says when it is asked, and answers when it may."""
 
     def __init__(self) -> None:
@@ -201,7 +210,7 @@ async def test_while_the_oracle_thinks() -> None:
     await env.reset(options=CAT)
     step = asyncio.create_task(env.step(say("Is it alive?")))
     await oracle.asked.wait()
-    assert env.phase == "oracle"
+    assert env.report().phase == "oracle"
     with pytest.raises(EpisodeStateError, match=r"while step\(\) is under way"):
         await env.reset()
     await env.close()
@@ -251,10 +260,10 @@ async def test_the_time_limit_ends_the_oracles_thinking_but_not_what_it_must_wai
     assert oracle.cancelled
 
 
-def failing(*answers: str | Exception) -> SharedPolicy:
+def failing(*answers: str | Exception) -> Policy:
     said = iter(answers)
 
-    class Failing(SharedPolicy):
+    class Failing(Policy):
         requests: list[LLMRequest] = []  # noqa: RUF012
 
         async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -286,7 +295,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) 
         "cost": 0.5,
         "taken_over": False,
     }
-    assert env.environment_usage == EnvironmentUsage(20, 10, 0.5)
+    assert env.report().environment_usage == EnvironmentUsage(20, 10, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +319,7 @@ async def test_an_oracle_that_fails_is_neither_the_policys_fault_nor_a_reward(
         await env.step(say("Is it alive?"))
     assert env.trajectory is not None
     assert env.trajectory.outcome == Outcome.VERIFIER_ERROR
-    assert (env.time_step, env.verdict) == (None, None)
+    assert (env.time_step, env.report().rewards) == (None, {})
     assert json.loads((tmp_path / "oracle.jsonl").read_text())["answer"] is None
     with pytest.raises(EpisodeStateError):
         await env.step(say("Is it alive?"))
@@ -349,7 +358,7 @@ async def test_a_full_disk_does_not_end_a_game(tmp_path: Path, caplog: pytest.Lo
 async def test_the_oracle_is_asked_where_it_was_opened() -> None:
     loops = []
 
-    class Noting(SharedPolicy):
+    class Noting(Policy):
         async def preflight(self) -> None:
             loops.append(asyncio.get_running_loop())
 
@@ -385,7 +394,7 @@ def test_the_oracle_answers_after_the_loop_where_it_was_opened_is_gone() -> None
 
 
 async def test_an_oracle_that_is_not_ready() -> None:
-    class NotReady(SharedPolicy):
+    class NotReady(Policy):
         async def preflight(self) -> None:
             raise PreflightError("Set policy.model.")
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from ares_exp.environments.time_step import TimeStep
+from ares_exp.environment import TimeStep
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.objects import HiddenObject
-from ares_exp.environments.twenty_questions.oracle_record import MAX_BYTES, MAX_SAID_CHARS, OracleRecord
-from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.twenty_questions.oracle import MAX_SAID_CHARS
 from ares_exp.errors import OracleAnswerError, RefusalError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.policies.policy import SharedPolicy
-from ares_exp.results import EnvironmentUsage
+from ares_exp.policies.policy import Policy
+from ares_exp.records.environment_answers import MAX_BYTES, copy_answers, read_asked, recorded_usage
+from ares_exp.records.results import EnvironmentUsage
 
 ONE = EnvironmentUsage(10, 5, 0.25)
 """What one answer of the oracle below takes."""
 
 
-class Saying(SharedPolicy):
+class Saying(Policy):
     """An oracle that says one thing to everything, and counts how often."""
 
     def __init__(self, text: str) -> None:
@@ -35,7 +35,7 @@ class Saying(SharedPolicy):
         return LLMResponse.from_text(self.text, usage=Usage(10, 5), cost=0.25, model="m")
 
 
-async def play(files: Path, oracle: SharedPolicy, *questions: str, task: str = "cat") -> tuple[list[str], Any]:
+async def play(files: Path, oracle: Policy, *questions: str, task: str = "cat") -> tuple[list[str], Any]:
     """A game in which so much is asked: what was answered, and the environment."""
     env = TwentyQuestionsEnvironment([HiddenObject(task)], oracle=oracle, output_dir=files)
     await env.reset()
@@ -52,32 +52,31 @@ def lines(files: Path) -> list[dict[str, Any]]:
 
 
 async def test_a_chain_of_tries_asks_nothing_twice(tmp_path: Path) -> None:
-    source = TwentyQuestionsEnvironments()
     first, second, third, fourth = (tmp_path / str(number) for number in range(4))
     _, env = await play(first, Saying("yes"), "Is it old?", "Is it grey?", "Is it old?")
-    assert env.environment_usage == ONE + ONE + ONE
+    assert env.report().environment_usage == ONE + ONE + ONE
     with (first / "oracle.jsonl").open("a") as file:
         file.write('{"task": "cat", "question": "Is it wet?", "said": ["y')  # its process died
 
-    source.take_over(first, second)
+    copy_answers(first, second)
     no = Saying("no")
     told, env = await play(second, no, "Is it old?", "Is it grey?")
-    assert (told, no.asked, env.environment_usage) == (["Yes.", "Yes."], [], EnvironmentUsage())
+    assert (told, no.asked, env.report().environment_usage) == (["Yes.", "Yes."], [], EnvironmentUsage())
 
-    source.take_over(second, third)  # which had not come to the third one again
+    copy_answers(second, third)  # which had not come to the third one again
     told, env = await play(third, no, "Is it old?", "Is it grey?", "Is it old?", "Is it wet?")
     assert (told, no.asked) == (["Yes.", "Yes.", "Yes.", "No."], ["Is it wet?"])
-    assert env.environment_usage == ONE
+    assert env.report().environment_usage == ONE
 
-    source.take_over(third, fourth)
+    copy_answers(third, fourth)
     unknown = Saying("don't know")
     told, _ = await play(fourth, unknown, "Is it wet?", "Is it grey?", "Is it grey?", "Is it \ud83d?", "Is it \ud83d?")
     assert told == ["No.", "Yes.", "I don't know.", "I don't know.", "I don't know."]
     assert unknown.asked == ["Is it grey?", "Is it \ud83d?", "Is it \ud83d?"], "each answer is given once"
-    spent = [source.recorded_usage(files) for files in (first, second, third, fourth)]
+    spent = [recorded_usage(files) for files in (first, second, third, fourth)]
     assert spent == [ONE + ONE + ONE, EnvironmentUsage(), ONE, ONE + ONE + ONE], "who asked has paid, nobody else"
 
-    source.take_over(fourth, tmp_path / "5")
+    copy_answers(fourth, tmp_path / "5")
     told, _ = await play(tmp_path / "5", no, "Is it \ud83d?", "Is it \ud83d?")
     assert told == ["I don't know."] * 2
 
@@ -97,23 +96,31 @@ async def test_only_the_answers_of_an_earlier_try_of_the_game_are_given_again(tm
     await play(tmp_path / "a", Saying("yes"), "Is it old?")
     await play(tmp_path / "a", no, "Is it old?")
     assert len(no.asked) == 1, "another game in the same directory"
-    OracleRecord(tmp_path / "b").take_over(OracleRecord(tmp_path / "a"))
+    copy_answers(tmp_path / "a", tmp_path / "b")
     told, _ = await play(tmp_path / "b", no, "Is it old?", task="dog")
     assert (told, len(no.asked)) == (["No."], 2)
 
 
+async def test_an_answer_that_the_game_does_not_know_is_asked_for_again(tmp_path: Path) -> None:
+    line = {**GOOD, **NUMBERS, "answer": "maybe", "taken_over": True}
+    (tmp_path / "oracle.jsonl").write_text(f"{json.dumps(line)}\n")
+    yes = Saying("yes")
+    told, _ = await play(tmp_path, yes, "Is it old?")
+    assert (told, yes.asked) == (["Yes."], ["Is it old?"])
+
+
 async def test_a_question_without_an_answer_is_asked_again(tmp_path: Path) -> None:
-    class Refusing(SharedPolicy):
+    class Refusing(Policy):
         async def __call__(self, request: LLMRequest) -> LLMResponse:
             refusal = RefusalError("no")
             refusal.answer = LLMResponse.from_text("I won't", usage=Usage(10, 5), cost=0.25)
             raise refusal
 
-    source, first, second = TwentyQuestionsEnvironments(), tmp_path / "1", tmp_path / "2"
+    first, second = tmp_path / "1", tmp_path / "2"
     with pytest.raises(OracleAnswerError, match="RefusalError"):
         await play(first, Refusing(), "Is it old?")
-    assert source.recorded_usage(first) == ONE, "the refusal is paid for"
-    source.take_over(first, second)
+    assert recorded_usage(first) == ONE, "the refusal is paid for"
+    copy_answers(first, second)
     assert not second.exists()
     yes = Saying("yes")
     await play(second, yes, "Is it old?")
@@ -130,7 +137,7 @@ NUMBERS = {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.25, "sec": 1.0}
         b"\xff\xfe\x00",
         b"[" * 100_000,
         b"7",
-        json.dumps({**GOOD, **NUMBERS, "answer": "maybe"}).encode(),
+        json.dumps({**GOOD, **NUMBERS, "answer": 7}).encode(),
         json.dumps({**GOOD, **NUMBERS, "prompt_tokens": -1}).encode(),
         json.dumps({**GOOD, **NUMBERS, "generated_tokens": 2**60}).encode(),
         json.dumps({**GOOD, **NUMBERS, "cost": float("nan")}).encode(),
@@ -142,17 +149,17 @@ NUMBERS = {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.25, "sec": 1.0}
 def test_a_record_is_used_up_to_what_is_none(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     good = json.dumps({**GOOD, **NUMBERS, "of a later version": [1]}).encode()
     (tmp_path / "oracle.jsonl").write_bytes(b"\n".join([good, line, good, b""]))
-    assert OracleRecord(tmp_path).usage() == ONE
+    assert recorded_usage(tmp_path) == ONE
     assert "oracle.jsonl is used up to its line 2" in caplog.text
 
 
 def test_a_record_that_is_no_file_or_has_no_end(tmp_path: Path) -> None:
-    assert OracleRecord(tmp_path).read() == []
+    assert read_asked(tmp_path) is None
     os.mkfifo(tmp_path / "oracle.jsonl")
-    assert OracleRecord(tmp_path).read() == []
+    assert read_asked(tmp_path) is None
     with (tmp_path / "oracle.jsonl2").open("wb") as file:
         file.truncate(4 * MAX_BYTES)
     (tmp_path / "oracle.jsonl2").replace(tmp_path / "oracle.jsonl")
-    assert OracleRecord(tmp_path).read() == []
-    OracleRecord(tmp_path / "own").take_over(OracleRecord(tmp_path))
+    assert read_asked(tmp_path) == []
+    copy_answers(tmp_path, tmp_path / "own")
     assert not (tmp_path / "own").exists()

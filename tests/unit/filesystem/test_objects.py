@@ -13,7 +13,7 @@ import zstandard
 from ares_exp.containers.local.bubblewrap import find_bwrap
 from ares_exp.errors import CaptureError, SnapshotCorruptError, SnapshotMetadataError, UnsafeSnapshotError
 from ares_exp.filesystem.objects import MAX_OBJECT_BYTES, ObjectStore
-from tests.unit.containers.local_sandbox import STEADY_MOUNTS
+from tests.unit.containers.local_containers import STEADY_MOUNTS
 
 MANY_PUTS = """
 import os, sys

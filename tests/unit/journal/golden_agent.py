@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.rehearsal_container import RehearsalContainer
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import Container, ExecResult
-from ares_exp.environments.activity import CommandRecord
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.errors import TransferError
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.testing.echo_container import RehearsalContainer
 
 STARTED_AT, SEED = 1_750_000_000.25, 42
 REPLIES = ["first é\n", 'second "quoted"', "third"]

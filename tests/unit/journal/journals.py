@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import ExecResult
-from ares_exp.environments.activity import CommandRecord
 from ares_exp.errors import ContainerDiedError, TransferError
 from ares_exp.journal.host_files import HostFiles
 from ares_exp.journal.journal import CallEntry, DoneEntry, Entry, Journal, SeedEntry, StepEntry, UnheardEntry

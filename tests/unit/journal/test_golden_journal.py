@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from ares_exp.agents.rehearsal_container import RehearsalContainer
 from ares_exp.containers.container import Container
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.journal.encoding import JournalEncoder, decode_journal
 from ares_exp.journal.journal import CallEntry, Journal
+from ares_exp.testing.echo_container import RehearsalContainer
 from tests.unit.journal.golden_agent import REPLIES, SEED, STARTED_AT, GoldenAgent
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("journal_*.jsonl"))

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ares_exp.environments.message_edit import MessageEdit
 from ares_exp.errors import PreflightError, ReplayDivergenceError, UnansweredError
+from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.replay import ReplayPolicy
 from ares_exp.policies.replay_report import Score
-from ares_exp.policies.request_comparison import Match
-from ares_exp.results import EpisodeResult, Outcome
+from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, serialize_llm_request
+from ares_exp.trajectories.request_diff import Match
 from tests.unit.trajectories.chats import chat, write
 
 
@@ -182,6 +182,12 @@ async def test_one_episode_of_several(tmp_path: Path) -> None:
     assert [both.seed_of("fix-bug", attempt) for attempt in range(3)] == [7, 11, 7]
     with pytest.raises(PreflightError, match="trajectory of episode c"):
         await ready(path, episode="c")
+
+
+async def test_a_run_of_nothing_but_exports_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "parquet" / "a.parquet", chat("a"))
+    with pytest.raises(PreflightError, match=r"expected a record.* `python -m ares_exp.trajectories convert "):
+        await ready(tmp_path / "run")
 
 
 @pytest.mark.parametrize("seed", ["7", -1, 2**31, None, 1.5])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.policies.replay_report import ReplayedEpisode, ReplayReport
-from ares_exp.policies.request_comparison import Match, StepComparison
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
+from ares_exp.trajectories.request_diff import Match, StepComparison
 
 
 @pytest.fixture(autouse=True)

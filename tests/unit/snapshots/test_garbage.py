@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import SnapshotError
-from ares_exp.snapshots.garbage import Freed
+from ares_exp.snapshots.garbage import RemovedObjects
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, make
 
@@ -30,14 +30,14 @@ def test_what_only_a_removed_snapshot_needed_goes(store: SnapshotStore) -> None:
     assert freed.objects >= 6  # of either the state, the conversation, the journal, log.txt and the delta
     assert freed.bytes > 0
     assert [store.verify(name).problems for name in store.ids()] == [(), ()]
-    assert store.gc(grace_sec=0) == Freed()
+    assert store.gc(grace_sec=0) == RemovedObjects()
 
 
 def test_what_was_written_just_now_stays(store: SnapshotStore) -> None:
     add(store, step=1)
     orphan = store.objects.put(b"on its way")
     (store.path / ".tmp-now").mkdir()
-    assert store.gc() == Freed()
+    assert store.gc() == RemovedObjects()
     assert store.objects.has(orphan)
     assert (store.path / ".tmp-now").is_dir()
 
@@ -53,10 +53,10 @@ def test_what_killed_processes_left_goes(store: SnapshotStore) -> None:
     for path in (*leftovers, store.objects.file(orphan)):
         os.utime(path, (long_ago, long_ago))
     size = store.objects.size(orphan)
-    assert store.gc(dry_run=True) == Freed(1, size, 1)
+    assert store.gc(dry_run=True) == RemovedObjects(1, size, 1)
     assert store.objects.has(orphan)
     assert leftovers[0].is_dir()
-    assert store.gc() == Freed(1, size, 1)
+    assert store.gc() == RemovedObjects(1, size, 1)
     assert not store.objects.has(orphan)
     assert not any(path.exists() for path in leftovers)
     assert store.verify(f"{EPISODE}@1").ok
@@ -99,7 +99,7 @@ def test_a_snapshot_that_is_being_written_is_left_alone(store: SnapshotStore) ->
         assert freed.skipped == f"Nothing was removed from {store.path}: a snapshot is being written. Try again later."
         store.commit(snapshot)
     assert store.verify(snapshot.snapshot_id).ok
-    assert store.gc(grace_sec=0) == Freed()
+    assert store.gc(grace_sec=0) == RemovedObjects()
 
 
 def write_and_remove(path: Path, writer: int) -> None:

@@ -55,7 +55,7 @@ def changed(draw: st.DrawFn) -> Any:
                 break
             place = inner
         if draw(st.integers(0, 3)):
-            place[key] = draw(JSON)
+            place[key] = copy.deepcopy(draw(JSON))  # the next change must not reach what is drawn from
         else:
             del place[key]
         if not data:

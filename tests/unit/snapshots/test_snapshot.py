@@ -16,7 +16,7 @@ from ares_exp.errors import (
     SnapshotNotFoundError,
     SnapshotVersionError,
 )
-from ares_exp.secrets import protect
+from ares_exp.records.secrets import protect
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
@@ -200,7 +200,7 @@ def test_a_copy_that_says_no_place(store: SnapshotStore, tmp_path: Path, value: 
     data = add(store).to_dict() | {"snapshot_dir": value}
     copy = tmp_path / "copy.json"
     copy.write_text(json.dumps(data))
-    with pytest.raises(SnapshotMetadataError, match="`snapshot_dir` to be"):
+    with pytest.raises(SnapshotMetadataError, match="`snapshot_dir`"):
         EnvironmentSnapshot.load_from_file(copy)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.command_line.table import columns_that_fit
 from ares_exp.filesystem.delta import Entry
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.command_line import COMMANDS, main
 from ares_exp.snapshots.commands.list import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.terminal.table import columns_that_fit
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 
 HEAVY = ("rich", "numpy", "zstandard", "gymnasium", "hydra", "docker")

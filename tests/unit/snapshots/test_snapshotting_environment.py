@@ -13,10 +13,12 @@ import pytest
 from pydantic import ValidationError
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import as_container_factory
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.harbor import HarborEnvironments
+from ares_exp.environments.source import as_source
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
@@ -85,7 +87,7 @@ async def test_every_step_that_waits_has_its_snapshot(make: Make, store: Snapsho
     assert all(store.verify(name).ok for name in env.snapshots)
     assert [len(store.get(name).agent_messages) for name in env.snapshots] == [1, 3, 5]
     assert env.snapshot_failures == 0
-    assert set(env.phase_sec) == {"start", "agent", "verify", "snapshot"}
+    assert set(env.report().phase_sec) == {"start", "agent", "verify", "snapshot"}
 
 
 @pytest.mark.local
@@ -313,7 +315,7 @@ def test_what_cannot_be_captured_is_refused(every: int | None) -> None:
     with pytest.raises(ConfigError, match="keep_image=true"):
         schedule.check(source, DockerContainerFactory(keep_image=False))
     with pytest.raises(ConfigError, match="container=mine cannot"):
-        schedule.check(source, SimpleNamespace(name="mine"))
+        schedule.check(source, as_container_factory(SimpleNamespace(name="mine")))
     with pytest.raises(ConfigError, match="exports_state"):
-        schedule.check(SimpleNamespace(), LocalContainerFactory())
-    NoSnapshots().check(SimpleNamespace(), SimpleNamespace(name="mine"))
+        schedule.check(as_source(SimpleNamespace()), LocalContainerFactory())
+    NoSnapshots().check(as_source(SimpleNamespace()), as_container_factory(SimpleNamespace(name="mine")))

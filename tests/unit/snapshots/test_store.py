@@ -69,7 +69,7 @@ def test_a_snapshot_without_its_objects_is_refused(store: SnapshotStore) -> None
 
 
 def test_what_could_not_be_read_again_is_refused(store: SnapshotStore) -> None:
-    with pytest.raises(SnapshotMetadataError, match="`step_count` to be an integer of at least 0, got -1"):
+    with pytest.raises(SnapshotMetadataError, match="`step_count` to be greater than or equal to 0, got -1"):
         add(store, step_count=-1)
     with pytest.raises(SnapshotMetadataError, match="NaN"):
         add(store, episode={"cost": float("nan")})

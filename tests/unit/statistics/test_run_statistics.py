@@ -10,8 +10,8 @@ from itertools import permutations
 
 import pytest
 
-from ares_exp.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.statistics.estimate import wilson
 from ares_exp.statistics.metrics import metrics
 from ares_exp.statistics.results_document import results_document

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from ares_exp.results import EpisodeResult, Outcome
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.run_summary import RunSummary
 
 
 def result(task: str, attempt: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED) -> EpisodeResult:

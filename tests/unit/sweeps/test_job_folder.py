@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ares_exp.hydra_resolvers import hydra_records
-from ares_exp.results import Outcome
+from ares_exp.config.hydra_setup import hydra_records
+from ares_exp.records.results import Outcome
 from ares_exp.sweeps.job_folder import JobFolder, JobState, job_folders
 from tests.unit.sweeps.recorded_job import record, result
 

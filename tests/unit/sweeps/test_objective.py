@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.results import Outcome
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import Outcome
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.sweeps.objective import check_objective, known_metrics, objective
 from tests.unit.sweeps.recorded_job import result
 

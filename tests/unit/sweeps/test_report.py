@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.sweeps.command_line import main
 from ares_exp.sweeps.failure_note import FailureNote
 from ares_exp.sweeps.job_folder import JobState

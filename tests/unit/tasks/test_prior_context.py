@@ -56,8 +56,8 @@ def test_the_whole_conversation(tmp_path: Path, steps: list[dict[str, Any]], mes
 def test_one_that_was_recorded_here(tmp_path: Path) -> None:
     from ares_exp.llms.request import LLMRequest
     from ares_exp.llms.response import LLMResponse
-    from ares_exp.results import Outcome
-    from ares_exp.trajectories.atif.conversion import write_atif
+    from ares_exp.records.results import Outcome
+    from ares_exp.trajectories.atif.writer import write_atif
     from ares_exp.trajectories.records import (
         EpisodeTrajectory,
         StepRecord,

@@ -51,14 +51,14 @@ ANSWERS = [
     ]
 )
 def factory(request: pytest.FixtureRequest) -> ContainerFactory:
-    """Each backend that is here; the others skip with their reason."""
+    """Each backend that is here, with login shells for all that says nothing; the others skip with their reason."""
     if request.param == "local":
         from ares_exp.containers.local import LocalContainerFactory
 
-        return LocalContainerFactory()
+        return LocalContainerFactory(shell="bash -lc")
     from ares_exp.containers.docker import DockerContainerFactory
 
-    return DockerContainerFactory()
+    return DockerContainerFactory(shell="bash -lc")
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ def service(no_account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wandb
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     yield served
     served.close()
+    gc.collect()  # what W&B leaves to the garbage collector is not found in another test
 
 
 class _Messages(logging.Handler):

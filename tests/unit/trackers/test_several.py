@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.results import EpisodeResult
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers import several
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
 from ares_exp.trackers.null_tracker import NullTracker

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.trackers.commands.dashboard import BARS, LINES, TABLE
 from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, run_info
-from tests.unit.trackers.wandb_file import WandbFile
-from tests.unit.trackers.wandb_service import WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
+
+pytestmark = LEAVES_FOLDERS
 
 
 def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +27,7 @@ def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_every_panel_shows_something_that_is_logged(no_account: None, tmp_path: Path) -> None:
+def test_every_panel_shows_something_that_is_logged(service: WandbService, tmp_path: Path) -> None:
     tracker = WandbTracker()
 
     async def watch() -> None:
@@ -37,12 +39,12 @@ def test_every_panel_shows_something_that_is_logged(no_account: None, tmp_path: 
         tracker.log_episode(result)
     asyncio.run(watch())
     tracker.finish(RunSummary(3, RESULTS))
-    recorded = WandbFile(tmp_path)
+    recorded = ServedRun(service)
     logged = {key for row in recorded.history for key in row}
     drawn = {key for plots in LINES.values() for axis, keys in plots.values() for key in (axis, *keys)}
     assert {key for key in drawn if not key.startswith("outcome/")} - logged == set()
     assert {key for keys in BARS.values() for key in keys} - set(recorded.summary) == set()
-    assert any(key.startswith(f"{TABLE}.") for key in recorded.summary)
+    assert TABLE in recorded.summary
 
 
 @pytest.mark.once

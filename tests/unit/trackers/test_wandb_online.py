@@ -13,16 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
+from ares_exp.trackers.commands.command_line import main
 from ares_exp.trackers.wandb_tracker import WandbTracker
-from tests.leaks import wait_until
-from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
-from tests.unit.trackers.wandb_file import WandbFile
-from tests.unit.trackers.wandb_service import WandbService
+from tests.leaks import processes, wait_until
+from tests.unit.trackers.served_run import ServedRun
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, run_info
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
 
 SUMMARY = RunSummary(3, RESULTS, wall_sec=4.0)
+
+pytestmark = LEAVES_FOLDERS
 
 
 def write_results(run_dir: Path) -> None:
@@ -33,7 +36,7 @@ def write_results(run_dir: Path) -> None:
 
 def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None:
     write_results(tmp_path)
-    tracker = WandbTracker(project="a-project")
+    tracker = WandbTracker(project="a-project", finish_timeout_sec=100.0)
     tracker.start(run_info(tmp_path, group="a sweep", task_set=SAMPLES, tasks=("write-greeting",)))
     for result in RESULTS:
         tracker.log_episode(result, chat(result.episode_id, result.task_name))
@@ -57,35 +60,21 @@ def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None
     assert "write-greeting/instruction.md" in by_type["task-set"].manifest
     assert by_type["trajectories"].used_by == []
     assert by_type["trajectories"].files["trajectories/e1.json"] == b"{}"
-    tables = [one for one in service.artifacts if one.type == "wandb-run-incremental-table"]
-    assert len(tables) == len(RESULTS)
-    assert any(b"Please do task2." in content for one in tables for content in one.files.values())
-    arrived = [*service.run_files.values(), *(content for one in service.artifacts for content in one.files.values())]
-    assert [content for content in arrived if SECRET.encode() in content] == []
-    assert SECRET not in str(service.runs)
+    recorded = ServedRun(service)
+    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
+    assert "Please do task2." in recorded.page(recorded.table[1]["trajectory"])
+    assert [content for content in service.everything if SECRET.encode() in content] == []
 
-
-def test_a_resumed_run_goes_on(service: WandbService, tmp_path: Path) -> None:
-    for earlier, new in (((), RESULTS), (RESULTS, (episode(4, 1.0),))):
-        tracker = WandbTracker()
-        tracker.start(run_info(tmp_path, resumed=bool(earlier), earlier=earlier))
-        for result in new:
-            tracker.log_episode(result)
-        tracker.finish(RunSummary(4, (*earlier, *new)))
-        assert tracker.failures == 0
-    history = service.history("run-1")
-    assert [row["progress/finished"] for row in history if "progress/finished" in row] == [1, 2, 3, 4]
-    steps = [row["_step"] for row in history]
-    assert steps == sorted(set(steps))
-    table = [row["episodes"] for row in history if "episodes" in row][-1]
-    assert (table["increment_num"], len(table["previous_increments_paths"])) == (3, 3)
+    requests = len(service.asked)
+    assert main(["sync", str(tmp_path)]) == 0
+    assert len(service.asked) == requests, "the service has all of it"
 
 
 def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbService, tmp_path: Path) -> None:
     parent, branch = tmp_path / "parent", tmp_path / "branch"
     write_results(parent)
     for info in (run_info(parent, run_id="parent"), run_info(branch, run_id="branch", parents=(parent,))):
-        tracker = WandbTracker()
+        tracker = WandbTracker(finish_timeout_sec=100.0)
         tracker.start(info)
         tracker.finish(SUMMARY)
         assert tracker.failures == 0
@@ -93,7 +82,7 @@ def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbServi
     assert (artifact.run, artifact.used_by) == ("parent", ["branch"])
 
 
-def test_a_service_that_answers_nothing_but_errors_is_an_offline_run(
+def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploaded_later(
     service: WandbService, tmp_path: Path, log: list[str]
 ) -> None:
     service.mood = "broken"
@@ -103,14 +92,15 @@ def test_a_service_that_answers_nothing_but_errors_is_an_offline_run(
     tracker.finish(SUMMARY)
     assert tracker.failures == 1
     assert "recording offline" in log[0]
-    assert WandbFile(tmp_path).path.parent.name.startswith("offline-run")
-    assert len(WandbFile(tmp_path).rows) == 1
+    service.mood = "well"
+    assert main(["sync", str(tmp_path)]) == 0
+    assert len(ServedRun(service).rows) == 1
 
 
 # In a process of its own: W&B's service process would go on with the run for as long as this one lives. What is needed
 # on the way is imported before, so that all of the bound on the end is for W&B itself.
 PLAYS = """
-import logging, sys, time
+import logging, sys
 from pathlib import Path
 import pandas, scipy.stats, wandb
 from ares_exp.trackers.wandb_tracker import WandbTracker
@@ -118,14 +108,13 @@ from tests.unit.trackers.test_wandb_online import RESULTS, SUMMARY, run_info
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
 tracker = WandbTracker(finish_timeout_sec=10.0)
-tracker.start(run_info(Path(sys.argv[1])))
+tracker.start(run_info(Path(sys.argv[1]), run_id=Path(sys.argv[1]).name))
 tracker.log_episode(RESULTS[0])
 sys.stdin.readline()
-began = time.perf_counter()
 for result in RESULTS[1:]:
     tracker.log_episode(result)
     tracker.log_system({"system/queue": 2})
-print("at once:", time.perf_counter() - began < 5.0)  # half of the bound on the end
+print("went on")
 tracker.finish(SUMMARY)
 print("counted:", tracker.failures > 0)
 """
@@ -145,28 +134,34 @@ def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_acc
             process.stdin.write("go on\n")
             process.stdin.flush()
         said = {fate: process.communicate(timeout=200)[0].splitlines() for fate, process in runs.items()}
-    for fate, process in runs.items():
-        assert process.returncode == 0
-        warnings = [line for line in said[fate] if line.startswith("W&B")]
-        assert [line for line in said[fate] if line not in warnings] == ["at once: True", "counted: True"]
-        assert 1 <= len(warnings) <= 2, warnings  # of the numbers, and of the files
-        assert any("on disk" in line for line in warnings), warnings
-        # W&B's service process, which is not waited for long, writes what it still has when it ends.
-        assert wait_until(lambda at=tmp_path / fate: finished(at) == [1, 2, 3]), (  # type: ignore[misc]
-            *(fate, finished(tmp_path / fate), said[fate]),
+        for fate, process in runs.items():
+            assert process.returncode == 0
+            warnings = [line for line in said[fate] if line.startswith("W&B")]
+            assert [line for line in said[fate] if line not in warnings] == ["went on", "counted: True"]
+            assert 1 <= len(warnings) <= 2, warnings  # of the numbers, and of the files
+            assert any("on disk" in line for line in warnings), warnings
+        # W&B's service processes, which are not waited for long, write what they still have when they end.
+        pids = {str(process.pid) for process in runs.values()}
+        assert wait_until(
+            lambda: not [words for *_, words in processes() if "wandb-core" in words and pids & {*words.split()}]
         )
-        assert wait_until(lambda at=tmp_path / fate: WandbFile(at).summary.get("run/planned") == 3)  # type: ignore[misc]
-
-
-def finished(run_dir: Path) -> list[float]:
-    """The rows of episodes that are on disk."""
-    return [row["progress/finished"] for row in WandbFile(run_dir).rows]
+        for fate, service in services.items():
+            if fate == "dies":
+                service = stack.enter_context(contextlib.closing(WandbService()))
+                service.start()
+            service.recover()
+            command = [sys.executable, "-m", "ares_exp.trackers", "sync", str(tmp_path / fate)]
+            done = subprocess.run(command, env=reaching(service), capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            recorded = ServedRun(service, fate)
+            assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3], fate
+            assert recorded.summary["run/planned"] == 3
 
 
 FATES: dict[str, Callable[[WandbService], None]] = {
     "dies": WandbService.close,
-    "is silent": lambda service: setattr(service, "mood", "silent"),
-    "is broken": lambda service: setattr(service, "mood", "broken"),
+    "silent": lambda service: setattr(service, "mood", "silent"),
+    "broken": lambda service: setattr(service, "mood", "broken"),
 }
 
 
@@ -174,12 +169,15 @@ FATES: dict[str, Callable[[WandbService], None]] = {
 def playing(service: WandbService, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that plays a run with this service."""
     service.start()
-    environment = {**os.environ, "WANDB_BASE_URL": service.url, "WANDB_API_KEY": "0" * 40}
     command = [sys.executable, "-c", PLAYS, str(run_dir)]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=reaching(service), stdin=pipe, stdout=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def reaching(service: WandbService) -> dict[str, str]:
+    """The environment of a process that reaches a service."""
+    return {**os.environ, "WANDB_BASE_URL": service.url, "WANDB_API_KEY": "0" * 40}

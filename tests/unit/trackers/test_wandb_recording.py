@@ -1,4 +1,4 @@
-"""What an offline W&B run holds: read back from the file that it leaves."""
+"""What a W&B run holds: as a service gets it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import read_identity
+from ares_exp.trackers.wandb_recording.recording import RENEWED_AFTER, WandbRecording
 from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
-from tests.unit.trackers.wandb_file import WandbFile
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService
 from tests.unit.trajectories.chats import chat
 
-pytestmark = pytest.mark.usefixtures("no_account")
+pytestmark = LEAVES_FOLDERS
 
 
 def record(info: RunInfo, results: Sequence[EpisodeResult] = RESULTS, **settings: object) -> WandbTracker:
@@ -35,8 +37,8 @@ def record(info: RunInfo, results: Sequence[EpisodeResult] = RESULTS, **settings
     return tracker
 
 
-def paths(artifact: object) -> set[str]:
-    return {entry.path for entry in artifact.manifest.contents}  # type: ignore[attr-defined]
+def paths(artifact: ServedArtifact) -> set[str]:
+    return set(artifact.manifest)
 
 
 def write_results(run_dir: Path) -> None:
@@ -48,13 +50,13 @@ def write_results(run_dir: Path) -> None:
     (run_dir / "trajectories" / "all.jsonl").write_text("{}\n")
 
 
-def test_config_names_and_totals(tmp_path: Path) -> None:
+def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
     info = run_info(tmp_path, group="a sweep", job_type="evaluation", tags=("one",))
     assert record(info, project="a-project", tags=("two", "one")).failures == 0
-    recorded = WandbFile(tmp_path)
-    assert (recorded.run.run_id, recorded.run.project) == ("run-1", "a-project")
-    assert (recorded.run.run_group, recorded.run.job_type) == ("a sweep", "evaluation")
-    assert (recorded.run.display_name, sorted(recorded.run.tags)) == ("a name", ["one", "two"])
+    recorded = ServedRun(service)
+    assert (recorded.first["name"], recorded.first["project"]) == ("run-1", "a-project")
+    assert (recorded.first["groupName"], recorded.first["jobType"]) == ("a sweep", "evaluation")
+    assert (recorded.first["displayName"], sorted(recorded.first["tags"])) == ("a name", ["one", "two"])
     assert recorded.config["seed"] == 3
     assert recorded.config["policy"] == {"api_key": "***", "api_key_env": "OPENAI_API_KEY"}
     assert recorded.config["provenance"] == {"argv": ["ares_exp", "seed=3"]}
@@ -67,16 +69,16 @@ def test_config_names_and_totals(tmp_path: Path) -> None:
     assert recorded.exit_codes == [1]
 
 
-def test_the_objective_is_the_metric_that_the_config_names(tmp_path: Path) -> None:
+def test_the_objective_is_the_metric_that_the_config_names(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, config={"objective": "scored_only/mean_reward"}))
-    assert WandbFile(tmp_path).summary["objective"] == 0.75
+    assert ServedRun(service).summary["objective"] == 0.75
 
 
-def test_every_try_has_a_row_against_their_number_and_against_time(tmp_path: Path) -> None:
+def test_every_try_has_a_row_against_their_number_and_against_time(service: WandbService, tmp_path: Path) -> None:
     began = time.time()
     results = [replace(one, started_at=began, finished_at=began + 100 + n) for n, one in enumerate(RESULTS)]
     record(run_info(tmp_path), results)
-    recorded = WandbFile(tmp_path)
+    recorded = ServedRun(service)
     first, second, third = recorded.rows
     assert (first["episode/reward"], first["episode/num_steps"]) == (1.0, 1)
     assert first["episode/duration_sec"] == pytest.approx(100)
@@ -94,28 +96,28 @@ def test_every_try_has_a_row_against_their_number_and_against_time(tmp_path: Pat
         assert recorded.step_metrics[key] == "progress/wall_sec"
 
 
-def test_an_attempt_that_is_tried_again_counts_by_its_last_try(tmp_path: Path) -> None:
+def test_an_attempt_that_is_tried_again_counts_by_its_last_try(service: WandbService, tmp_path: Path) -> None:
     again = replace(episode(2, 1.0), episode_id="e2-again", retry=1)
     record(run_info(tmp_path), (*RESULTS, again))
-    last = WandbFile(tmp_path).rows[-1]
+    last = ServedRun(service).rows[-1]
     assert (last["progress/finished"], last["outcome/completed"], last["outcome/agent_error"]) == (4, 3, 0)
     assert last["progress/mean_reward"] == pytest.approx(2.5 / 3)
 
 
-def test_samples_of_the_runner_have_time_as_their_axis(tmp_path: Path) -> None:
+def test_samples_of_the_runner_have_time_as_their_axis(service: WandbService, tmp_path: Path) -> None:
     tracker = WandbTracker()
     tracker.start(run_info(tmp_path))
     tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
     tracker.finish(RunSummary(0, ()))
-    (row,) = [row for row in WandbFile(tmp_path).history if "system/loop_lag_sec" in row]
+    (row,) = [row for row in ServedRun(service).history if "system/loop_lag_sec" in row]
     assert (row["system/loop_lag_sec"], row["system/containers"]) == (0.25, 3)
     assert 0 <= row["progress/wall_sec"] < 60
     assert "progress/finished" not in row
 
 
-def test_the_table_has_every_try_once_with_a_readable_trajectory(tmp_path: Path) -> None:
+def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path))
-    recorded = WandbFile(tmp_path)
+    recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3"]
     row = recorded.table[1]
     assert (row["task"], row["attempt"], row["retry"], row["reward"]) == ("task2", 0, 0, None)
@@ -124,58 +126,56 @@ def test_the_table_has_every_try_once_with_a_readable_trajectory(tmp_path: Path)
     page = recorded.page(row["trajectory"])
     assert "Please do task2." in page
     assert "$ run 2" in page
-    assert not (tmp_path / "wandb" / "scratch").exists()
 
 
-def test_a_long_table_is_logged_in_few_increments_and_no_row_twice(tmp_path: Path) -> None:
+def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
     record(run_info(tmp_path), results, log_trajectories=False, log_artifacts=False)
-    recorded = WandbFile(tmp_path)
+    recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == [result.episode_id for result in results]
-    assert len(recorded.artifacts("wandb-run-incremental-table")) < 50
-    assert recorded.summary["episodes.nrows"] == 300
+    assert len(recorded.tables) < 25
     assert recorded.table[0]["trajectory"] is None
 
 
-def test_histograms_are_over_the_attempts(tmp_path: Path) -> None:
+def test_histograms_are_over_the_attempts(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path))
-    summary = WandbFile(tmp_path).summary
+    summary = ServedRun(service).summary
     for name, count in (("reward", 2), ("num_steps", 3), ("duration_sec", 3), ("generated_tokens", 3)):
-        assert summary[f"attempts/{name}._type"] == "histogram"
-        assert sum(summary[f"attempts/{name}.values"]) == count
+        assert summary[f"attempts/{name}"]["_type"] == "histogram"
+        assert sum(summary[f"attempts/{name}"]["values"]) == count
 
 
-def test_results_and_trajectories_become_an_artifact(tmp_path: Path) -> None:
+def test_results_and_trajectories_become_an_artifact(service: WandbService, tmp_path: Path) -> None:
     write_results(tmp_path)
     record(run_info(tmp_path))
-    (artifact,) = WandbFile(tmp_path).artifacts("trajectories")
+    (artifact,) = ServedRun(service).artifacts("trajectories")
     assert artifact.name == "run-run-1-trajectories"
     assert paths(artifact) == {"episodes.jsonl", "results.json", "trajectories/e1.json", "trajectories/all.jsonl"}
-    copied = {entry.path: "staging" in entry.local_path for entry in artifact.manifest.contents}
-    assert copied["trajectories/all.jsonl"], "it grows when the run is resumed"
-    assert not copied["trajectories/e1.json"]
-    assert not artifact.use_after_commit
+    assert artifact.files["trajectories/e1.json"] == b"{}"
+    assert artifact.used_by == []
 
 
-def test_the_task_set_is_an_input(tmp_path: Path) -> None:
+def test_the_task_set_is_an_input(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting", "count-records")))
-    recorded = WandbFile(tmp_path)
+    recorded = ServedRun(service)
     (artifact,) = recorded.artifacts("task-set")
-    assert (artifact.name, artifact.use_after_commit) == ("task-set-samples", True)
+    assert (artifact.name, artifact.used_by) == ("task-set-samples", ["run-1"])
     assert {path.partition("/")[0] for path in paths(artifact)} == {"tasks.json", "write-greeting", "count-records"}
     assert "write-greeting/tests/test.sh" in paths(artifact)
     assert recorded.config["inputs"] == [{"name": "task-set-samples", "digest": artifact.digest}]
 
 
-def test_of_a_large_task_set_there_are_digests(tmp_path: Path) -> None:
+def test_of_a_large_task_set_there_are_digests(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",)), task_set_limit_mb=0)
-    (artifact,) = WandbFile(tmp_path).artifacts("task-set")
-    (entry,) = artifact.manifest.contents
-    assert json.loads(Path(entry.local_path).read_text())["write-greeting"].startswith("sha256:")
+    (artifact,) = ServedRun(service).artifacts("task-set")
+    assert paths(artifact) == {"tasks.json"}
+    assert json.loads(artifact.files["tasks.json"])["write-greeting"].startswith("sha256:")
 
 
-def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_from(tmp_path: Path) -> None:
-    origins = {"b": {"git_url": "https://example.org/t", "git_commit": "0" * 40, "path": "tasks/b"}}
+def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_from(
+    service: WandbService, tmp_path: Path
+) -> None:
+    origins = {"b": {"git_url": "https://example.org/t", "git_commit": "1" * 40, "path": "tasks/b"}}
     known = {
         "tasks": ("b", "a"),
         "task_digests": {"a": None, "b": "sha256:1"},
@@ -183,17 +183,16 @@ def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_fr
         "provenance": {"task_origins": origins},
     }
     record(run_info(tmp_path / "one", **known))
-    recorded = WandbFile(tmp_path / "one")
+    recorded = ServedRun(service)
     (artifact,) = recorded.artifacts("task-set")
-    assert artifact.use_after_commit
+    assert artifact.used_by == ["run-1"]
     assert SECRET not in str(artifact)
-    files = {entry.path: json.loads(Path(entry.local_path).read_text()) for entry in artifact.manifest.contents}
+    files = {name: json.loads(artifact.files[name]) for name in paths(artifact)}
     assert files == {"tasks.json": {"a": None, "b": "sha256:1"}, "origins.json": origins}
     assert recorded.config["inputs"] == [{"name": artifact.name, "digest": artifact.digest}]
     elsewhere = {"env": {**known["config"]["env"], "cache_dir": "/else"}}
-    record(run_info(tmp_path / "two", **{**known, "config": elsewhere}))
-    (same,) = WandbFile(tmp_path / "two").artifacts("task-set")
-    assert (same.name, same.digest) == (artifact.name, artifact.digest)
+    record(run_info(tmp_path / "two", **{**known, "config": elsewhere, "run_id": "run-2"}))
+    assert ServedRun(service, "run-2").artifacts("task-set") == [artifact]
 
 
 @pytest.mark.parametrize(
@@ -205,26 +204,29 @@ def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_fr
         ({}, "task-set-tasks"),
     ],
 )
-def test_what_a_task_set_without_a_folder_is_called(env: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_what_a_task_set_without_a_folder_is_called(
+    env: dict[str, Any], name: str, service: WandbService, tmp_path: Path
+) -> None:
     record(run_info(tmp_path, tasks=("t",), config={"env": env}))
-    (artifact,) = WandbFile(tmp_path).artifacts("task-set")
+    (artifact,) = ServedRun(service).artifacts("task-set")
     assert artifact.name == name
 
 
-def test_a_branch_has_the_trajectories_of_its_parent_as_an_input(tmp_path: Path) -> None:
+def test_a_branch_has_the_trajectories_of_its_parent_as_an_input(service: WandbService, tmp_path: Path) -> None:
     parent, branch = tmp_path / "parent", tmp_path / "branch"
     write_results(parent)
     record(run_info(parent, run_id="theparent"))
     record(run_info(branch, parents=(parent, tmp_path / "not-tracked")))
-    (produced,) = WandbFile(parent).artifacts("trajectories")
-    (used,) = WandbFile(branch).artifacts("trajectories")
-    assert (used.name, used.digest, used.use_after_commit) == (produced.name, produced.digest, True)
-    assert WandbFile(branch).config["inputs"] == [{"name": "run-theparent-trajectories", "digest": produced.digest}]
+    (produced,) = service.artifacts_of("trajectories")
+    assert (produced.name, produced.run, produced.used_by) == ("run-theparent-trajectories", "theparent", ["run-1"])
+    assert ServedRun(service).config["inputs"] == [{"name": produced.name, "digest": produced.digest}]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1.0, {"store.json", "objects/ab/cd", "e1@1/snapshot.json"}),
                                                  (0.0, {"store.json"})])  # fmt: skip
-def test_the_snapshot_store_is_an_artifact_up_to_a_size(tmp_path: Path, limit: float, expected: set[str]) -> None:
+def test_the_snapshot_store_is_an_artifact_up_to_a_size(
+    service: WandbService, tmp_path: Path, limit: float, expected: set[str]
+) -> None:
     store = tmp_path / "snapshots"
     for name in ("objects/ab/cd", "e1@1/snapshot.json", ".lock"):
         (store / name).parent.mkdir(parents=True, exist_ok=True)
@@ -232,68 +234,74 @@ def test_the_snapshot_store_is_an_artifact_up_to_a_size(tmp_path: Path, limit: f
     tracker = WandbTracker(snapshots_limit_mb=limit)
     tracker.start(run_info(tmp_path))
     tracker.finish(RunSummary(1, (replace(RESULTS[0], snapshots=1),), snapshot_dir=store))
-    (artifact,) = WandbFile(tmp_path).artifacts("snapshots")
+    (artifact,) = ServedRun(service).artifacts("snapshots")
     assert paths(artifact) == expected
-    listing = next(entry.local_path for entry in artifact.manifest.contents if entry.path == "store.json")
-    assert json.loads(Path(listing).read_text())["bytes_by_file"] == {"e1@1/snapshot.json": 7, "objects/ab/cd": 7}
+    listing = json.loads(artifact.files["store.json"])
+    assert (listing["path"], listing["snapshots"]) == ("snapshots", 1)
+    assert listing["bytes_by_file"] == {"e1@1/snapshot.json": 7, "objects/ab/cd": 7}
 
 
-def test_the_code_is_an_artifact_if_asked_for(tmp_path: Path) -> None:
+def test_the_code_is_an_artifact_if_asked_for(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path), log_code=True)
-    (artifact,) = WandbFile(tmp_path).artifacts("code")
+    (artifact,) = ServedRun(service).artifacts("code")
     assert "ares_exp/rollout.py" in paths(artifact)
     assert not any(path.startswith("ares_exp/tasks/samples") for path in paths(artifact))
 
 
-def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_where_it_was(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path), RESULTS)
-    new = (episode(4, 1.0), episode(5, 1.0))
-    record(run_info(tmp_path, resumed=True, earlier=RESULTS), new)
-    first, second = WandbFile(tmp_path, 0), WandbFile(tmp_path, 1)
-    assert (first.run.run_id, second.run.run_id) == ("run-1", "run-1")
-    assert [row["progress/finished"] for row in second.rows] == [4, 5]
-    assert second.rows[0]["progress/mean_reward"] == pytest.approx(2.5 / 3)
-    steps = [row["_step"] for row in (*first.history, *second.history)]
+    record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0), episode(5, 1.0)))
+    assert list(service.runs) == ["run-1"]
+    recorded = ServedRun(service)
+    assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3, 4, 5]
+    assert recorded.rows[3]["progress/mean_reward"] == pytest.approx(2.5 / 3)
+    steps = [row["_step"] for row in recorded.history]
     assert steps == sorted(set(steps))
-    assert [row["episode_id"] for row in second.table] == ["e4", "e5"]
-    logged = [artifact.client_id for artifact in first.artifacts("wandb-run-incremental-table")]
-    kept = second.summary["episodes.previous_increments_paths"]
-    assert [client_id in path for client_id, path in zip(logged, kept, strict=False)] == [True] * 3
-    assert second.summary["run/tries"] == 5
+    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4", "e5"]
+    assert "Please do task1." in recorded.page(recorded.table[0]["trajectory"])
+    assert recorded.summary["run/tries"] == 5
 
 
-def test_rows_that_a_killed_session_had_not_logged_come_into_the_table(tmp_path: Path) -> None:
+def test_rows_that_a_killed_session_had_not_logged_come_into_the_table(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path), RESULTS[:1])
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0),))
-    second = WandbFile(tmp_path, 1)
-    assert [row["episode_id"] for row in second.table] == ["e2", "e3", "e4"]
-    assert [row["progress/finished"] for row in second.rows] == [4]
+    recorded = ServedRun(service)
+    assert [row["episode_id"] for row in recorded.table] == ["e1", "e2", "e3", "e4"]
+    assert [row["progress/finished"] for row in recorded.rows] == [1, 4]
 
 
-def test_a_resumed_run_that_was_not_tracked_before_is_tracked_now(tmp_path: Path) -> None:
+def test_no_step_is_logged_twice_after_a_kill(no_account: None, tmp_path: Path) -> None:
+    recording = WandbRecording(vars(WandbTracker())["_options"], run_info(tmp_path), online=False, report=print)
+    recording.begin()
+    assert recording.run is not None
+    for _ in range(2 * RENEWED_AFTER):
+        recording.add_system({"system/queue": 1}, 0.0)
+        assert recording.run.step < read_identity(tmp_path).steps  # type: ignore[union-attr]
+    recording.end(RunSummary(0, ()), files_are_logged=False)
+
+
+def test_a_resumed_run_that_was_not_tracked_before_is_tracked_now(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, resumed=True, earlier=RESULTS), (episode(4, 1.0),))
-    recorded = WandbFile(tmp_path)
-    assert recorded.run.run_id == "run-1"
-    assert len(recorded.table) == 4
+    assert len(ServedRun(service).table) == 4
 
 
 def test_a_run_of_a_wandb_sweep_is_the_one_that_its_agent_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     monkeypatch.setenv("WANDB_RUN_ID", "wanted")
-    record(run_info(tmp_path / "a"), mode="offline")
-    assert WandbFile(tmp_path / "a").run.run_id == "wanted"
-    assert WandbFile(tmp_path / "a").run.sweep_id == "sweep"
-    record(run_info(tmp_path / "b", group="a Hydra sweep of its own"), mode="offline")
-    assert WandbFile(tmp_path / "b").run.run_id == "run-1"
+    record(run_info(tmp_path / "a"))
+    assert [(name, made[0]["sweep"]) for name, made in service.runs.items()] == [("wanted", "sweep")]
+    record(run_info(tmp_path / "b", group="a Hydra sweep of its own"))
+    assert list(service.runs) == ["wanted", "run-1"]
     monkeypatch.delenv("WANDB_SWEEP_ID")
     monkeypatch.delenv("WANDB_RUN_ID")
-    record(run_info(tmp_path / "a", resumed=True, earlier=RESULTS), ())
-    assert WandbFile(tmp_path / "a", 1).run.run_id == "wanted"
+    record(run_info(tmp_path / "a", resumed=True, earlier=RESULTS), (episode(4, 1.0),))
+    assert list(service.runs) == ["wanted", "run-1"]
+    assert [row["progress/finished"] for row in ServedRun(service, "wanted").rows] == [1, 2, 3, 4]
 
 
-def test_no_secret_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "tok<en>&\"very'secret"
     monkeypatch.setenv("MY_API_KEY", secret)
     tasks = tmp_path / "tasks"
@@ -311,12 +319,13 @@ def test_no_secret_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     tracker.finish(RunSummary(1, RESULTS[:1]))
     assert tracker.failures == 0
-    recorded = WandbFile(run_dir)
+    recorded = ServedRun(service)
     assert "say ***" in recorded.page(recorded.table[0]["trajectory"])
     assert {path.partition("/")[0] for path in paths(recorded.artifacts("task-set")[0])} >= {"fine"}
     files = [file for file in run_dir.rglob("*") if file.is_file()]
     spellings = (secret, json.dumps(secret)[1:-1], "tok&lt;en&gt;", SECRET)
     assert [file for file in files if any(one.encode() in file.read_bytes() for one in spellings)] == []
+    assert [one for one in service.everything if any(spelling.encode() in one for spelling in spellings)] == []
 
 
 def test_the_identity_of_a_stranger_is_checked(tmp_path: Path) -> None:

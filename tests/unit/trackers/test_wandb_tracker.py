@@ -17,18 +17,18 @@ import pytest
 import yaml
 from hydra.utils import instantiate
 
-from ares_exp.run_summary import RunSummary
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.tracker import Tracker
 from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
 from tests.closed_port import closed_port
 from tests.leaks import processes
+from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, run_info
-from tests.unit.trackers.wandb_file import WandbFile
-from tests.unit.trackers.wandb_service import WandbService
+from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 
 CONF = Path(__file__).parents[3] / "conf" / "tracker"
 
-pytestmark = pytest.mark.usefixtures("no_account")
+pytestmark = [pytest.mark.usefixtures("no_account"), LEAVES_FOLDERS]
 
 
 @pytest.fixture(name="closed_port")
@@ -48,6 +48,10 @@ def _play(tracker: Tracker, run_dir: Path, run_id: str = "run-1", planned: int =
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.finish(RunSummary(planned, RESULTS, wall_sec=4.0))
+
+
+def _offline_sessions(run_dir: Path) -> int:
+    return len([*(run_dir / "wandb").glob("offline-run-*")])
 
 
 def _files_below(path: Path) -> set[Path]:
@@ -85,16 +89,14 @@ def test_nothing_is_printed_and_no_hook_is_left(
     assert log == []
 
 
-def test_several_runs_in_one_process_do_not_mix(tmp_path: Path) -> None:
+def test_several_runs_in_one_process_do_not_mix(service: WandbService, tmp_path: Path) -> None:
     for name in ("a", "b"):
         _play(WandbTracker(), tmp_path / name, run_id=name)
     for name in ("a", "b"):
-        recorded = WandbFile(tmp_path / name)
-        assert recorded.run.run_id == name
-        assert [row["progress/finished"] for row in recorded.rows] == [1, 2, 3]
+        assert [row["progress/finished"] for row in ServedRun(service, name).rows] == [1, 2, 3]
 
 
-def test_two_live_runs_in_one_process_do_not_end_each_other(tmp_path: Path) -> None:
+def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
     first, second = WandbTracker(), WandbTracker()
     for name, tracker in (("a", first), ("b", second)):
         _write_files(tmp_path / name)
@@ -104,7 +106,7 @@ def test_two_live_runs_in_one_process_do_not_end_each_other(tmp_path: Path) -> N
     second.log_episode(RESULTS[1])
     second.finish(RunSummary(2, RESULTS[:2]))
     assert (first.failures, second.failures) == (0, 0)
-    assert [len(WandbFile(tmp_path / name).rows) for name in ("a", "b")] == [1, 2]
+    assert [len(ServedRun(service, name).rows) for name in ("a", "b")] == [1, 2]
     assert {file.relative_to(tmp_path).parts[0] for file in _files_below(tmp_path)} == {"a", "b"}
     assert "WANDB_DATA_DIR" not in os.environ
 
@@ -119,28 +121,27 @@ def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
     assert [words for words in commands if "wandb-core" in words] == []
 
 
-def test_a_tracker_can_be_used_for_a_second_run(tmp_path: Path) -> None:
+def test_a_tracker_can_be_used_for_a_second_run(service: WandbService, tmp_path: Path) -> None:
     tracker = WandbTracker()
     _play(tracker, tmp_path / "a", run_id="a")
     _play(tracker, tmp_path / "b", run_id="b")
     assert tracker.failures == 0
-    assert len(WandbFile(tmp_path / "b").rows) == 3
+    assert [len(ServedRun(service, name).rows) for name in ("a", "b")] == [3, 3]
 
 
-def test_a_complete_run_exits_with_zero(tmp_path: Path) -> None:
+def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -> None:
     tracker = WandbTracker(log_artifacts=False)
     tracker.start(run_info(tmp_path / "run"))
     tracker.finish(RunSummary(1, (RESULTS[0],)))
-    recorded = WandbFile(tmp_path / "run")
-    assert recorded.exit_codes == [0]
-    assert "artifact" not in recorded.by_kind
+    assert ServedRun(service).exit_codes == [0]
+    assert service.artifacts == []
 
 
-def test_a_run_id_that_wandb_refuses_is_made_plain(tmp_path: Path) -> None:
+def test_a_run_id_that_wandb_refuses_is_made_plain(service: WandbService, tmp_path: Path) -> None:
     tracker = WandbTracker()
     _play(tracker, tmp_path / "run", run_id="a/b:c d")
     assert tracker.failures == 0
-    assert WandbFile(tmp_path / "run").run.run_id == "a-b-c-d"
+    assert list(service.runs) == ["a-b-c-d"]
 
 
 def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_an_unreachable_service_is_one_warning_and_an_offline_run(
     (message,) = log
     assert "recording offline" in message
     assert "ares_exp.trackers sync" in message
-    assert len(WandbFile(tmp_path / "run").rows) == 3
+    assert _offline_sessions(tmp_path / "run") == 1
     assert [file for file in _files_below(tmp_path) if SECRET.encode() in file.read_bytes()] == []
 
 
@@ -192,7 +193,7 @@ def test_online_without_a_key_asks_nothing_and_records_offline(
     _play(tracker, tmp_path / "run")
     assert tracker.failures == 1
     assert "No API key" in log[0]
-    assert len(WandbFile(tmp_path / "run").rows) == 3
+    assert _offline_sessions(tmp_path / "run") == 1
 
 
 def test_a_run_directory_that_cannot_be_written_is_reported_not_raised(tmp_path: Path, log: list[str]) -> None:
@@ -255,14 +256,15 @@ def test_the_option_of_the_group_has_the_defaults_of_the_tracker() -> None:
 
 
 def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path: Path, service: WandbService) -> None:
-    service.mood = "silent"  # W&B waits for it for a second, in which everything else piles up
-    tracker = WandbTracker(init_timeout_sec=1.0)
+    service.mood = "silent"  # W&B waits for it, while everything else piles up
+    tracker = WandbTracker(init_timeout_sec=60.0)
     tracker.start(run_info(tmp_path / "run"))
     for _ in range(2 * MAX_WAITING):
         tracker.log_system({"system/queue": 1})
     for result in RESULTS:
         tracker.log_episode(result)
+    service.recover()
     tracker.finish(RunSummary(3, RESULTS))
-    recorded = WandbFile(tmp_path / "run")
+    recorded = ServedRun(service)
     assert 0 < len([row for row in recorded.history if "system/queue" in row]) <= MAX_WAITING
     assert len(recorded.rows) == len(recorded.table) == len(RESULTS)

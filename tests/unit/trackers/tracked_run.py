@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ares_exp.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.trackers.tracker import RunInfo
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"

@@ -16,6 +16,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
+LEAVES_FOLDERS = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
+"""Of a table that was logged online, W&B leaves a temporary folder until the garbage collector finds it."""
+
 
 @dataclass
 class ServedArtifact:
@@ -43,23 +48,26 @@ class WandbService:
     Attributes:
         runs: The variables of every `UpsertBucket`, by run id.
         lines: The lines of each streamed file (`wandb-history.jsonl`, …) by run id and file.
+        exit_codes: The exit codes with which each run ended, by run id.
         artifacts: Every artifact, in the order of their creation.
         views: The variables of every saved view.
         unknown: What was asked that it does not understand.
-        mood: `well`; `broken`: every answer is a 500; `refusing`: a 403; `silent`: nothing is answered until `close`.
+        mood: `well`; `broken`: every answer is a 500; `refusing`: a 403; `silent`: nothing is answered until
+            `recover` or `close`, and then the connections are cut.
     """
 
     def __init__(self) -> None:
         self.runs: dict[str, list[dict[str, Any]]] = {}
         self.lines: dict[tuple[str, str], dict[int, Any]] = {}
         self.run_files: dict[tuple[str, str], bytes] = {}
+        self.exit_codes: dict[str, list[int]] = {}
         self.artifacts: list[ServedArtifact] = []
         self.views: list[dict[str, Any]] = []
         self.unknown: list[str] = []
         self.asked: list[str] = []
         self.mood = "well"
         self.changed = threading.Condition()
-        self._closing = threading.Event()
+        self._answering = threading.Event()
         service = self
 
         class Handler(_Handler):
@@ -74,11 +82,19 @@ class WandbService:
 
     def close(self) -> None:
         """Nothing is answered any more, and the port is closed."""
-        self._closing.set()
+        self._answering.set()
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+    def recover(self) -> None:
+        """From now on it is well again."""
+        self.mood = "well"
+        self._answering.set()
+
+    def wait_for_recovery(self) -> None:
+        self._answering.wait()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 30.0) -> bool:
         """Waits until what has arrived satisfies `condition`."""
@@ -93,6 +109,16 @@ class WandbService:
         """The last summary of a run."""
         lines = self.lines.get((run, "wandb-summary.json"), {})
         return dict(lines[max(lines)]) if lines else {}
+
+    def artifacts_of(self, kind: str) -> list[ServedArtifact]:
+        """The artifacts of a type, of all runs."""
+        return [one for one in self.artifacts if one.type == kind]
+
+    @property
+    def everything(self) -> list[bytes]:
+        """All that arrived, in pieces."""
+        told = [json.dumps(one).encode() for one in (self.runs, [*self.lines.items()])]
+        return [*told, *self.run_files.values(), *(one for each in self.artifacts for one in each.files.values())]
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The `data` of a GraphQL answer."""
@@ -119,6 +145,8 @@ class WandbService:
             lines = self.lines.setdefault((run, name), {})
             for number, line in enumerate(chunk["content"], chunk["offset"]):
                 lines[number] = json.loads(line) if name.startswith("wandb-") else line
+        if body.get("complete"):
+            self.exit_codes.setdefault(run, []).append(body["exitcode"])
 
     def _Viewer(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
@@ -147,7 +175,7 @@ class WandbService:
             "eventsTail": "[]",
             "tags": [],
             "notes": None,
-            "wandbConfig": "{}",
+            "wandbConfig": '{"t": 1}',  # without this time the client takes the run for one that never began
         }
 
     def _UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:
@@ -229,6 +257,21 @@ class WandbService:
         types = [one.type for one in self.artifacts if one.name == variables["name"].partition(":")[0]]
         return {"project": {"artifact": {"artifactType": {"name": types[0]}} if types else None}}
 
+    def _ArtifactByID(self, variables: dict[str, Any]) -> dict[str, Any]:
+        found = self._artifact(variables["id"])
+        entity = {"name": "me"}
+        sequence = {
+            "__typename": "ArtifactSequence",
+            "id": f"sequence-{found.name}",
+            "name": found.name,
+            "project": {"id": "p", "internalId": "p", "name": "a-project", "entity": entity},
+        }
+        told = {"id": found.id, "state": found.state, "digest": found.digest, "artifactSequence": sequence}
+        told |= {"artifactType": {"name": found.type}, "versionIndex": 0, "description": None, "metadata": "{}"}
+        told |= {"ttlDurationSeconds": -1, "ttlIsInherited": True, "tags": [], "historyStep": None, "size": 1}
+        told |= {"commitHash": None, "fileCount": 1, "createdAt": "2026-01-01", "updatedAt": None, "aliases": []}
+        return {"artifact": told}
+
     def _FetchArtifactDigestAlgorithm(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"project": None}
 
@@ -269,7 +312,8 @@ class _Handler(BaseHTTPRequestHandler):
                 operation = asked.get("operationName") or asked["query"].split("(")[0].split("{")[0].split()[-1]
                 answer = {"data": self.served.answer(operation, asked.get("variables") or {})}
             else:
-                self.served.stream(self.path, json.loads(body or "{}"))
+                if self.path.endswith("/file_stream"):  # the others are the client's own telemetry
+                    self.served.stream(self.path, json.loads(body))
                 answer = {}
             self.served.changed.notify_all()
         self._reply(answer)
@@ -290,7 +334,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.served.mood == "refusing":
             self._reply({"errors": [{"message": "permission denied"}]}, 403)
         elif self.served.mood == "silent":
-            self.served._closing.wait()
+            self.served.wait_for_recovery()
             self.close_connection = True
         return self.served.mood != "well"
 

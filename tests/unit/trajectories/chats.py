@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ares_exp.environments.activity import CommandRecord
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, Usage
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.files.formats import format_of
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,

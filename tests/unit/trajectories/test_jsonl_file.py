@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl, read_jsonl, salvage_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory

@@ -4,18 +4,18 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.results import ErrorInfo, Outcome
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
+from ares_exp.trajectories.exports.parquet_export import read_parquet
 from ares_exp.trajectories.files.episode_file import salvage_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
-from ares_exp.trajectories.files.parquet_file import read_parquet
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 STEPS = load_jsonl(Path(__file__).parent / "golden" / "version_2.jsonl")[0].steps
 
 
 @pytest.mark.parametrize("durability", ["none", "episode", "step"])
-def test_each_episode_becomes_a_file_when_it_ends(tmp_path: Path, durability: str) -> None:
+def test_each_episode_is_a_record_and_a_file_for_queries(tmp_path: Path, durability: str) -> None:
     collector = ParquetTrajectoryCollector(tmp_path / "p", durability=durability)  # type: ignore[arg-type]
     assert isinstance(collector, TrajectoryCollector)
     assert not collector.output_dir.exists()
@@ -23,23 +23,15 @@ def test_each_episode_becomes_a_file_when_it_ends(tmp_path: Path, durability: st
         handle = collector.begin_episode(task_name="t", episode_id=name)
         for step in STEPS:
             collector.record_step(step, episode=handle)
-        partial = tmp_path / "p" / f"{name}.parquet.partial"
-        assert salvage_episode(partial)[0].steps == STEPS
+        assert salvage_episode(tmp_path / "p" / f"{name}.json.partial")[0].steps == STEPS
         ended = collector.end_episode(episode=handle)
+        assert EpisodeTrajectory.load(tmp_path / "p" / f"{name}.json") == ended
         assert list(read_parquet(tmp_path / "p" / f"{name}.parquet")) == [ended]
-    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["a.parquet", "b.parquet"]
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["a.json", "a.parquet", "b.json", "b.parquet"]
     collector.close()
 
 
-def test_an_episode_that_failed_in_reset_has_a_file(tmp_path: Path) -> None:
-    collector = ParquetTrajectoryCollector(tmp_path)
-    collector.begin_episode(task_name="t", episode_id="e")
-    ended = collector.end_episode(outcome=Outcome.CONTAINER_ERROR, error=ErrorInfo("ContainerStartError", "no image"))
-    assert list(read_parquet(tmp_path / "e.parquet")) == [ended]
-    collector.close()
-
-
-def test_a_finished_file_that_cannot_be_written_leaves_the_partial_one(tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_written_leaves_the_record(tmp_path: Path) -> None:
     collector = ParquetTrajectoryCollector(tmp_path)
     collector.begin_episode(task_name="t", episode_id="e")
     for step in STEPS:
@@ -47,8 +39,14 @@ def test_a_finished_file_that_cannot_be_written_leaves_the_partial_one(tmp_path:
     (tmp_path / "e.parquet").mkdir()
     with pytest.raises(OSError, match=r"e\.parquet"):
         collector.end_episode()
-    assert salvage_episode(tmp_path / "e.parquet.partial")[0].steps == STEPS
+    assert EpisodeTrajectory.load(tmp_path / "e.json").steps == STEPS
     collector.close()
+
+
+def test_the_id_of_an_export_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "e.parquet").write_bytes(b"of an older version")
+    with pytest.raises(FileExistsError, match=r"e\.parquet is there already"):
+        ParquetTrajectoryCollector(tmp_path).begin_episode(task_name="t", episode_id="e")
 
 
 def test_a_missing_package_is_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

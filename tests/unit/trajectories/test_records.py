@@ -6,7 +6,7 @@ import pytest
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -77,12 +77,12 @@ def test_messages_that_only_look_equal_stay_apart(tmp_path: Path) -> None:
 
 
 def test_the_file_has_the_documented_keys(tmp_path: Path) -> None:
-    record(tmp_path, conversation(3), truncated=True, error=ErrorInfo("limit", "limit reached: steps"))
+    record(tmp_path, conversation(3), truncated=True, error=ErrorInfo.of_limit("steps"))
     data = json.loads((tmp_path / "e.json").read_text())
     expected = "episode_id task_name steps start_time end_time total_reward num_steps truncated outcome error"
     assert set(expected.split()) <= set(data)
     assert data["outcome"] == "truncated"
-    assert data["error"] == {"type": "limit", "message": "limit reached: steps"}
+    assert data["error"] == {"type": "limit", "message": "limit reached: steps", "limit": "steps"}
     assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
 
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
 from ares_exp.trajectories.commands.command_line import main
-from ares_exp.trajectories.commands.recover import Deed, recover
+from ares_exp.trajectories.commands.recover import RecoveryAction, recover
 from ares_exp.trajectories.files.episode_file import dump_episode, load_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.files.writer_lock import WriterLock, has_writer
@@ -83,7 +83,7 @@ def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.Capture
     assert main(["recover", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert not list(tmp_path.rglob("*.partial"))
-    names = {"trajectories/json.json", "trajectories/zstd.json.zst", "parquet/parquet.parquet", "atif/atif.atif.json"}
+    names = {"trajectories/json.json", "trajectories/zstd.json.zst", "parquet/parquet.json", "atif/atif.json"}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == {
         *names, "trajectories.jsonl", "trajectories.recovered.jsonl",
     }  # fmt: skip
@@ -94,8 +94,7 @@ def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.Capture
         assert stored.total_reward is None
         assert stored.num_steps >= recorded[stored.episode_id]
         assert f"{stored.num_steps} steps (outcome lost) kept in {stored.path.name}" in said
-        if stored.episode_id != "atif":  # which has no place for some fields of a step
-            assert stored.load().steps == steps[: stored.num_steps]
+        assert stored.load().steps == steps[: stored.num_steps]
     assert main(["recover", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "5 of 5 files are whole.\n"
 
@@ -108,7 +107,7 @@ def test_a_living_writer_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFix
             assert main(["recover", str(tmp_path)]) == 0
         assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == files
     said = capsys.readouterr().out
-    for name in ("json.json.partial", "zstd.json.zst.partial", "atif.atif.json.partial", "parquet.parquet.partial"):
+    for name in ("json.json.partial", "zstd.json.zst.partial", "atif.json.partial", "parquet.json.partial"):
         assert f"{name}: a living process writes in its folder" in said
     assert "trajectories.jsonl: a living process writes in it" in said
     assert before.name not in said
@@ -124,11 +123,11 @@ def test_who_asks_does_not_keep_a_writer_from_its_lock(tmp_path: Path) -> None:
     lock = WriterLock()
     lock.acquire(tmp_path, "a1")
     done.join()
-    assert [one.deed for one in recover([partial(tmp_path)])] == [Deed.LEFT_ALONE]
+    assert [one.action for one in recover([partial(tmp_path)])] == [RecoveryAction.LEFT_ALONE]
     lock.release("another")  # which never had it
     assert has_writer(tmp_path)
     lock.release("a1")
-    assert [one.deed for one in recover([tmp_path / "a1.json.partial"])] == [Deed.RECOVERED]
+    assert [one.action for one in recover([tmp_path / "a1.json.partial"])] == [RecoveryAction.RECOVERED]
 
 
 def partial(folder: Path, name: str = "a1.json", *, steps: int = 2) -> Path:
@@ -164,7 +163,7 @@ def test_a_file_cut_anywhere(tmp_path: Path, name: str, share: float) -> None:
     [*recoveries] = recover([path])
     assert path.read_bytes() == broken
     if len(broken) < head:
-        assert [one.deed for one in recoveries] == ([Deed.FAILED] if broken or name == "a1.json" else [])
+        assert [one.action for one in recoveries] == ([RecoveryAction.FAILED] if broken or name == "a1.json" else [])
         return
     if recoveries:  # only the last line end is gone
         [episode] = load(recovered)
@@ -195,7 +194,23 @@ def test_a_jsonl_file_keeps_its_good_episodes(tmp_path: Path, capsys: pytest.Cap
     assert len(load(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("name", ["a1.json", "a1.json.zst", "a1.atif.json", "a1.parquet"])
+@pytest.mark.parametrize("name", ["a1.parquet", "a1.atif.json"])
+def test_a_partial_file_of_an_older_version_becomes_a_record(tmp_path: Path, name: str) -> None:
+    [recovery] = recover([partial(tmp_path, name)])
+    assert recovery.action is RecoveryAction.RECOVERED
+    assert [path.name for path in tmp_path.iterdir()] == ["a1.json"]
+    assert load_episode(tmp_path / "a1.json").steps == chat(length=6).steps[:2]
+
+
+def test_exports_are_not_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a1.json", chat("a1"))
+    for name in ("a1.parquet", "a1.atif.json", "b2.parquet"):
+        (tmp_path / name).write_bytes(b"garbage")
+    assert main(["recover", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "1 of 1 files are whole.\n"
+
+
+@pytest.mark.parametrize("name", ["a1.json", "a1.json.zst"])
 def test_nothing_can_be_read(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name
     path.write_bytes(b"\x00garbage")

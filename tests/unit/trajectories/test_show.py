@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ares_exp.command_line.table import columns_that_fit
-from ares_exp.command_line.terminal import collapsed, one_line, printable
-from ares_exp.environments.activity import CommandRecord
+from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
-from ares_exp.results import ErrorInfo, Outcome
+from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.terminal.table import columns_that_fit
+from ares_exp.terminal.terminal import collapsed, one_line, printable
 from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.request_change import request_change
 from ares_exp.trajectories.commands.show import LEFT_OUT_WHERE_NARROW, list_columns
@@ -170,7 +170,7 @@ def test_history_that_was_rewritten(tmp_path: Path) -> None:
         "  + user  (11 characters)\n    [shortened]\n"
         "    1 messages stay\n"
     ) in text
-    assert "  goes on with the conversation of step 0\n  + user  (1 characters)\n    x\n" in text
+    assert "  continues the conversation of step 0\n  + user  (1 characters)\n    x\n" in text
 
 
 def test_settings_are_told_when_they_change(tmp_path: Path) -> None:
@@ -243,13 +243,27 @@ def test_a_narrow_list_goes_without_columns(tmp_path: Path, width: int, columns:
     assert [*fitting] == columns
 
 
-@pytest.mark.parametrize(
-    "name", ["trajectories/a1.json", "trajectories.jsonl", "parquet/a1.parquet", "atif/a1.atif.json"]
-)
+@pytest.mark.parametrize("name", ["trajectories/a1.json", "trajectories.jsonl", "parquet/a1.json", "atif/a1.json"])
 def test_an_episode_by_its_id(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, chat("a1"))
     assert shown(tmp_path / "a").startswith("Episode a1\n")
     assert shown(tmp_path / name / "a1").startswith("Episode a1\n")
+
+
+@pytest.mark.parametrize("name", ["parquet/a1.parquet", "atif/a1.atif.json"])
+def test_a_run_of_an_older_version_that_has_only_exports(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / name, chat("a1"))
+    assert main(["show", str(tmp_path / name)]) == 2
+    assert main(["show", str(tmp_path)]) == 0
+    said = capsys.readouterr().err.splitlines()
+    remedy = f"`python -m ares_exp.trajectories convert {path.parent} {path.parent} --to json` makes one of it."
+    problem = f"{path}: expected a record (JSON or JSON Lines), got an export. {remedy}"
+    assert said == [f"error: {problem}", f"left out: {problem}"]
+    assert main(["convert", str(path.parent), str(path.parent), "--to", "json"]) == 0
+    capsys.readouterr()
+    assert shown(tmp_path / "a1").startswith("Episode a1\n")
 
 
 def test_an_id_that_begins_others(tmp_path: Path) -> None:

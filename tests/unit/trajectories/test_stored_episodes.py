@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ares_exp.trajectories
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
@@ -25,7 +25,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.chats import chat, cut, ids, write
 from tests.unit.trajectories.strategies import trajectories
 
-FORMATS = ["e.json", "e.json.zst", "e.jsonl", "e.jsonl.zst", "e.parquet"]
+FORMATS = ["e.json", "e.json.zst", "e.jsonl", "e.jsonl.zst"]
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -42,7 +42,7 @@ def test_headers_are_those_of_the_episode(tmp_path: Path, name: str, episode: Ep
     assert stored.load() == episode
 
 
-@pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.zst", "all.parquet"])
+@pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.zst"])
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -115,6 +115,7 @@ def run_with_all_formats(run: Path) -> None:
     (run / "summary.json").write_text("{}")
     write(run / "trajectories" / "a1.json", chat("a1"))
     write(run / "trajectories.jsonl", chat("a1"), chat("b2", "other", start=500.0))
+    write(run / "parquet" / "c3.json", chat("c3", start=2000.0))
     write(run / "parquet" / "c3.parquet", chat("c3", start=2000.0))
     write(run / "parquet" / "a1.parquet", chat("a1"))
     write(run / "atif" / "a1.atif.json", chat("a1"))
@@ -124,9 +125,24 @@ def test_an_episode_in_several_formats_counts_once(tmp_path: Path) -> None:
     run_with_all_formats(tmp_path)
     episodes = load(tmp_path)
     assert ids(episodes) == ["b2", "a1", "c3"]
-    assert [episode.path.name for episode in episodes] == ["trajectories.jsonl", "a1.json", "c3.parquet"]
+    assert [episode.path.name for episode in episodes] == ["trajectories.jsonl", "a1.json", "c3.json"]
     (tmp_path / "atif" / "a1.atif.json").write_text("garbage")  # need not be opened
     assert ids(load(tmp_path)) == ["b2", "a1", "c3"]
+
+
+def test_exports_without_a_record_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    write(tmp_path / "trajectories" / "a1.json", chat("a1"))
+    for name in ("b2", "c3"):
+        write(tmp_path / "parquet" / f"{name}.parquet", chat(name))
+    first, remedy = tmp_path / "parquet" / "b2.parquet", rf"convert {tmp_path}/parquet {tmp_path}/parquet --to json`"
+    with pytest.raises(TrajectoryFormatError, match=rf"{first} \(and 1 more there\): expected a record.*{remedy}"):
+        load(tmp_path)
+    episodes = load(tmp_path, skip_broken=True)
+    assert ids(episodes) == ["a1"]
+    assert len(episodes.left_out) == 1
+    lone = write(tmp_path / "x.parquet", chat("x"))
+    with pytest.raises(TrajectoryFormatError, match=rf"convert {lone} {tmp_path}/x\.jsonl`"):
+        load(lone)
 
 
 def test_a_sweep_has_the_episodes_of_all_its_runs(tmp_path: Path) -> None:
@@ -219,7 +235,7 @@ def test_only_one_episode_is_in_memory(tmp_path: Path) -> None:
     assert peak < 8 * 2 * len(text)  # headers and an episode; all of them together are 24 MB and more
 
 
-@pytest.mark.parametrize("name", ["e1.json", "e1.json.zst", "e1.jsonl", "e1.parquet", "e1.atif.json"])
+@pytest.mark.parametrize("name", ["e1.json", "e1.json.zst", "e1.jsonl"])
 def test_broken_files_are_named_or_left_out(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     cut(write(tmp_path / name, chat("e1")), 0.6)
     write(tmp_path / "e2.json", chat("e2"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
-from ares_exp.results import Outcome
+from ares_exp.records.results import Outcome
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
 from ares_exp.trajectories.exports.training_conversations import EpisodeFilter

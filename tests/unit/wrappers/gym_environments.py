@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from ares_exp.environments.time_step import TimeStep, restart, termination, transition, truncation
+from ares_exp.environment import TimeStep, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.wrappers.gym import GymWrapper
@@ -46,6 +46,24 @@ class PlainEnvironment:
     async def __aexit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         self.exits.append(exc_type)
         await self.close()
+
+
+class BareEnvironment:
+    """All that an environment needs, and nothing else: no `async with`, no seed, no options."""
+
+    def __init__(self, length: int = 3) -> None:
+        self.length, self.count, self.closed = length, 0, 0
+
+    async def reset(self) -> TimeStep[LLMRequest]:
+        self.count = 0
+        return restart(request("count to the end"))
+
+    async def step(self, action: Any) -> TimeStep[LLMRequest]:
+        self.count += 1
+        return transition(request(f"count {self.count}")) if self.count < self.length else termination(1.0)
+
+    async def close(self) -> None:
+        self.closed += 1
 
 
 class CountingEnvironment(PlainEnvironment):
@@ -197,6 +215,10 @@ def make_counting_gym(render_mode: str | None = None) -> GymWrapper:
 
 def make_long_counting_gym() -> GymWrapper:
     return GymWrapper(CountingEnvironment(length=100))
+
+
+def make_bare_gym(render_mode: str | None = None) -> GymWrapper:
+    return GymWrapper(BareEnvironment(), render_mode=render_mode)
 
 
 def make_text_gym(length: int = 3) -> TextAction:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ares_exp.environments.time_step import restart, termination, transition, truncation
+from ares_exp.environment import EnvironmentWrapper, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
 from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, to_gym
 from ares_exp.wrappers.gym import GymWrapper
@@ -12,6 +12,7 @@ from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 from ares_exp.wrappers.wrap import wrap_as_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
+    BareEnvironment,
     CountingEnvironment,
     ForeignEnvironment,
     ForeignTimeStep,
@@ -71,6 +72,21 @@ async def test_an_episode():
     assert env.exits == [None]
 
 
+@pytest.mark.parametrize(
+    "make", [BareEnvironment, CountingEnvironment, lambda: CountingEnvironment(truncate=True), ForeignEnvironment]
+)
+async def test_gymnasiums_flags_are_those_of_the_time_step_at_every_step(make):
+    flags = []
+    async with AsyncGymWrapper(make()) as gym:
+        _, info = await gym.reset()
+        while info["time_step"].step_type != "LAST":
+            *_, terminated, truncated, info = await gym.step(ACTION)
+            ended, discount = info["time_step"].step_type == "LAST", info["time_step"].discount
+            assert (terminated, truncated) == (ended and not discount, ended and bool(discount))
+            flags.append(terminated or truncated)
+    assert flags == [False, False, True]
+
+
 async def test_leaving_with_an_exception_tells_the_environment():
     env = CountingEnvironment()
     with pytest.raises(ZeroDivisionError):
@@ -89,17 +105,19 @@ async def test_a_seed_repeats_the_tasks():
     assert await two_tasks(0) != await two_tasks(1)
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"seed": 0}, "with seed"),
-        ({"options": {"task": 1}}, "with options"),
-        ({"seed": 1, "options": {"task": 1}}, "seed and options"),
-    ],
-)
-async def test_an_environment_that_cannot_be_seeded_says_so(given, named):
-    with pytest.raises(TypeError, match=rf"{named}, but PlainEnvironment\.reset\(\) does not take"):
-        await AsyncGymWrapper(PlainEnvironment()).reset(**given)
+async def test_an_environment_that_takes_no_options_says_so():
+    with pytest.raises(TypeError, match=r"with options, but PlainEnvironment\.reset\(\) does not take them"):
+        await AsyncGymWrapper(PlainEnvironment()).reset(seed=1, options={"task": 1})
+
+
+async def test_an_environment_that_takes_no_seed_is_reset_without_and_that_is_logged_once(caplog):
+    class Unseeded(PlainEnvironment):
+        pass
+
+    for env in (Unseeded(), EnvironmentWrapper(Unseeded()), Unseeded()):
+        observation, _ = await AsyncGymWrapper(env).reset(seed=1)
+        assert observation.messages[0]["content"] == "first"
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Unseeded.reset() takes no `seed`"]
 
 
 async def test_nothing_given_is_nothing_passed_on():

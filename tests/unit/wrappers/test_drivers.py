@@ -10,12 +10,13 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from ares_exp.environments.time_step import restart, termination, transition
+from ares_exp.environment import EnvironmentWrapper
 from ares_exp.errors import ContainerDiedError
 from ares_exp.wrappers import gym_in_thread, loop_call, loop_thread
-from ares_exp.wrappers.drivers import GymDriver, drive_async_gym, drive_directly, drive_sync_gym
+from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
+    BareEnvironment,
     BlockingEnvironment,
     CountingEnvironment,
     ForeignEnvironment,
@@ -38,7 +39,7 @@ async def is_set(event):
 
 
 async def play(driver):
-    async with driver:
+    async with EnvironmentWrapper(driver):
         time_steps = [await driver.reset()]
         while time_steps[-1].step_type != "LAST":
             time_steps.append(await driver.step(ACTION))
@@ -48,7 +49,7 @@ async def play(driver):
 @pytest.mark.parametrize("option", ["none", "async", "sync"])
 async def test_every_option_plays_the_same_episode(option):
     wrapper = hydra.utils.instantiate(OmegaConf.load(CONF / f"{option}.yaml"))
-    for make in (CountingEnvironment, lambda: CountingEnvironment(truncate=True), ForeignEnvironment):
+    for make in (BareEnvironment, CountingEnvironment, lambda: CountingEnvironment(truncate=True), ForeignEnvironment):
         assert await play(wrapper(make())) == await play(make())
 
 
@@ -253,21 +254,3 @@ async def test_an_environment_that_cannot_be_entered_leaves_no_thread(drive):
 
     with pytest.raises(OSError, match="no room"):
         await play(drive(Unenterable()))
-
-
-@pytest.mark.parametrize(
-    ("time_step", "terminated", "truncated"),
-    [(transition(None), True, False), (termination(1.0), False, False), (termination(1.0), False, True)],
-)
-async def test_a_gym_that_contradicts_its_time_step_is_found_out(time_step, terminated, truncated):
-    class Contradicting:
-        async def reset(self):
-            return None, {"time_step": restart(None)}
-
-        async def step(self, action):
-            return None, 0.0, terminated, truncated, {"time_step": time_step}
-
-    driver = GymDriver(Contradicting())
-    assert await driver.reset() == restart(None)
-    with pytest.raises(RuntimeError, match=r"Expected \(terminated, truncated\)"):
-        await driver.step(ACTION)

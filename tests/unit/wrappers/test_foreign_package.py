@@ -9,9 +9,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
 
-from ares_exp.environments.environment import Environment
+from ares_exp.environment import Environment
 from ares_exp.llms.request import LLMRequest
-from ares_exp.rollout import Tally, run_episode
+from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
@@ -147,9 +147,9 @@ async def test_in_the_rollout_loop_and_recorded(env, drive, collect, tmp_path):
     if collect != "no":
         collector = JsonTrajectoryCollector(tmp_path / "kept") if collect == "json" else NullTrajectoryCollector()
         played = TrajectoryCollectingEnvironment(env, collector)
-    tally = Tally()
-    last = await run_episode(drive(played), policy, tally)
-    assert (last.step_type, last.reward, tally.num_steps) == ("LAST", 1, 3)
+    events = EpisodeEvents()
+    last = await run_episode(drive(played), policy, events)
+    assert (last.step_type, last.reward, events.usage.num_steps) == ("LAST", 1, 3)
     if collect == "no":
         return
     assert played.collector_failures == 0

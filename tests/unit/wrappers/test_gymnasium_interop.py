@@ -9,7 +9,7 @@ from ares_exp.wrappers.gym import GymWrapper
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     CountingEnvironment,
-    PlainEnvironment,
+    make_bare_gym,
     make_counting_gym,
     make_long_counting_gym,
 )
@@ -37,9 +37,38 @@ def test_of_one_that_gymnasium_did_not_make_it_says_only_that_it_cannot_make_ano
     assert len(caught) == 1
 
 
-def test_an_environment_without_a_seed_fails_the_check_for_that():
-    with GymWrapper(PlainEnvironment()) as env, pytest.raises(AssertionError, match=r"PlainEnvironment\.reset\(\)"):
-        check_env(env, skip_render_check=True)
+def test_one_with_three_methods_and_no_seed_is_a_gymnasium_environment():
+    gymnasium.register("AresExpTest/Bare-v0", entry_point=make_bare_gym)
+    try:
+        env = gymnasium.make("AresExpTest/Bare-v0")
+        check_env(env.unwrapped)
+        env.close()
+    finally:
+        del gymnasium.registry["AresExpTest/Bare-v0"]
+    assert env.unwrapped.environment.closed == 1
+
+
+def test_the_seed_of_one_that_takes_none_seeds_np_random():
+    with make_bare_gym() as env:
+        env.reset(seed=3)
+        drawn = env.np_random.integers(1000)
+        env.reset(seed=3)
+        assert (env.np_random_seed, env.np_random.integers(1000)) == (3, drawn)
+        with pytest.raises(TypeError, match=r"BareEnvironment\.reset\(\) does not take them, got \{'task': 1\}"):
+            env.reset(options={"task": 1})
+
+
+def test_one_with_three_methods_under_gymnasiums_wrappers():
+    with TimeLimit(OrderEnforcing(make_bare_gym()), 2) as env:
+        env.reset(seed=1)
+        env.step(ACTION)
+        assert env.step(ACTION)[2:4] == (False, True)
+    envs = SyncVectorEnv([make_bare_gym] * 2)
+    envs.reset(seed=7)
+    for _ in range(3):
+        _, rewards, terminations, _, _ = envs.step((ACTION, ACTION))
+    assert (rewards.tolist(), terminations.tolist()) == ([1.0, 1.0], [True, True])
+    envs.close()
 
 
 def test_made_by_gymnasium(registered):

@@ -13,12 +13,13 @@ from gymnasium.utils.env_checker import check_env
 
 import ares_exp.gym
 from ares_exp import LocalContainerFactory, ShellAgentFactory
-from ares_exp.errors import ConfigError, TaskError
+from ares_exp.errors import ConfigError, EpisodeStateError, TaskError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 from ares_exp.wrappers import HarborGym
 from ares_exp.wrappers.gym import GymWrapper
+from ares_exp.wrappers.source_gym import SourceGym
 from tests.swebench_rows import make_repository, make_row, write_rows
 
 ID = "ares_exp/Harbor-v0"
@@ -149,8 +150,8 @@ def test_gymnasiums_own_wrappers_go_around_it():
     [
         ({"step_limit": 0}, r"`step_limit`: .*greater than or equal to 1 \(got 0\)"),
         ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
-        ({"container": "podman"}, "`container`: expected 'local', 'docker', .* or a container factory, got 'podman'"),
-        ({"container": 7}, "`container`: expected 'local', 'docker', 'daytona' or a container factory, got 7"),
+        ({"container": "podman"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'podman'"),
+        ({"container": 7}, "`container`: expected 'daytona', 'docker', 'local' or a container factory, got 7"),
         ({"agent": "shell"}, r"`agent`: .*callable \(got 'shell'\)"),
         ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
         ({"limit": 0}, "`limit`"),
@@ -224,3 +225,24 @@ def test_a_vector_of_them_is_made():
     envs = gymnasium.make_vec(ID, num_envs=2, path=PATH)
     assert (envs.num_envs, len(envs.observation_space.spaces)) == (2, 2)
     envs.close()
+
+
+@pytest.mark.usefixtures("nim")
+def test_a_source_of_a_plugin_is_a_gymnasium_environment_and_obeys_the_step_limit(tmp_path):
+    environments = importlib.import_module("ares_nim.environment").NimEnvironments
+
+    class NimGym(SourceGym):
+        source = environments
+
+    with NimGym(matches=[7], step_limit=2, trajectory_dir=tmp_path) as gym:
+        gym.reset(seed=1, options={"task": "nim_7"})
+        assert gym.step(LLMResponse.from_text("1"))[1:4] == (0.0, False, False)
+        observation, *rest, info = gym.step(LLMResponse.from_text("1"))
+        assert rest == [0.0, False, True]
+        assert observation.messages[0]["content"] == "There are 3 matches. Take 1, 2 or 3."
+        assert (info["time_step"].reward, info["time_step"].discount) == (None, 1.0)
+        with pytest.raises(EpisodeStateError, match="has ended its episode"):
+            gym.step(LLMResponse.from_text("1"))
+    [episode] = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+    assert (episode["task_name"], episode["outcome"], episode["total_reward"]) == ("nim_7", "truncated", None)
+    assert episode["error"]["limit"] == "steps"

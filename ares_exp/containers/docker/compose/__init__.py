@@ -1,12 +1,12 @@
-"""Tasks of several containers: the services of a Docker Compose file, `main` being the agent's.
+"""Multi-container tasks: the services of a Docker Compose file, with `main` as the agent's container.
 
-| module | what it has |
+| module | content |
 |---|---|
-| `container` | `ComposeContainer`: the `Container` of such a task |
-| `project` | one compose project, from before it is made until after it is removed |
-| `tool` | the `docker compose` or `docker-compose` of this machine |
-| `dangers`, `bounds` | what in a task's file is refused: a way out, and too much |
-| `variables` | what a `$NAME` in it can stand for |
-| `project_file` | the task's file made ours: labels, limits, networks, images |
-| `images`, `readiness`, `removal`, `undertaker` | steps of a project's life |
+| `container` | `ComposeContainer`: the `Container` of such a task, and its services |
+| `project` | one compose project, from its creation to its removal |
+| `tool` | the program `docker compose` or `docker-compose` of this machine |
+| `security_policy` | keys and amounts that a task's file may not ask for |
+| `variables` | the values of `$NAME`s in a task's file |
+| `project_file` | the task's file completed: labels, limits, networks, images |
+| `images`, `readiness`, `removal`, `project_reaper` | steps of a project's lifetime |
 """

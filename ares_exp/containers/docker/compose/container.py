@@ -1,4 +1,4 @@
-"""The container of a task with a compose file: its service `main`, the others beside it."""
+"""The container of a task with a compose file: its service `main`, and the other services."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import logging
 from pathlib import Path
 from typing import Unpack
 
-from ares_exp.containers.container import Container, ContainerSpec, ExecOptions, ExecResult, ServiceContainer
-from ares_exp.containers.container_start import bounded_start, refuse_second_start
-from ares_exp.containers.docker.compose.bounds import Bounds
-from ares_exp.containers.docker.compose.dangers import check_file
+from ares_exp.containers.container import (
+    Container,
+    ContainerSpec,
+    ExecOptions,
+    ExecResult,
+    ServiceContainer,
+    bounded_start,
+    refuse_second_start,
+)
 from ares_exp.containers.docker.compose.project import ComposeProject
 from ares_exp.containers.docker.compose.project_file import MAIN, Ours
-from ares_exp.containers.docker.compose.service import Service
+from ares_exp.containers.docker.compose.security_policy import Bounds, check_file
 from ares_exp.containers.docker.compose.tool import find_compose
 from ares_exp.containers.docker.container import WHEN_SLOW, DockerOptions, unique_name
+from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
-from ares_exp.containers.docker.life import FirstProcess, why_it_stays
 from ares_exp.containers.docker.network import ContainerNetwork
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.network_policy import NetworkPolicy
@@ -38,18 +43,18 @@ from ares_exp.filesystem.objects import ObjectStore
 
 _logger = logging.getLogger(__name__)
 
-NO_SNAPSHOTS = "its files are not all that it is: the services of its compose file have a state of their own"
+NO_SNAPSHOTS = "the services of its compose file have a state of their own"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Finds out before the start whether a task with a compose file can be played. Blocking.
+    """Checks before the start that a task with a compose file can be played. Blocking.
 
     Returns:
-        What of the file is not done, a sentence each.
+        Warnings about ignored keys.
 
     Raises:
-        UnsupportedTaskError: There is no compose program here; or the file asks for too much; or for networks that
-            cannot be switched.
+        UnsupportedTaskError: There is no compose program here, or the file violates the security policy, or needs
+            networks that cannot be switched.
         TaskError: The file is malformed.
     """
     assert spec.compose_file is not None
@@ -60,8 +65,8 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     not_done = check_file(spec, _bounds(options))
     if len({_is_closed(policy, options) for policy in spec.networks}) > 1:
         raise UnsupportedTaskError(
-            f"Task {spec.name} asks for a public network in one phase and for less in another. container=docker cannot "
-            f"switch the networks of several services ({spec.compose_file}). Play it under one network with "
+            f"Task {spec.name} asks for a public network in one phase and for less in another, but container=docker "
+            f"cannot switch the networks of several services ({spec.compose_file}). Play it under one network with "
             "container.network=no-network or container.network=public, or leave it out."
         )
     return not_done
@@ -78,12 +83,12 @@ def _is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 class ComposeContainer(Container):
-    """The service `main`; a `Container`, and a `ComposedContainer`."""
+    """The service `main` of a compose project; a `ComposedContainer`."""
 
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
-        """Keeps what is needed to start."""
+
         self._spec = spec
         self._options = options
         self._project = ComposeProject(
@@ -182,14 +187,14 @@ class ComposeContainer(Container):
         await self._started.download(source, target)
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """As `Container.set_network`: between policies that all leave the services' own networks as they are."""
+        """As `Container.set_network`, between policies that do not change the services' networks."""
         running = self._started
         running.raise_if_closed()
         assert self._network is not None
         await self._network.set(policy)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Refused.
+        """Refuses.
 
         Raises:
             SnapshotUnsupportedError: Always.
@@ -221,9 +226,54 @@ class ComposeContainer(Container):
 
     async def _remove(self, engine: Engine) -> None:
         if problem := await self._project.remove(engine):
-            _logger.warning("Of the compose project %s something stays: %s.", self._project.name, problem)
+            _logger.warning("The compose project %s could not be removed completely: %s.", self._project.name, problem)
         for image in () if self._options.keep_image else sorted(self._project.built):
             removal = functools.partial(engine.api.remove_image, image)
             if problem := await in_thread(functools.partial(why_it_stays, removal), lane="removals"):
                 _logger.info("The image %s stays: %s.", image, problem)
         self._project.built.clear()
+
+
+class Service:
+    """A `ServiceContainer` of a compose project. Its shells are opened with its first command."""
+
+    def __init__(self, engine: Engine, container: str, name: str) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            engine: The engine.
+            container: The name of its container.
+            name: The service's name.
+        """
+        self._engine = engine
+        self._container = container
+        self._name = name
+        self._running = RunningContainer(engine, container, what=f"service {name}", shell="sh -c")
+        self._is_open = False
+        self._opening = asyncio.Lock()
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """As `ServiceContainer.exec`."""
+        async with self._opening:
+            if not self._is_open:
+                try:
+                    await self._running.open()
+                except engine_errors() as error:
+                    raise ContainerError(f"Service {self._name} runs no commands: {reason(error)}.") from error
+                self._is_open = True
+        return await self._running.exec(command, **options)
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """As `ServiceContainer.download`."""
+        await self._running.download(source, target)
+
+    async def stop(self) -> None:
+        """As `ServiceContainer.stop`."""
+        api = self._engine.api
+        problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), lane="removals")
+        if problem and "is not running" not in problem:
+            raise ContainerError(f"Service {self._name} could not be stopped: {problem}.")
+
+    async def close(self) -> None:
+        """Closes its shells. Idempotent; the service keeps running."""
+        await self._running.close()

@@ -1,4 +1,4 @@
-"""The images of a compose project's services: each there, and known by one name, before anything starts."""
+"""The images of a compose project's services, made before the project starts."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.compose.project_file import literal
 from ares_exp.containers.docker.compose.tool import ComposeTool, outer_environment
 from ares_exp.containers.docker.docker_cli import passed_on
 from ares_exp.containers.docker.engine import Engine, in_thread
-from ares_exp.containers.docker.image import ensure_image, is_there
+from ares_exp.containers.docker.image import ensure_image, image_tag, is_there
 from ares_exp.containers.docker.leftovers import image_labels
 from ares_exp.errors import ContainerStartError
 
 
 class ProjectImages:
-    """Makes the images of one project.
+    """Pulls and builds the images of one project.
 
     Attributes:
-        built: The names of those that were built from a Dockerfile.
+        built: The names of the images built from a Dockerfile.
     """
 
     def __init__(self, engine: Engine, tool: ComposeTool, task: str, *, keep: bool) -> None:
-        """Makes nothing yet.
+        """Builds nothing yet.
 
         Args:
             engine: The engine.
             tool: The compose program.
             task: The task's name, for the names of built images.
-            keep: Whether built images are to outlive this process; otherwise their labels tell whose they were.
+            keep: Whether built images outlive this process; otherwise their labels name the owner.
         """
         self.built: set[str] = set()
         self._engine = engine
@@ -42,17 +41,17 @@ class ProjectImages:
         self._keep = keep
 
     async def make(self, services: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
-        """Builds and pulls what is not there.
+        """Builds and pulls the missing images.
 
         Args:
-            services: Of a file that the compose program has read.
-            folder: Where it runs.
+            services: The services in the output of the compose program.
+            folder: Its working directory.
 
         Returns:
-            The image of each service.
+            The image of each service, by name.
 
         Raises:
-            ContainerStartError: Of which service it failed, and why.
+            ContainerStartError: With the service and the reason.
         """
         images, renamed = dict[str, str](), dict[str, str]()
         for name, service in services.items():
@@ -63,16 +62,14 @@ class ProjectImages:
         for name, service in services.items():
             if name not in images:
                 if not service.get("image"):
-                    raise ContainerStartError(
-                        f"Service {name} of task {self._task} has no image, and nothing to build one from."
-                    )
+                    raise ContainerStartError(f"Service {name} of task {self._task} has neither an image nor a build.")
                 image = str(service["image"]).replace("$$", "$")
                 images[name] = renamed.get(str(service["image"]), image)
                 await ensure_image(self._engine, name=self._task, docker_image=images[name], context_dir=None)
         return images
 
     async def _build(self, name: str, build: Mapping[str, Any], folder: Path) -> str:
-        """One build for all who want the same, where it is a plain one; the engine's cache is for the others."""
+        """Builds one image: a plain build is shared by all that need the same, others rely on the engine's cache."""
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         if context is not None and set(build) <= {"context", "dockerfile"} and _is_plain(build):
             return await ensure_image(
@@ -88,7 +85,7 @@ class ProjectImages:
             document = {
                 "services": {name: {"image": image, "build": {**build, "labels": {**(theirs or {}), **labels}}}}
             }
-            # The first version otherwise leaves the container of the instruction that failed, which has no label.
+            # Else Compose version 1 leaves the unlabelled container of the failed instruction.
             tidy = [] if self._tool.says_json else ["--force-rm"]
             answer = await self._tool.run(
                 ["-p", "ares-exp-build", "--project-directory", str(folder), "-f", "-", "build", *tidy, name],

@@ -1,4 +1,4 @@
-"""One compose project on an engine: made from a task's file, and removed with all that belongs to it."""
+"""A compose project on an engine: its creation from a task's file, and its removal."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers import cancellation
+from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.compose.bounds import Bounds
-from ares_exp.containers.docker.compose.dangers import check_file, refuse_what_is_not_allowed
 from ares_exp.containers.docker.compose.images import ProjectImages
 from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete, names_of
+from ares_exp.containers.docker.compose.project_reaper import ProjectReaper
 from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, not_ready_yet, wait_until_ready
 from ares_exp.containers.docker.compose.removal import containers_of, remove_project
+from ares_exp.containers.docker.compose.security_policy import Bounds, check_file, refuse_violations
 from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
-from ares_exp.containers.docker.compose.undertaker import Undertaker
 from ares_exp.containers.docker.compose.variables import variables
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, in_thread
@@ -26,24 +25,24 @@ from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
 
 class ComposeProject:
-    """The containers, networks and volumes of one playing of a task.
+    """The containers, networks and volumes of one attempt at a task.
 
     Attributes:
-        name: The name of the project; all that it makes has names that begin with it.
-        containers: The container of each service (the first where there are more), once it has been started.
-        addresses: By what names its services reach each other, once it has been started.
-        built: The images that were built for it.
-        unready: The services that were not ready when it was removed before its start was over.
+        name: The name of the project, and the prefix of all names in it.
+        containers: The container of each service (the first of several), once started.
+        addresses: The names by which its services reach each other, once started.
+        built: The images built for it.
+        unready: The services that were not ready when it was removed during its start.
     """
 
     def __init__(self, name: str, spec: ContainerSpec, *, bounds: Bounds | None, keep_image: bool) -> None:
-        """Touches nothing yet.
+        """Opens nothing yet.
 
         Args:
-            name: A name that nobody else has, in lower case.
-            spec: What the task asks for; with a `compose_file`.
-            bounds: How much its file may ask for; `None`: anything.
-            keep_image: Whether built images are to outlive this process.
+            name: A unique name, in lower case.
+            spec: The task's container, with a `compose_file`.
+            bounds: The bounds of its file; `None`: the user trusts it.
+            keep_image: Whether built images outlive this process.
         """
         assert spec.compose_file is not None
         self.name = name
@@ -55,22 +54,22 @@ class ComposeProject:
         self._file = spec.compose_file
         self._bounds = bounds
         self._keep_image = keep_image
-        self._undertaker: Undertaker | None = None
+        self._reaper: ProjectReaper | None = None
         self._may_grow = False
 
     async def start(self, engine: Engine, ours: Ours) -> None:
-        """Builds, pulls, creates and starts everything, and waits until it is ready. The caller bounds it.
+        """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds it.
 
         Raises:
-            ContainerStartError: With the service that failed, or what the compose program said.
-            UserError: The file is malformed, or asks for too much; or there is no compose program.
+            ContainerStartError: With the failed service, or the message of the compose program.
+            UserError: The file is malformed or violates the security policy, or there is no compose program.
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
         await asyncio.to_thread(check_file, self._spec, self._bounds)
         env = await asyncio.to_thread(variables, self._spec, engine.host)
         document = await self._read(tool, env)
-        await asyncio.to_thread(refuse_what_is_not_allowed, self._file, document, self._bounds)
+        await asyncio.to_thread(refuse_violations, self._file, document, self._bounds)
         images = ProjectImages(engine, tool, self._spec.name, keep=self._keep_image)
         try:
             image_of = await images.make(document["services"], folder)
@@ -78,8 +77,8 @@ class ComposeProject:
             self.built = images.built
         whole = complete(document, self._spec, ours, image_of)
         async with starts(engine).slot():
-            self._undertaker = Undertaker(engine, self.name)
-            await cancellation.in_thread(self._undertaker.start)
+            self._reaper = ProjectReaper(engine, self.name)
+            await cancellation.in_thread(self._reaper.start)
             self._may_grow = True
             answer = await tool.run(
                 [*self._arguments(), "-f", "-", "up", "-d"],
@@ -100,25 +99,25 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes everything. Idempotent.
+        """Kills and removes the whole project. Idempotent.
 
         Returns:
-            What stays, and why; `""` when all is gone.
+            Why something of it remains; `""` when all is gone.
         """
-        if self._undertaker is None:
+        if self._reaper is None:
             return ""
         if not self.containers:
             self.unready = await not_ready_yet(engine, self.name)
         problem = await remove_project(engine, self.name, may_grow=self._may_grow)
-        await cancellation.in_thread(self._undertaker.dismiss)
-        self._undertaker = None
+        await cancellation.in_thread(self._reaper.dismiss)
+        self._reaper = None
         return problem
 
     def _arguments(self) -> list[str]:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
-        """The task's file on top of ours, with variables filled in and the files that it extends."""
+        """Reads the task's file, merged on top of ours, with variables and extended files filled in."""
         base = _TemporaryFile(base_document(self._spec))
         try:
             await cancellation.in_thread(base.write)
@@ -130,13 +129,13 @@ class ComposeProject:
         if answer.exit_code != 0:
             raise UnsupportedTaskError(f"{self._file}: Docker Compose {tool.version} refuses it: {answer.complaint}")
         document = await asyncio.to_thread(_parse, answer.output)
-        if not tool.says_json:  # the first version shows also what belongs to profiles, of which none is asked for
+        if not tool.says_json:  # version 1 also prints services of inactive profiles
             document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}
         return document
 
 
 class _TemporaryFile:
-    """A compose file of ours, for as long as the compose program reads it."""
+    """A compose file of ours, in a temporary directory."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
@@ -158,5 +157,5 @@ def _parse(text: str) -> dict[str, Any]:
 
     found = yaml.safe_load(text)
     if not isinstance(found, dict) or not isinstance(found.get("services"), dict):
-        raise ContainerStartError("The compose program printed no compose file.")
+        raise ContainerStartError("Expected a compose file from the compose program, got something else.")
     return found

@@ -1,7 +1,7 @@
-"""The file that a compose project is started from: the task's, with what is ours.
+"""The file that a compose project is started from: the task's, completed by us.
 
-The task's file is merged on top of ours (`base_document`) by the compose program, which says what it makes of both.
-Into that goes what the task has no say in (`complete`): labels, networks, images, the variables of `main`.
+The compose program merges the task's file on top of ours (`base_document`) and prints the result. `complete` then sets
+what the task cannot choose: labels, networks, images, the variables of `main`.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.capabilities import Capabilities
-from ares_exp.containers.docker.life import FIRST_COMMAND
+from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND
 from ares_exp.containers.docker.limits import gpu_request
 from ares_exp.errors import ContainerStartError
 
 MAIN = "main"
-"""The service that is the agent's container."""
+"""The service of the agent's container."""
 
 _MiB = 1024 * 1024
 _DEFAULT = "default"
 
-# A network without a way out, on which the machine itself has no address either.
+# A network without a way out, on which this machine has no address either.
 _CLOSED = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
-# Names of other services are answered by the engine; questions for other names would leave through it.
+# The engine resolves names of services itself; queries for other names would leave through it.
 _NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """What of a project is the same whatever its task's file says.
+    """The settings of a project that do not depend on its task's file.
 
     Attributes:
-        labels: Of everything that is made.
-        env: Variables of `main` that the task may set otherwise.
+        labels: Labels of everything in the project.
+        env: Variables of `main` that the task may override.
         extra_hosts: More lines of `/etc/hosts`.
-        pids_limit: Bound on the processes of each service that has none of its own.
-        memory_mb: Bound on the memory of each service beside `main` that has none of its own; `None`: none.
+        pids_limit: Bound on the processes of each service without its own.
+        memory_mb: Bound on the memory of each service beside `main` without its own; `None`: no bound.
         swap_mb: Swap of `main` on top of its memory limit, and on top of `memory_mb`.
         no_new_privileges: Whether programs may gain no rights when they start.
         closed: Whether its networks have no way out.
-        capabilities: What the engine can do.
+        capabilities: The engine's capabilities.
     """
 
     labels: Mapping[str, str]
@@ -57,7 +57,7 @@ class Ours:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """What the task's file is merged on top of: `main` with its image, and a command that lasts. Blocking."""
+    """Returns the document below the task's file: `main` with its image and first process. Blocking."""
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)
@@ -67,20 +67,20 @@ def base_document(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def complete(document: Mapping[str, Any], spec: ContainerSpec, ours: Ours, images: Mapping[str, str]) -> dict[str, Any]:
-    """The file to start the project from.
+    """Returns the document to start the project from.
 
     Args:
-        document: What the compose program made of `base_document` and the task's file, variables filled in.
-        spec: What the task asks of `main` otherwise.
-        ours: What is ours.
-        images: The image of each service.
+        document: The compose program's merge of `base_document` and the task's file, with variables filled in.
+        spec: The task's settings of `main`.
+        ours: Our settings.
+        images: The image of each service, by name.
 
     Raises:
-        UnsupportedTaskError: It asks for GPUs that the engine does not have.
-        ContainerStartError: There is no one container `main`.
+        UnsupportedTaskError: It asks for GPUs that the engine lacks.
+        ContainerStartError: The service `main` is missing, or has several containers.
     """
     whole = copy.deepcopy(dict(document))
-    whole.pop("name", None)  # of the project: ours is given on the command line
+    whole.pop("name", None)  # the project's name is given on the command line
     services: dict[str, dict[str, Any]] = whole["services"]
     if MAIN not in services or _count(services[MAIN]) != 1:
         raise ContainerStartError(f"Expected one container of a service `{MAIN}` in {spec.compose_file}.")
@@ -104,27 +104,27 @@ def complete(document: Mapping[str, Any], spec: ContainerSpec, ours: Ours, image
 
 
 def literal(text: str) -> str:
-    """`text` in a compose file, where a `$` stands for a variable."""
+    """Escapes `text` for a compose file, where a `$` begins a variable."""
     return text.replace("$", "$$")
 
 
 def names_of(document: Mapping[str, Any]) -> list[str]:
-    """By what names the services of a file reach each other."""
+    """Returns the names by which the services of a file reach each other."""
     services: Mapping[str, Mapping[str, Any]] = document["services"]
     return [*services, *(one["container_name"] for one in services.values() if one.get("container_name"))]
 
 
 def _owned(thing: Mapping[str, Any], ours: Ours) -> dict[str, Any]:
-    """A network or volume, with a name of the project's own."""
+    """Returns a network or volume with a generated name and our labels."""
     rest = {key: value for key, value in thing.items() if key != "name"}
     return {**rest, "labels": {**_table(rest.get("labels")), **ours.labels}}
 
 
 def _complete_service(service: dict[str, Any], ours: Ours) -> None:
     service.pop("build", None)
-    service.pop("ports", None)  # attempts that run at the same time would need the same ones
+    service.pop("ports", None)  # simultaneous attempts would need the same ports
     service["labels"] = {**_table(service.get("labels")), **ours.labels}
-    if name := service.pop("container_name", None):  # likewise; the others still find it by its name
+    if name := service.pop("container_name", None):  # likewise; an alias keeps the name reachable
         joined = _networks(service)
         if joined:
             service["networks"] = {
@@ -144,7 +144,7 @@ def _complete_service(service: dict[str, Any], ours: Ours) -> None:
 
 
 def _move_limits(service: dict[str, Any]) -> None:
-    """From under `deploy`, where the first version of Compose does not look, to where both do."""
+    """Moves limits from `deploy`, which Compose version 1 ignores, to the keys that both versions read."""
     limits = ((service.get("deploy") or {}).get("resources") or {}).pop("limits", None) or {}
     for key, name in (("cpus", "cpus"), ("memory", "mem_limit"), ("pids", "pids_limit")):
         if limits.get(key) is not None:
@@ -152,7 +152,7 @@ def _move_limits(service: dict[str, Any]) -> None:
 
 
 def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None:
-    """Of a service that has no bound."""
+    """Sets the memory limit of a service without one."""
     if "mem_limit" not in service:
         service["mem_limit"] = f"{memory_mb * _MiB}b"
         service["memswap_limit"] = f"{(memory_mb + swap_mb) * _MiB}b"
@@ -181,7 +181,7 @@ def _reserve_gpus(main: dict[str, Any], request: Mapping[str, Any]) -> None:
 
 
 def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
-    """The networks that a service is on, with their options."""
+    """Returns the networks of a service, with their options."""
     if service.get("network_mode"):
         return {}
     found = service.get("networks") or {_DEFAULT: None}
@@ -189,7 +189,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """A table, also where it is written as a list of `name=value`. Names without a value, the host's, are left out."""
+    """Returns a table, also for a list of `name=value`, without names that have no value (the host's)."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

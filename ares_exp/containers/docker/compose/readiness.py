@@ -1,4 +1,4 @@
-"""When the services of a compose project are ready, as the engine sees them."""
+"""Readiness of the services of a compose project, as reported by the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 SERVICE = "com.docker.compose.service"
-"""The label that has the name of a container's service."""
+"""The label with the name of a container's service."""
 
 _POLL_SEC = 0.1
 _LAST_LINES = 20
@@ -29,24 +29,24 @@ async def wait_until_ready(engine: Engine, project: str) -> None:
     Raises:
         ContainerStartError: As `is_ready`.
     """
-    while not await is_ready(engine, project):  # noqa: ASYNC110 (the engine's news)
+    while not await is_ready(engine, project):  # noqa: ASYNC110 (polls the engine)
         await asyncio.sleep(_POLL_SEC)
 
 
 async def not_ready_yet(engine: Engine, project: str) -> list[str]:
-    """The services that do not run, or are not healthy though they have a health check."""
+    """Returns the services that do not run, or fail their health check."""
     try:
         found = await in_thread(lambda: _states(engine.api, project), lane="removals")
-    except engine_errors():  # it is asked when something else has failed
+    except engine_errors():  # called after another failure
         return []
     return sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
 
 
 async def is_ready(engine: Engine, project: str) -> bool:
-    """Whether each service runs and is healthy, if it has a health check. Those beside `main` may have ended well, too.
+    """Returns whether each service runs and passes its health check. Services beside `main` may have ended well, too.
 
     Raises:
-        ContainerStartError: One has failed or is not healthy; with its name, and the end of what it printed.
+        ContainerStartError: One has failed or is unhealthy; with its name, and the end of its output.
     """
     found = await in_thread(lambda: _states(engine.api, project), abandon=True)
     for one in found:
@@ -64,7 +64,7 @@ def _states(api: APIClient, project: str) -> list[Mapping[str, Any]]:
 def _runs(one: Mapping[str, Any]) -> bool:
     state = one["State"]
     if state["Status"] == "exited":
-        return True  # well, or it would have been refused
+        return True  # with code 0, else `_failure` reports it
     return state["Status"] == "running" and _health(state) in ("", "none", "healthy")
 
 
@@ -73,7 +73,7 @@ def _health(state: Mapping[str, Any]) -> str:
 
 
 def _failure(one: Mapping[str, Any]) -> str:
-    """Why a service cannot be used, a clause; empty when it can, or may yet."""
+    """Returns why a service has failed, as a clause; empty when it is, or may become, ready."""
     state, is_main = one["State"], one["Config"]["Labels"].get(SERVICE) == MAIN
     if state["Status"] in ("exited", "dead") and (state["ExitCode"] != 0 or is_main):
         return f"ended with exit code {state['ExitCode']}"
@@ -88,5 +88,5 @@ def _failure(one: Mapping[str, Any]) -> str:
 def _log(api: APIClient, container: str) -> str:
     try:
         return str(api.logs(container, tail=_LAST_LINES)[-_LAST_BYTES:].decode("utf-8", "replace")).strip()
-    except engine_errors():  # a driver that keeps nothing
+    except engine_errors():  # a log driver without storage
         return ""

@@ -1,4 +1,4 @@
-"""The end of a compose project: everything that the engine has of it."""
+"""Removal of a compose project from the engine."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.containers.docker.container_lifetime import remove, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.life import remove, why_it_stays
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 PROJECT = "com.docker.compose.project"
-"""The label that has the name of the project on everything of it."""
+"""The label with the name of the project, on everything in it."""
 
 APPEARS_WITHIN_SEC = 2.0
-"""How long after the compose program was killed the engine may still make what that had asked for."""
+"""Time after the compose program's death in which the engine may still execute its requests."""
 
 _POLL_SEC = 0.1
 
 
 def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
-    """What the engine lists of a project's containers, those that do not run included. Blocking."""
+    """Lists a project's containers, stopped ones included. Blocking."""
     found: list[dict[str, Any]] = api.containers(all=True, filters={"label": f"{PROJECT}={project}"})
     return found
 
 
 async def remove_project(engine: Engine, project: str, *, may_grow: bool = False) -> str:
-    """Kills and removes a project's containers, then its networks and volumes. What is gone already is fine.
+    """Kills and removes a project's containers, then its networks and volumes. Missing ones are no error.
 
     Args:
         engine: The engine.
         project: The project's name.
-        may_grow: Whether the compose program was killed, so that more of it may appear for a while.
+        may_grow: Whether the compose program was killed, so that more may appear for a while.
 
     Returns:
-        What stays, and why; `""` when all is gone.
+        Why something of it remains; `""` when all is gone.
     """
     until = time.monotonic() + APPEARS_WITHIN_SEC
     while True:

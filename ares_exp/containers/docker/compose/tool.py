@@ -1,4 +1,4 @@
-"""The compose program of this machine: the plugin `docker compose`, or else a `docker-compose` of its own."""
+"""The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.containers.cancellation import finish
-from ares_exp.containers.dead_mans_shell import while_we_live
+from ares_exp.cancellation import finish
 from ares_exp.containers.docker.docker_cli import docker_clis
+from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError
 
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
-"""Variables of ours that the program always gets: to find the engine's programs, its plugins and its settings."""
+"""Variables passed on to the program, to find Docker's programs, plugins and settings."""
 
-_OLDEST = (1, 28)  # reads files of both older formats, and those without a version; and knows --ansi
+_OLDEST = (1, 28)  # reads both older formats and files without a version, and has --ansi
 _QUESTION_SEC = 10.0
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
@@ -30,12 +30,12 @@ _END_SEC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the program did.
+    """The result of a run of the program.
 
     Attributes:
-        exit_code: Its exit code.
-        output: What it wrote to stdout.
-        complaint: The last lines that it wrote to stderr.
+        exit_code: The exit code.
+        output: Its stdout.
+        complaint: The last lines of its stderr.
     """
 
     exit_code: int
@@ -48,8 +48,8 @@ class ComposeTool:
     """A compose program.
 
     Attributes:
-        command: How it is called.
-        version: As it says itself, `2.26.1` say.
+        command: Its command line.
+        version: Its version, for example `2.26.1`.
     """
 
     command: tuple[str, ...]
@@ -57,22 +57,22 @@ class ComposeTool:
 
     @property
     def says_json(self) -> bool:
-        """Whether it can print a file as JSON, where no two readers differ."""
+        """Whether it can print a file as JSON, which has no dialects."""
         return not self.version.startswith("1.")
 
     async def run(
         self, arguments: Sequence[str], *, env: Mapping[str, str], directory: Path, stdin: bytes = b""
     ) -> Answer:
-        """Runs it; killed with all that it started when the caller is cancelled, and when this process is killed.
+        """Runs the program; kills it with its children when the caller is cancelled or this process is killed.
 
         Args:
             arguments: Its arguments.
-            env: All of its environment.
-            directory: Where.
-            stdin: What it reads.
+            env: Its whole environment.
+            directory: Its working directory.
+            stdin: Its input.
 
         Raises:
-            ContainerStartError: It could not be started, or says more than a compose file can be long.
+            ContainerStartError: It could not be started, or printed more than `_MAX_ANSWER_BYTES`.
         """
         life, held = os.pipe()
         process: asyncio.subprocess.Process | None = None
@@ -100,7 +100,7 @@ class ComposeTool:
             os.close(held)
             os.close(life)
             if process is not None:
-                await finish(asyncio.wait_for(process.communicate(), _END_SEC))  # reads what is left: it is killed
+                await finish(asyncio.wait_for(process.communicate(), _END_SEC))  # reads the rest: it has been killed
         return Answer(exit_code, output, complaint)
 
 
@@ -109,12 +109,12 @@ async def _whole(stream: asyncio.StreamReader) -> str:
     while data := await stream.read(64 * 1024):
         found += data
         if len(found) > _MAX_ANSWER_BYTES:
-            raise ContainerStartError(f"The compose program says more than {_MAX_ANSWER_BYTES} bytes.")
+            raise ContainerStartError(f"Expected at most {_MAX_ANSWER_BYTES} bytes from the compose program, got more.")
     return found.decode("utf-8", "replace")
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """The last lines; of an overlong one the last bytes."""
+    """Reads the last lines; of an overlong line the last bytes."""
     lines, last = deque[bytes](maxlen=_LAST_LINES), b""
     while data := await stream.read(64 * 1024):
         *whole, last = (last + data).split(b"\n")
@@ -130,20 +130,20 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
         stream.close()
         await stream.wait_closed()
     except ConnectionError:
-        pass  # it has ended without reading all: its exit code tells
+        pass  # it ended without reading everything: the exit code tells
 
 
 def find_compose() -> ComposeTool:
-    """The compose program that is used; found once. Blocking, for a second at most where all is well.
+    """Finds the compose program, once per environment. Blocking, usually for less than a second.
 
     Raises:
-        PreflightError: There is none, or an old one alone.
+        PreflightError: There is no such program, or only an old one.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
 
 def outer_environment() -> dict[str, str]:
-    """`ENVIRONMENT` with the values of now."""
+    """Returns the current values of `ENVIRONMENT`."""
     return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
 
 
@@ -167,7 +167,7 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
-    """What a program says of itself; `None` when it is no compose program."""
+    """Returns a program's version; `None` when it is not a compose program."""
     try:
         answer = subprocess.run(
             [*command, "version", "--short"],

@@ -1,7 +1,7 @@
-"""What a `$NAME` in a task's compose file can stand for.
+"""The values of `$NAME`s in a task's compose file.
 
-The compose program fills them in from its environment. Ours is not handed on: a file could put any key of it into a
-container. It gets what the task sets (`[environment.env]`) and the names that Harbor has for its files.
+The compose program fills them in from its environment. Ours is not passed on, as a file could copy any API key into a
+container. It gets the variables of the task (`[environment.env]`) and those that Harbor defines.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 import re
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.build_context import image_tag
 from ares_exp.containers.docker.compose.project_file import MAIN
 from ares_exp.containers.docker.compose.tool import outer_environment
+from ares_exp.containers.docker.image import image_tag
 from ares_exp.errors import UnsupportedTaskError
 
-# What programs of this machine obey: a task would rule them by it.
+# Variables that control programs of this machine: a task must not set them.
 _OBEYED = re.compile(
     r"""(?x) PATH | HOME | SHELL | ENV | IFS | PS4 | CDPATH | TZ | TZDIR | LANG | LANGUAGE | TERM | TMP | TEMP | TMPDIR
     | SHELLOPTS | BASHOPTS | HOSTALIASES | RES_OPTIONS | LOCALDOMAIN | NLSPATH | LOCPATH | GCONV_PATH | .*_CA_BUNDLE
     | GODEBUG | GOGC | GOMAXPROCS | GOMEMLIMIT | GOTRACEBACK | GOCOVERDIR | PYTHON.* | .*_(?i:proxy)
     | (LD|DYLD|GIT|DOCKER|COMPOSE|BUILDKIT|BUILDX|SSL|SSH|OPENSSL|XDG|OTEL|GLIBC|MALLOC|LC|BASH)_.*"""
 )
-_REQUEST_SEC = "120"  # the first version gives up on the engine after 60
+_REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Refuses a file with variables that are not filled in. They may well be set in its containers.
+    """Refuses a file that uses variables that are not filled in. They may be set in its containers.
 
     Args:
-        spec: With the variables that the task sets.
-        text: The compose file.
+        spec: The spec, with the task's variables.
+        text: The compose file's text.
 
     Raises:
         UnsupportedTaskError: With their names.
@@ -43,10 +43,10 @@ def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
 
 
 def variables(spec: ContainerSpec, host: str) -> dict[str, str]:
-    """The environment of the compose program. Blocking: reads the build context.
+    """Returns the environment of the compose program. Blocking: reads the build context.
 
     Args:
-        spec: What the task asks for.
+        spec: The task's container.
         host: As `Engine.host`.
     """
     assert spec.compose_file is not None

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from ares_exp.tasks.swebench.eval_commands import marked
 from ares_exp.tasks.swebench.grading import Expectation, Grade, grade
-from ares_exp.tasks.swebench.test_commands import marked
 
 EXPECTED = Expectation(("t::fix", "t::fix2"), ("t::kept", "t::kept2"), "pytest")
 
@@ -47,14 +47,6 @@ def test_the_last_word_on_a_test_counts() -> None:
     assert graded("FAILED t::fix", *ALL).resolved
 
 
-def test_names_cut_off_inside_of_their_parameters() -> None:
-    expected = Expectation(("t::fix[log(",), (), "pytest")
-    assert graded("PASSED t::fix[log(a)]", "XFAIL t::fix[log(b)]", expected=expected).resolved
-    assert not graded("PASSED t::fix[log(a)]", "FAILED t::fix[log(b)]", exit_code=1, expected=expected).resolved
-    whole = Expectation(("t::fix",), (), "pytest")
-    assert not graded("PASSED t::fix[log(a)]", expected=whole).resolved
-
-
 @pytest.mark.parametrize("exit_code", [1, 2, -9])
 def test_a_log_without_failures_of_a_run_that_failed_is_not_believed(exit_code: int) -> None:
     found = graded(*ALL, exit_code=exit_code)
@@ -74,8 +66,7 @@ def test_no_result_is_a_reason() -> None:
     [
         "PASSED t::fix\nPASSED t::fix2\n",
         ">>>>> Start Test Output\n" + "\n".join(ALL),
-        ">>>>> Patch Apply Failed\n" + marked("\n".join(ALL), 0),
-        marked("\n".join(ALL), 0) + ">>>>> Tests Timed Out\n",
+        ">>>>> Patch Apply Failed\n",
     ],
 )
 def test_a_log_that_is_not_whole_resolves_nothing(log: str) -> None:
@@ -88,13 +79,6 @@ def test_markers_that_a_test_prints_are_spoilt() -> None:
     found = graded(*ALL, ">>>>> End Test Output", "FAILED t::fix", ">>>>> Test Exit Code: 0", exit_code=1)
     assert not found.resolved
     assert not found.fail_to_pass["t::fix"]
-
-
-def test_fail_only_takes_silence_for_success_if_the_run_succeeded() -> None:
-    expected = Expectation(("t::fix",), ("t::kept",), "pytest", "fail_only")
-    assert graded("", expected=expected).resolved
-    assert not graded("", exit_code=1, expected=expected).resolved
-    assert graded("FAILED t::kept", exit_code=1, expected=expected).rewards == {"reward": 0.0, "f2p": 1.0, "p2p": 0.0}
 
 
 def test_the_report_has_the_form_of_the_harness() -> None:

@@ -36,7 +36,7 @@ def names(source: HarborEnvironments) -> list[str]:
 
 def kept(cache_dir: Path) -> list[str]:
     """The tasks in the cache; anything else there would be a leftover."""
-    return sorted("/".join(path.relative_to(cache_dir).parts[1:]) for path in cache_dir.glob("*/*"))
+    return sorted(path.name for path in cache_dir.glob("*/*") if path.parent.name != "commits")
 
 
 def registry(tasks: list[dict[str, str]], name: str = "bench") -> str:

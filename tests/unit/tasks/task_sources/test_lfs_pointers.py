@@ -9,7 +9,7 @@ import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import TaskError
-from ares_exp.tasks.task_sources.git_checkout import has_lfs
+from ares_exp.tasks.task_sources.git_repository import has_lfs
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
@@ -53,6 +53,6 @@ def test_in_a_registry(repository: Repository, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(has_lfs(), reason="git-lfs is installed")
 def test_in_a_repository_without_the_program(repository: Repository, cache_dir: Path) -> None:
-    with pytest.raises(TaskError, match=r"bad: .*a\.bin: expected a file, got a pointer to one in Git LFS\. Install"):
+    with pytest.raises(TaskError, match=r"bad: .* Git LFS: environment/a\.bin, .* and 1 more\. Install"):
         load(repo=repository.url, cache_dir=cache_dir)
     assert load(repo=repository.url, cache_dir=cache_dir, exclude="bad") == ["good"]

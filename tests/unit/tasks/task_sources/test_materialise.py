@@ -48,8 +48,8 @@ def test_links_become_what_they_mean(task: Path, tmp_path: Path) -> None:
         ("../../back", "stays inside"),  # it leads in again, by way of what may not be there another time
         ("nowhere", "tests/link: expected a link to something"),
         ("link", "tests/link: expected a link to something"),
-        ("..", "tests/link: expected a link to something else than a folder that it is in"),
-        (".", "tests/link: expected a link to something else than a folder that it is in"),
+        ("..", "tests/link: expected a link to a file, or to a folder without links"),
+        (".", "tests/link: expected a link to a file, or to a folder without links"),
     ],
 )
 def test_links_that_are_refused(task: Path, tmp_path: Path, link: str, complaint: str) -> None:
@@ -75,19 +75,7 @@ def test_a_link_out_by_way_of_a_folder_link_is_refused(task: Path, tmp_path: Pat
         materialise(task, tmp_path / "copy")
 
 
-def test_pipes_are_refused(task: Path, tmp_path: Path) -> None:
-    os.mkfifo(task / "pipe")
-    with pytest.raises(TaskError, match="pipe: expected a file, a folder or a link"):
-        materialise(task, tmp_path / "copy")
-
-
-def test_a_pointer_of_git_lfs_is_no_file(task: Path, tmp_path: Path) -> None:
-    (task / "big").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(TaskError, match="big: expected a file, got a pointer to one in Git LFS"):
-        materialise(task, tmp_path / "copy")
-
-
-@pytest.mark.parametrize(("limit", "value"), [("MAX_ENTRIES", 4), ("MAX_BYTES", 5)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ENTRIES", 3), ("MAX_BYTES", 5)])
 def test_too_much_is_refused(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.tasks.task_sources.dataset_name import DatasetName
-from ares_exp.tasks.task_sources.registry_file import choose, newest, parse_registry, read_registry
+from ares_exp.tasks.task_sources.registry_file import DatasetName, choose, newest, parse_registry, read_registry
 
 ROW: dict[str, Any] = {"name": "bench", "version": "1.0", "description": "", "tasks": [{"name": "t", "path": "t"}]}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.tasks.task_sources.dataset_name import DatasetName
+from ares_exp.tasks.task_sources.registry_file import DatasetName
 from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
 from ares_exp.tasks.task_sources.task_lists import RepositoryDataset
 

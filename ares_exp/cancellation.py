@@ -1,0 +1,40 @@
+"""Clean-up that a cancelled task still finishes, in the task itself or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Runs `function` in a thread; on cancellation waits for it, so that it creates nothing after the clean-up."""
+    task = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await finish(asyncio.wait({task}))
+        raise
+
+
+async def finish(work: Coroutine[Any, Any, Any]) -> None:
+    """Finishes bounded clean-up work even while the caller is being cancelled, once or repeatedly.
+
+    Drops errors of the work: the caller should report the error that made the clean-up necessary.
+
+    Raises:
+        asyncio.CancelledError: When the work is done, if the caller was cancelled meanwhile.
+    """
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    with contextlib.suppress(Exception):
+        task.result()
+    if cancelled:
+        raise asyncio.CancelledError

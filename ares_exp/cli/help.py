@@ -1,0 +1,81 @@
+"""`--help`: what can be chosen and set, read from the config tree and the schema without composing anything."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from ares_exp.config.option_arguments import arguments_of, as_yaml
+from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
+from ares_exp.config.plugins import OPTION_GROUPS
+from ares_exp.config.schema import keys
+
+HEADER = """\
+ares_exp: LLM code agents as reproducible RL experiments.
+
+Usage: python -m ares_exp [group=option ...] [key=value ...] [-m] [--cfg job] [--config-dir DIR]
+
+Examples:
+  python -m ares_exp                                            the bundled tasks, played by their own solutions
+  python -m ares_exp container=docker env.path=path/to/tasks    your Harbor tasks on a Docker engine
+  python -m ares_exp policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
+  python -m ares_exp env.tasks='fix-*' attempts=8 concurrency=16
+  python -m ares_exp -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  python -m ares_exp resume=outputs/default/2026-01-31_12-00-00     go on with a run or a sweep that was ended or killed
+  python -m ares_exp replay=outputs/default/2026-01-31_12-00-00/fix-bug
+  python -m ares_exp branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0
+"""
+
+FOOTER = """\
+Flags:
+  -m, --multirun    sweep: every combination of comma-separated values is a run (hydra/launcher=joblib: side by side)
+  --cfg job         print the composed config (with -p GROUP one part of it) and leave
+  --config-dir DIR  your own options: DIR/policy/mine.yaml is policy=mine
+  --hydra-help      Hydra's own flags
+
+What can be chosen, as tables or JSON: python -m ares_exp.list [envs|agents|policies|…]; the tasks: .list tasks env=…
+
+Of what was played (each with --help): python -m ares_exp.sweeps FOLDER, .compare RUN RUN, .merge OUT SHARD SHARD,
+.trajectories, .snapshots, .trackers, .export_job.
+
+Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the config or the preflight is at fault;
+130 interrupted.
+"""
+
+
+def render_help(argv: Sequence[str]) -> str:
+    """Returns the help text, or what can be set of the options that `argv` chooses (`--help policy=scripted`).
+
+    Options of plugins, and of a `--config-dir` in `argv`, are listed too.
+    """
+    folders = config_dirs_of(argv)
+    found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
+    if chosen := [found[argument] for argument in argv if argument in found]:
+        return "\n\n".join(map(_render_option, chosen)) + "\n"
+    lines = [HEADER, "Groups (group=option; the arguments of an option: --help GROUP=OPTION):"]
+    for group in OPTION_GROUPS:
+        lines += [f"  {group}", *(_render_row(one) for one in found.values() if one.group == group)]
+    lines += ["", "Keys (key=value):"]
+    for item in keys():
+        lines.append(f"  {f'{item.name}={as_yaml(item.default)}':<40} {item.metadata['prose']}")
+    return "\n".join([*lines, "", FOOTER])
+
+
+def _render_row(option: Option) -> str:
+    origin = "" if option.origin == BUILT_IN else f" ({option.origin})"
+    return f"    {option.name:<24} {option.description}{origin}"
+
+
+def _render_option(option: Option) -> str:
+    lines = [f"{option.group}={option.name}  {option.description}", f"  from {option.path}"]
+    for item in arguments_of(option):
+        said = textwrap.fill(item.prose, 118, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += [f"  {item.key}={item.default}", *([said] if said else [])]
+    return "\n".join(lines)
+
+
+def print_help(argv: Sequence[str]) -> None:
+    """Writes the help text to stdout."""
+    print_problems(config_dirs_of(argv))
+    sys.stdout.write(render_help(argv))

@@ -1,0 +1,87 @@
+"""The command line: compose -> validate -> prepare -> run -> summary, with clear errors and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ares_exp.terminal import exit_codes
+from ares_exp.terminal.terminal import print_error
+
+
+def main() -> int:
+    """Runs the command line in `sys.argv` and returns the exit code."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        from ares_exp.cli.help import print_help
+
+        print_help(sys.argv[1:])
+        return exit_codes.COMPLETE
+    exit_code = _run()
+    from ares_exp.cli.hydra_callback import end_sweep
+
+    return end_sweep(exit_code)
+
+
+def _run() -> int:
+    """Runs one job, or the jobs of a sweep."""
+    import hydra
+
+    from ares_exp.cli.hydra_callback import SweepRefused
+    from ares_exp.cli.job import JobFunction
+    from ares_exp.config.hydra_setup import ROOT_CONFIG, set_up_hydra, store_recorded_config
+    from ares_exp.config.options import conf_dir, config_dirs_of, print_problems
+    from ares_exp.config.overrides import flags_and_overrides
+    from ares_exp.config.short_overrides import in_full
+    from ares_exp.records.run_dir import refuse_used_run_dir
+    from ares_exp.resume.compose_from_run import Command, compose_from_run
+    from ares_exp.sweeps.interruption import SweepInterrupted
+
+    if (refusal := refuse_used_run_dir(sys.argv[1:])) is not None:
+        print_error(refusal)
+        return exit_codes.USAGE
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
+    set_up_hydra(config_dirs_of(sys.argv[1:]))
+    if not {"-sc", "--shell-completion"} & set(sys.argv[1:]):  # what a shell asks at every press of Tab
+        print_problems(config_dirs_of(sys.argv[1:]))
+    command, root_config, job = Command(sys.argv[1:]), ROOT_CONFIG, JobFunction()
+    try:
+        command = compose_from_run(*flags_and_overrides(sys.argv[1:]))
+        if command.values is not None:
+            root_config = store_recorded_config(command.values, command.choices)
+        flags, overrides = flags_and_overrides(command.argv)
+        sys.argv[1:] = [*flags, *in_full(overrides, root_config)]
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
+    except SweepRefused as refused:
+        print_error(str(refused))
+        return exit_codes.USAGE
+    except (KeyboardInterrupt, SweepInterrupted):
+        return exit_codes.INTERRUPTED
+    except Exception as error:  # errors of jobs are not raised here
+        return _explained(error, command.source, root_config)
+    return job.exit_code
+
+
+def _explained(error: Exception, source: Path | None, root_config: str) -> int:
+    """Prints the reason why a command, or the way a sweep runs its jobs, failed; returns the exit code."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from ares_exp.cli.hydra_callback import SweepCallback
+    from ares_exp.config.explain import explain
+    from ares_exp.errors import UserError
+
+    if SweepCallback.interruption is not None and SweepCallback.interruption.requested:
+        return exit_codes.INTERRUPTED
+    if isinstance(error, UserError):
+        print_error(str(error))
+    elif isinstance(error, HydraException | OmegaConfBaseException | YAMLError | OSError | ValueError):
+        taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
+        print_error(f"{explain(error, sys.argv[1:], root_config)}{taken}")
+    elif SweepCallback.sweep_dir is None:
+        raise error
+    else:
+        print_error(f"The launcher or the sweeper gave up: {type(error).__name__}: {error}")
+        return exit_codes.INCOMPLETE
+    return exit_codes.USAGE

@@ -1,0 +1,196 @@
+"""One run of a composed config: its directory, its episodes on an event loop, signals, and the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from ares_exp.config.hydra_setup import HYDRA_RECORDS, scrub_hydra_records
+from ares_exp.config.moved_targets import with_moved_targets
+from ares_exp.config.schema import validate
+from ares_exp.errors import ConfigError
+from ares_exp.policies.policy import RunReport
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
+from ares_exp.reporting.summary import render_summary
+from ares_exp.resume.compose_from_run import keep_recorded
+from ares_exp.resume.episode_ref import EpisodeRef
+from ares_exp.resume.session import Session, close_session, open_session
+from ares_exp.running.components import Components, Settings
+from ares_exp.running.experiment import Experiment
+from ares_exp.running.provenance import collect_provenance
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+    from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """A run that can be played once."""
+
+    def __init__(
+        self, components: Components, settings: Settings, run_dir: RunDir, config: Mapping[str, Any], group: str | None
+    ) -> None:
+        """Makes the experiment.
+
+        Args:
+            components: What it is made of.
+            settings: Its own settings.
+            run_dir: Where it writes.
+            config: The resolved config without secrets, for its records.
+            group: Name of its sweep; `None` if there is none.
+        """
+        self._components = components
+        self._experiment = Experiment(components, settings, run_dir)
+        self._run_dir = run_dir
+        self._config = config
+        self._group = group
+        self._presses = 0
+
+    @classmethod
+    def of(cls, config: DictConfig, hydra: HydraConf) -> Self:
+        """Validates a composed config, and makes the run that it describes.
+
+        Args:
+            config: The config; where a run is gone on with it becomes what that recorded.
+            hydra: Hydra's own part of it.
+
+        Raises:
+            UserError: Something is wrong.
+        """
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
+        overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
+        scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
+        logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
+        if sweeps:
+            sys.stdout.write(f"\n#{hydra.job.num}: {' '.join(scrub_argv(overrides))}\n")
+        if config.resume and run_dir.has_run and (changed := keep_recorded(config, run_dir, overrides)):
+            logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
+        values = _resolved(config)
+        validate(values)
+        sweep_dir = Path(hydra.sweep.dir) if sweeps else None
+        group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
+        return cls(Components.of(config), Settings.of(values, sweep_dir=sweep_dir), run_dir, scrub(values), group)
+
+    async def play(self) -> RunSummary:
+        """Prepares, plays and records the episodes, and prints the summary.
+
+        Raises:
+            UserError: Something is wrong; no container was started.
+            KeyboardInterrupt: Ctrl-C before the first episode.
+        """
+        preparing = asyncio.ensure_future(self._experiment.prepare())
+        self._take_signals(preparing)
+        summary = None
+        try:
+            task_names = await preparing
+            with self._run_dir.owned(resume=self._config["resume"]):
+                session, info = await asyncio.to_thread(self._open_session, task_names)
+                redo = self._config["resume_redo"] or ()
+                summary = await self._experiment.run(task_names, info, earlier=session.earlier, redo=redo)
+                close_session(self._run_dir, summary)
+            self._show(summary)
+        except asyncio.CancelledError:
+            if not self._presses:
+                raise
+            raise KeyboardInterrupt from None
+        finally:
+            await self._experiment.close(summary)
+        return summary
+
+    def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
+        """The session, and what trackers are told of the run. Blocking."""
+        source = self._components.source
+        provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
+        digests = {name: source.digest(name) for name in task_names}
+        try:
+            session = open_session(self._run_dir, self._config, provenance, digests, self._experiment.warnings)
+        except OSError as error:
+            raise ConfigError(f"Cannot write in the run directory {self._run_dir.path}: {error}.") from error
+        info = RunInfo(
+            run_dir=self._run_dir.path,
+            name=f"{self._config['name']}/{self._run_dir.path.name}",
+            run_id=session.run_id,
+            config=self._config,
+            provenance=provenance,
+            group=self._group,
+            resumed=session.earlier is not None,
+            task_set=source.path,
+            tasks=tuple(task_names),
+            task_digests=digests,
+            parents=_parents(self._config),
+        )
+        return session, info
+
+    def _show(self, summary: RunSummary) -> None:
+        report = self._report(summary)
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+            if report is not None:
+                report.render(sys.stdout)
+
+    def _report(self, summary: RunSummary) -> RunReport | None:
+        """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
+        report = self._components.policy.report(summary.results)
+        if report is None:
+            return None
+        try:
+            self._run_dir.write_json(self._run_dir.replay, report.to_dict())
+        except OSError as error:
+            logger.warning("Writing replay.json failed: %s", error)
+        return report
+
+    def _take_signals(self, preparing: asyncio.Future[Sequence[str]]) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            # What is ignored (nohup) stays without effect, but by a handler: containers would inherit the ignoring.
+            ignored = number is not signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
+            if ignored:
+                loop.add_signal_handler(number, lambda: None)
+            elif number is not signal.SIGQUIT:
+                loop.add_signal_handler(number, self._on_signal, preparing)
+        loop.add_signal_handler(signal.SIGUSR1, self._experiment.request_snapshots)
+
+    def _on_signal(self, preparing: asyncio.Future[Sequence[str]]) -> None:
+        """The first Ctrl-C (or SIGTERM) ends running episodes and prints the summary; the second leaves at once."""
+        self._presses += 1
+        if self._presses > 1:
+            os._exit(130)  # containers hold on to this process: they go with it
+        preparing.cancel()
+        self._experiment.interrupt()
+        with suppress(OSError, ValueError):  # nobody may be reading any more
+            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
+            sys.stderr.flush()
+
+
+def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The runs that this one was made from."""
+    named = [config[verb] for verb in ("branch_from", "replay") if config[verb] is not None]
+    return tuple(EpisodeRef.parse(name).run.path for name in named)
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
+    return {str(key): value for key, value in with_moved_targets(values).items()}

@@ -1,0 +1,126 @@
+"""Hydra's setup before a config is composed, composition without a command, and Hydra's records of a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.config.options import conf_dir, folder_url
+from ares_exp.records.run_dir import RunDir, fresh_dir, write_atomically
+from ares_exp.records.secrets import MASK, scrub, typed_secrets
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+HYDRA_RECORDS = ".hydra"
+
+ROOT_CONFIG = "config"
+RECORDED_CONFIG = "recorded_run"
+"""Names of root configs: that of the config tree, and that which a run's record has been put in."""
+_one_at_a_time = threading.Lock()
+"""Serializes composition: Hydra keeps its state in one global place."""
+
+
+def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
+    """Registers the schema, the resolvers and the folders of options with Hydra; may be called more than once.
+
+    Args:
+        config_dirs: The user's own folders, for all that this process composes; `None`: as before.
+    """
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    from ares_exp.config.option_files import OptionFiles, OptionSearchPath
+    from ares_exp.config.schema import ExperimentConfig
+
+    register_resolvers()
+    ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
+    for plugin in (OptionFiles, OptionSearchPath):
+        Plugins.instance().register(plugin)
+    if config_dirs is not None:
+        OptionSearchPath.config_dirs = tuple(folder.absolute() for folder in config_dirs)
+
+
+def register_resolvers() -> None:
+    """Registers what `${…}` in `conf/config.yaml` stands for with OmegaConf; more than once does no harm."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("hydra_records", hydra_records, replace=True)
+
+
+def hydra_records(resume: bool, run_dir: str | None) -> str | None:
+    """Names the folder for Hydra's records of a run; `None` where a resumed run has them: they stay as they were."""
+    begun = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
+    return None if begun else HYDRA_RECORDS
+
+
+def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:
+    """Puts a recorded config in the place of the options of the root config; returns the new root config's name.
+
+    Args:
+        values: The recorded config. Of a group that it lacks, the default option or the one typed now is composed.
+        choices: What was chosen for the groups, for Hydra's records.
+    """
+    import yaml
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    root = yaml.safe_load((conf_dir() / f"{ROOT_CONFIG}.yaml").read_text(encoding="utf-8"))
+    recorded = {*values, "experiment"}
+    defaults = [one for one in root["defaults"] if not (isinstance(one, dict) and recorded & {*one})]
+    runtime = {"choices": {group: option for group, option in choices.items() if group in recorded}}
+    node = {**root, **values, "defaults": defaults, "hydra": {**root["hydra"], "runtime": runtime}}
+    ConfigStore.instance().store(name=RECORDED_CONFIG, node=OmegaConf.create(node), provider="ares_exp")
+    return RECORDED_CONFIG
+
+
+def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> DictConfig:
+    """Composes the config of these overrides, without Hydra's own part. Runs and writes nothing.
+
+    Args:
+        overrides: As on a command line.
+        config_dirs: Folders of options, as `--config-dir`.
+
+    Raises:
+        ConfigError: They do not compose; the message says why.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from ares_exp.config.explain import explain
+    from ares_exp.config.overrides import listed
+    from ares_exp.errors import ConfigError
+
+    folders = [f"hydra.searchpath={listed(folder_url(one.absolute()) for one in config_dirs)}"] if config_dirs else []
+    with _one_at_a_time:
+        set_up_hydra()
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                return compose(ROOT_CONFIG, overrides=[*folders, *overrides])
+        except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+            raise ConfigError(explain(error, overrides)) from error
+
+
+def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
+    """Masks secrets in the YAML files of `folder`, if there is one.
+
+    Args:
+        folder: The `.hydra` folder of a run.
+        overrides: The command line's overrides; the values of those that look sensitive are masked wherever they stand.
+    """
+    from omegaconf import OmegaConf
+
+    typed = typed_secrets(overrides)
+    for path in sorted(folder.glob("*.yaml")):
+        data = OmegaConf.to_container(OmegaConf.load(path))
+        clean = scrub({"root": data})["root"]
+        text = OmegaConf.to_yaml(OmegaConf.create(clean))
+        for value in typed:
+            text = text.replace(value, MASK)
+        if clean != data or typed:
+            write_atomically(path, text)

@@ -1,0 +1,142 @@
+"""Parts of a run, made from the nodes of a config: what is wrong with an argument is said with its key."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.config.moved_targets import with_moved_targets
+from ares_exp.errors import ConfigError, close_matches
+from ares_exp.records.secrets import scrub
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "env": ("an environment source", ("path", "load", "check", "make")),
+    "agent": ("a factory of code agents", ("__call__",)),
+    "container": ("a container factory", ("__call__", "check")),
+    "wrapper": ("a wrapper of environments", ("__call__",)),
+    "collector": ("a trajectory collector", ("begin_episode", "record_step", "end_episode")),
+    "tracker": ("a tracker", ("start", "log_episode", "finish")),
+    "snapshot": ("a snapshot schedule", ("check", "around", "collect_garbage")),
+    "retry": ("retry rules", ("wait_sec",)),
+    "budget": ("a budget", ("sweep",)),
+}
+"""What the options of a group make, and what that has at least."""
+
+
+def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
+    """Makes the components of a group of which several can be chosen (`group=[a,b]`), by name.
+
+    Raises:
+        ConfigError: As `instantiate_group`.
+    """
+    from omegaconf import OmegaConf
+
+    node = None if OmegaConf.is_missing(config, group) else config[group]
+    if not node or not OmegaConf.is_dict(node) or "_target_" in node:
+        return {group: instantiate_group(config, group)}
+    return {str(name): _checked(group, _instantiate(config, f"{group}.{name}")) for name in node}
+
+
+def instantiate_group(config: DictConfig, group: str) -> Any:
+    """Makes the component that a group's node describes.
+
+    Args:
+        config: The composed config.
+        group: Name of the group.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or has a wrong value, or something else is made.
+    """
+    return _checked(group, _instantiate(config, group))
+
+
+def _checked(group: str, made: Any) -> Any:
+    """What was made, if it has what is asked of its group."""
+    what, members = _MADE.get(group, ("", ()))
+    if lacking := [name for name in members if not hasattr(made, name)]:
+        raise ConfigError(
+            f"Expected the option of `{group}` to make {what}, got {type(made).__name__}, which has no "
+            f"{', '.join(f'`{name}`' for name in lacking)}. `_target_` names its class."
+        )
+    return made
+
+
+def _instantiate(config: DictConfig, group: str) -> Any:
+    """Makes what a node describes: that of a group, or `group.name` for one of its components."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    node = OmegaConf.select(config, group)
+    if not node:
+        raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
+    if not OmegaConf.is_dict(node) or "_target_" not in node:
+        raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
+    _name_anew(config, group)
+    node = OmegaConf.select(config, group)
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        for name in node:
+            part = OmegaConf.select(config, f"{group}.{name}")
+            if OmegaConf.is_dict(part) and "_target_" in part:
+                _instantiate(config, f"{group}.{name}")  # raises, if that is what is wrong
+        cause = error.__cause__ or error
+        unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
+        raise ConfigError(unknown or _explain(group, cause)) from error
+    except MissingMandatoryValue as error:
+        key = str(error.full_key or group)
+        raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"`{group}`: {str(error).splitlines()[0]}") from None
+
+
+def _name_anew(config: DictConfig, group: str) -> None:
+    """Gives classes of the node that have moved their present names, in place."""
+    from omegaconf import OmegaConf
+
+    named: Any = OmegaConf.to_container(OmegaConf.select(config, group), resolve=False)
+    if (renamed := with_moved_targets(named)) != named:
+        OmegaConf.update(config, group, renamed, merge=False)
+
+
+def _unknown_argument(group: str, node: DictConfig) -> str | None:
+    """What to say of an argument that the component does not take; `None` when it takes them all."""
+    from hydra.utils import get_object
+
+    try:
+        parameters = inspect.signature(get_object(node["_target_"])).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return None
+    takes = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    unknown = [str(key) for key in node if not str(key).startswith("_") and key not in takes]
+    if not unknown or len(takes) < len(parameters):
+        return None
+    if "_target_" in (node[unknown[0]] if isinstance(node[unknown[0]], Mapping) else ()):
+        return (
+            f"`{group}` is one component and `{unknown[0]}` another: to choose both, begin the file of the first with "
+            f"`# @package {group}.NAME`."
+        )
+    known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"
+    return f"`{group}` has no argument `{unknown[0]}`: {known}.{close_matches(unknown[0], takes)}"
+
+
+def _explain(group: str, cause: BaseException) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    if not isinstance(cause, ValidationError):
+        return f"`{group}` cannot be made: {' '.join(str(cause).split())}"
+    problems = []
+    for item in cause.errors(include_url=False):
+        key = ".".join([group, *map(str, item["loc"])])
+        shown = scrub({key: item["input"]})[key]
+        message = item["msg"].removeprefix("Value error, ")
+        problems.append(f"`{key}`: {message}" + ("" if "got " in message else f" (got {shown!r:.80})"))
+    return f"{'; '.join(problems)}. `python -m ares_exp --cfg job -p {group}` shows what is in force."

@@ -1,0 +1,171 @@
+"""Hydra's search for files of options, with errors that name the file.
+
+An argument that a file leaves out has the default of the constructor that the file's `_target_` names. So every default
+stands in one place, a file holds what differs, and every argument is there to be set and to be shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from ares_exp.config.moved_targets import MOVED_TARGETS
+from ares_exp.config.options import SCHEME, conf_dir, folder_url
+from ares_exp.config.plugins import PROVIDER, installed_plugins
+from ares_exp.errors import ConfigError
+from ares_exp.records.record_files import MAX_YAML_BYTES
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NO_VALUE = "???"
+"""OmegaConf's mark of a required value."""
+
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
+_HEADER_CHARS = 512
+
+
+class OptionSearchPath(SearchPathPlugin):
+    """The folders of options, as Hydra asks for them whenever it is initialised.
+
+    Of two with the same option the first one wins: that of ares_exp itself, then those of plugins, then the user's own.
+    """
+
+    config_dirs: ClassVar[tuple[Path, ...]] = ()
+    """The user's folders of options, for the command that this process runs."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Has the config tree read as a folder of options, and appends the others."""
+        for element in search_path.get_path():
+            if element.path in (str(conf_dir()), f"file://{conf_dir()}"):
+                element.path = folder_url(conf_dir())
+        for plugin in installed_plugins().plugins:
+            search_path.append(provider=f"{PROVIDER} {plugin.name}", path=folder_url(plugin.folder))
+        for folder in self.config_dirs:
+            search_path.append(provider="command-line", path=folder_url(folder))
+
+
+class OptionFiles(ConfigSource):
+    """One folder of options, and of folders of them."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Returns what the folder's address begins with."""
+        return SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Reads a file and adds the arguments that it leaves out.
+
+        Raises:
+            ConfigError: It is too long, too deep, or not in UTF-8.
+            yaml.YAMLError: It is no YAML; this names the file itself.
+        """
+        from omegaconf import DictConfig, OmegaConf
+
+        path = self._file(config_path)
+        if not path.is_file():
+            raise ConfigLoadError(f"Config not found: {path}")
+        if (size := path.stat().st_size) > MAX_YAML_BYTES:
+            raise ConfigError(
+                f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}."
+            )
+        try:
+            with path.open(encoding="utf-8") as file:
+                found = _PACKAGE.search(file.read(_HEADER_CHARS))
+                file.seek(0)
+                config = OmegaConf.load(file)
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"Expected the config file {path} to be in UTF-8, found the byte {error.object[error.start]:#04x}. "
+                "Save it as UTF-8, or choose another file."
+            ) from error
+        except RecursionError as error:
+            raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
+        if isinstance(config, DictConfig):
+            config = _completed(config)
+        return ConfigResult(
+            provider=self.provider, path=self.full_path(), config=config, header={"package": found and found[1]}
+        )
+
+    def available(self) -> bool:
+        """Whether the folder exists."""
+        return self.is_group("")
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether the folder has a subfolder of that name."""
+        return Path(self.path, config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether the folder has a config file of that name."""
+        return self._file(config_path).is_file()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Lists the options of a group, the groups in it, or both."""
+        found = set()
+        for path in Path(self.path, config_path).iterdir():
+            if path.is_dir() and results_filter is not ObjectType.CONFIG and path.name != "__pycache__":
+                found.add(path.name)
+            if path.suffix == ".yaml" and path.is_file() and results_filter is not ObjectType.GROUP:
+                found.add(path.stem)
+        return sorted(found)
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+
+
+def _completed(option: DictConfig) -> DictConfig:
+    """Adds the arguments that the option leaves out."""
+    from omegaconf import OmegaConf
+
+    target = option.get("_target_")
+    if not isinstance(target, str) or option.get("_partial_"):  # a part of its arguments comes when it is called
+        return option
+    first = {str(key): None for key in option if str(key).startswith("_")}
+    completed: Any = OmegaConf.merge(OmegaConf.create(first), constructor_defaults(target), option)
+    for key in option:
+        if OmegaConf.is_missing(option, key):  # it has to be given, though the constructor has a default
+            completed[key] = NO_VALUE
+    return cast("DictConfig", completed)
+
+
+def constructor_defaults(target: str) -> dict[str, Any]:
+    """Returns the defaults of a constructor's arguments, `???` for required ones.
+
+    Leaves out arguments whose defaults no config can hold, such as a clock.
+
+    Args:
+        target: Dotted name of a class or function. If it cannot be imported there are no defaults: instantiating it
+            explains why.
+    """
+    try:
+        parameters = inspect.signature(resolve_name(MOVED_TARGETS.get(target, target))).parameters.values()
+    except Exception:  # the import of anybody's module may raise anything
+        return {}
+    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    defaults = {one.name: NO_VALUE if one.default is one.empty else _plain(one.default) for one in named}
+    return {name: value for name, value in defaults.items() if value is not ...}
+
+
+def _plain(value: Any) -> Any:
+    """Converts a default to a config value; `...` if no config can hold it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        held = {str(key): _plain(item) for key, item in value.items()}
+        return ... if any(item is ... for item in held.values()) else held
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_plain(item) for item in value]
+        return ... if any(item is ... for item in items) else items
+    if isinstance(value, str):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float) else ...

@@ -1,0 +1,164 @@
+"""The options of each group, and their origins: ares_exp itself, a plugin, or a folder of the user.
+
+Of two with the same name that of ares_exp counts, then that of a plugin. This is the order of Hydra's search path.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import functools
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ares_exp.config.plugins import OPTION_GROUPS, installed_plugins
+
+BUILT_IN = "built in"
+SCHEME = "options"
+"""URL scheme of folders of options in Hydra's search path."""
+MAX_COMMENT_CHARS = 65536
+ROOT_CONFIG = "config.yaml"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One choice in a group: `group=name`.
+
+    Attributes:
+        group: The group.
+        name: The choice.
+        path: Its file.
+        origin: `built in`, `plugin NAME`, or the folder of a `--config-dir`.
+        description: The first line of the file.
+    """
+
+    group: str
+    name: str
+    path: Path
+    origin: str
+    description: str
+
+
+def conf_dir() -> Path:
+    """Returns the folder that holds `config.yaml`.
+
+    Raises:
+        FileNotFoundError: The installation is broken.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise FileNotFoundError(f"Expected the config tree in {package / 'conf'}: the installation of ares_exp is broken.")
+
+
+def folder_url(folder: Path) -> str:
+    """Returns what to call a folder of options in Hydra's search path."""
+    return f"{SCHEME}://{folder}"
+
+
+def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
+    """Lists the options of a group, those of ares_exp first. Of two with the same name, lists the one that Hydra takes.
+
+    Args:
+        group: The group.
+        config_dirs: Folders of the user's own.
+    """
+    found: dict[str, Option] = {}
+    for option in _every_option(group, config_dirs):
+        found.setdefault(option.name, option)
+    return list(found.values())
+
+
+def config_dirs_of(argv: Sequence[str]) -> list[Path]:
+    """Returns the folders that a command line names with `--config-dir`."""
+    found = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    found += [after for flag, after in pairwise(argv) if flag in ("--config-dir", "-cd")]
+    return [Path(folder) for folder in found]
+
+
+def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
+    """Describes each plugin that is left out, and each option that is hidden by another one of the same name.
+
+    A hidden option with the same content as the other is no problem.
+
+    Args:
+        config_dirs: Folders of the user's own.
+    """
+    problems = [*installed_plugins().problems]
+    for group in OPTION_GROUPS:
+        counts: dict[str, Option] = {}
+        for option in _every_option(group, config_dirs):
+            owner = counts.setdefault(option.name, option)
+            if owner is not option and not _same(owner.path, option.path):
+                problems.append(
+                    f"`{group}={option.name}` of {_said(option)} is not to be had: {_said(owner)} has an option of "
+                    f"that name, which comes first. Rename {option.path}."
+                )
+    problems += [
+        f"{folder / ROOT_CONFIG} is not read: the root config is that of ares_exp itself. Put what it sets into "
+        f"{folder / 'experiment'}/NAME.yaml, and choose it with `experiment=NAME`."
+        for folder in config_dirs
+        if (folder / ROOT_CONFIG).is_file() and not _same(folder / ROOT_CONFIG, conf_dir() / ROOT_CONFIG)
+    ]
+    return problems
+
+
+def print_problems(config_dirs: Sequence[Path] = ()) -> None:
+    """Prints the problems of plugins and options to stderr."""
+    for problem in option_problems(config_dirs):
+        sys.stderr.write(f"warning: {problem}\n")
+
+
+def log_problems(config_dirs: Sequence[Path] = ()) -> None:
+    """Logs what is wrong with plugins and options, each thing once a process."""
+    for problem in option_problems(config_dirs):
+        _log(problem)
+
+
+@functools.cache
+def _log(problem: str) -> None:
+    _logger.warning("%s", problem)
+
+
+def _every_option(group: str, config_dirs: Sequence[Path]) -> list[Option]:
+    """Lists all options, also hidden ones, in the order of the search path."""
+    plugins = installed_plugins().plugins
+    places = [(conf_dir(), BUILT_IN), *((plugin.folder, f"plugin {plugin.name}") for plugin in plugins)]
+    places += [(folder, str(folder)) for folder in config_dirs]
+    return [
+        Option(group, path.stem, path, origin, _first_comment(path))
+        for folder, origin in places
+        for path in sorted((folder / group).glob("*.yaml"))
+        if path.is_file()
+    ]
+
+
+def _said(option: Option) -> str:
+    """Describes the option's owner."""
+    if option.origin == BUILT_IN:
+        return "ares_exp itself"
+    kind, _, name = option.origin.partition(" ")
+    return f"the plugin `{name}`" if kind == "plugin" else option.origin
+
+
+def _same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return filecmp.cmp(one, other, shallow=False)
+    return False
+
+
+def _first_comment(path: Path) -> str:
+    """Reads the description at the top of a file; empty if there is none or the file cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(MAX_COMMENT_CHARS).splitlines()
+    except OSError:
+        return ""
+    return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @package")), "")

@@ -1,0 +1,72 @@
+"""Overrides of a command line (`env.path=tasks`): their keys, their parsing, and the quoting of strings in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+
+def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value that is no mapping, or an empty one, with its dotted key below `prefix`, in order."""
+    if isinstance(config, Mapping) and config:
+        for key, item in config.items():
+            yield from dotted_items(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, config
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value that holds no others, with its dotted key; those in a list have the key of the list."""
+    if isinstance(config, list):
+        for item in config:
+            yield from leaves(item, prefix)
+    elif isinstance(config, Mapping):
+        for key, item in config.items():
+            yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, config
+
+
+def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Takes flags and overrides apart, in whatever order they were typed: Hydra's parser takes flags first."""
+    overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
+    return [one for one in arguments if one not in overrides], overrides
+
+
+def parse_overrides(lines: Iterable[str]) -> list[Override]:
+    """Parses overrides by Hydra's grammar.
+
+    Raises:
+        hydra.errors.OverrideParseException: One is no override.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed: list[Override] = OverridesParser.create().parse_overrides(overrides=list(lines))
+    return parsed
+
+
+def key_set_by(override: Override) -> str:
+    """Returns the key that an override sets: of `policy@env.oracle=…` the place where the option goes."""
+    package = override.package
+    return override.key_or_group if not package or package.startswith("_") else str(package)
+
+
+def covers(key: str, other: str) -> bool:
+    """Whether `other` is `key` or below it."""
+    return other == key or other.startswith((f"{key}.", f"{key}/"))
+
+
+def quoted(text: str) -> str:
+    """Quotes a string so that nothing in it is interpolated."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    string: Any = QuotedString(text=text.replace("${", "\\${"), quote=Quote.double).with_quotes()
+    return str(string)
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Writes a list of quoted strings."""
+    return f"[{','.join(map(quoted, texts))}]"

@@ -1,0 +1,76 @@
+"""Parts of a run from anywhere, made complete: what a part lacks of its contract is the contract's default."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import Any, TypeVar
+
+C = TypeVar("C")
+
+
+def completed(part: object, contract: type[C]) -> C:
+    """Returns `part` if it inherits `contract`, else a view of it that adds the contract's defaults for what it lacks.
+
+    Called where a part enters, so that all later code sees complete objects. The minimum that a part must have is a
+    separate Protocol (`EnvironmentSource`, `ContainerFactory`, …), and not checked here.
+
+    Args:
+        part: A part that may have been written without this package.
+        contract: The class with all that can be asked of such a part, and its defaults.
+    """
+    if isinstance(part, contract):
+        return part
+    key: Any = contract
+    view: C = _view_class(key)(part)
+    return view
+
+
+def kind_of(part: object) -> Any:
+    """Returns the class or the function that a part was written as."""
+    while isinstance(part, StandIn | functools.partial):
+        part = part._part if isinstance(part, StandIn) else part.func
+    return part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
+
+
+def name_of(part: object) -> str:
+    """Returns the name of the class or the function that a part was written as."""
+    return str(kind_of(part).__name__)
+
+
+def import_name(part: object) -> str:
+    """Returns the same name with its module: `package.module.Name`."""
+    kind = kind_of(part)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class StandIn:
+    """An object that is used in the place of a part, and bears its name."""
+
+    def __init__(self, part: Any) -> None:
+        """Keeps the part.
+
+        Args:
+            part: What it stands for.
+        """
+        self._part = part
+
+
+class _View(StandIn):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._part(*args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            try:
+                return getattr(self._part, name)
+            except AttributeError:
+                if inspect.getattr_static(self._part, name, None) is not None:
+                    raise  # a property of the part's own has failed
+        return super().__getattribute__(name)
+
+
+@functools.cache
+def _view_class(contract: Any) -> Any:
+    return types.new_class(f"Completed{contract.__name__}", (_View, contract))

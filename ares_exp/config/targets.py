@@ -1,0 +1,79 @@
+"""The classes that the options of a group name in `_target_`, plugins included.
+
+The options are the only table of backends and agents: code that needs one by name looks here. Names from anywhere else
+are never imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from ares_exp.config.moved_targets import MOVED_TARGETS
+from ares_exp.config.options import conf_dir, find_options
+from ares_exp.config.parts import import_name
+from ares_exp.config.plugins import OPTION_GROUPS, installed_plugins
+from ares_exp.errors import ConfigError
+
+_CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
+
+
+def option_targets(group: str) -> dict[str, str]:
+    """Reads the `_target_` of each option of a group, by the option's name."""
+    import yaml
+
+    found: dict[str, str] = {}
+    for option in find_options(group):
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            node = yaml.safe_load(option.path.read_text())
+            if isinstance(node, dict) and isinstance(target := node.get("_target_"), str):
+                found[option.name] = MOVED_TARGETS.get(target, target)
+    return found
+
+
+def classes_of_options(config_dirs: Sequence[Path] = ()) -> frozenset[str]:
+    """Returns the dotted names of all classes that the options of ares_exp, plugins and `config_dirs` name."""
+    found: set[str] = set()
+    for folder in (conf_dir(), *(plugin.folder for plugin in installed_plugins().plugins), *config_dirs):
+        for group in OPTION_GROUPS:
+            for path in (folder / group).rglob("*.yaml"):
+                with suppress(OSError):
+                    found.update(_CLASS.findall(path.read_text(encoding="utf-8", errors="replace")))
+    return frozenset(MOVED_TARGETS.get(name, name) for name in found)
+
+
+def import_target(target: str) -> Any:
+    """Imports the class or function that an option's `_target_` names.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    try:
+        return resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"`{target}`, which an option names, cannot be imported: {error}.") from error
+
+
+def find_part(group: str, name: str) -> Any:
+    """Imports what an option of a group makes its parts from.
+
+    Args:
+        group: The group.
+        name: The `import_name` of the class, as records have it; or the option's `_target_`.
+
+    Returns:
+        The class or function; `None` where no option is made from it.
+    """
+    name, targets = MOVED_TARGETS.get(name, name), option_targets(group).values()
+    if name in targets:
+        return import_target(name)
+    for target in targets:  # a package may show its class under a shorter name than it has
+        if target.partition(".")[0] == name.partition(".")[0]:
+            with suppress(ConfigError):
+                if import_name(part := import_target(target)) == name:
+                    return part
+    return None

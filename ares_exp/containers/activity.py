@@ -1,0 +1,59 @@
+"""The activity of a code agent in its container between two time steps: commands and container time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRecord:
+    """A finished command of the agent.
+
+    Attributes:
+        command: As the agent gave it to the shell.
+        exit_code: `None` when it was killed, by its time limit or with the agent.
+        duration_sec: Wall seconds.
+        timed_out: Whether its time limit killed it.
+    """
+
+    command: str
+    exit_code: int | None
+    duration_sec: float
+    timed_out: bool = False
+
+
+@dataclass(slots=True)
+class Activity:
+    """Counts of the container's work since the last time step.
+
+    Attributes:
+        container_sec: Wall seconds of calls of the container: its start and set-up, the agent's commands and transfers,
+            the verifier. Concurrent calls are added up.
+        commands: The agent's finished commands, in the order in which they ended.
+    """
+
+    container_sec: float = 0.0
+    commands: list[CommandRecord] = field(default_factory=list)
+
+    def take(self) -> Activity:
+        """Returns the counts so far as a new object and resets this one."""
+        taken = Activity(self.container_sec, self.commands)
+        self.container_sec, self.commands = 0.0, []
+        return taken
+
+    def add_command(self, command: CommandRecord) -> None:
+        """Counts a finished command of the agent."""
+        self.commands.append(command)
+        self.container_sec += command.duration_sec
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts the time of the `with` block as container time."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.container_sec += time.perf_counter() - began

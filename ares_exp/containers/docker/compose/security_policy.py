@@ -1,0 +1,347 @@
+"""The security policy for a task's compose file: no way out of its containers, and bounds, unless the user trusts it.
+
+Keys that are not known to be harmless are refused, and so are new keys of later Compose versions. The policy is applied
+to the file as written, before the compose program runs: reading it resolves `env_file`, `extends` and `include`, which
+name files of this machine, and its output no longer shows them. It is applied again to the program's output, with
+variables and extended files filled in.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.docker.compose.project_file import MAIN
+from ares_exp.containers.docker.compose.variables import refuse_obeyed
+from ares_exp.errors import TaskError, UnsupportedTaskError
+
+_MAX_FILE_BYTES = 1024 * 1024
+
+# fmt: off
+_HARMLESS = {
+    "attach", "cap_drop", "command", "configs", "container_name", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota",
+    "cpu_shares", "cpus", "cpuset", "depends_on", "develop", "dns", "dns_opt", "dns_search", "domainname", "entrypoint",
+    "environment", "expose", "extra_hosts", "group_add", "healthcheck", "hostname", "image", "init", "labels", "links",
+    "mem_limit", "mem_reservation", "mem_swappiness", "memswap_limit", "networks", "pids_limit", "platform", "ports",
+    "profiles", "pull_policy", "read_only", "restart", "scale", "secrets", "shm_size", "stdin_open",
+    "stop_grace_period", "stop_signal", "storage_opt", "sysctls", "tmpfs", "tty", "ulimits", "user", "working_dir",
+}
+_HARMLESS_OF_BUILDS = {"args", "dockerfile_inline", "labels", "no_cache", "pull", "shm_size", "target"}
+_HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "name"}
+# fmt: on
+_NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
+_PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+"""Allowed addresses of networks. Others would divert this machine's traffic to those addresses."""
+_LOG_DRIVERS = (None, "", "json-file", "local", "none")
+_FILE = "file"
+
+
+_MIB = 2**20
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
+_MEMORY = ("mem_limit", "memswap_limit", "mem_reservation")
+_MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
+"""Keys for which 0 means no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of one compose file.
+
+    Attributes:
+        containers: Containers of all services together; also the bound on networks.
+        memory_mb: Memory of one container beside `main`.
+        pids: Processes in one container.
+    """
+
+    containers: int
+    memory_mb: int
+    pids: int
+
+
+def check_file(spec: ContainerSpec, bounds: Bounds | None) -> list[str]:
+    """Applies the policy to a task's compose file as written. Blocking.
+
+    Args:
+        spec: The spec, with a compose file.
+        bounds: The bounds; `None`: the user trusts the file.
+
+    Returns:
+        Warnings about ignored keys.
+
+    Raises:
+        UnsupportedTaskError: It violates the policy, or uses a variable that is not filled in.
+        TaskError: It cannot be read, or is not a compose file.
+    """
+    path = spec.compose_file
+    assert path is not None
+    text, document = _read(path)
+    refuse_obeyed(spec, text)
+    refuse_violations(path, document, bounds)
+    with_ports = sorted(str(name) for name, service in _tables(document["services"]) if service.get("ports"))
+    if with_ports:
+        return [
+            f"ports are not published, as simultaneous attempts would need the same ones ({path.name}: services "
+            f"{', '.join(with_ports)}); the services still reach each other"
+        ]
+    return []
+
+
+def refuse_violations(path: Path, document: Mapping[str, Any], bounds: Bounds | None) -> None:
+    """Refuses a compose file that asks for a way out of its containers, or for more than the bounds. Blocking.
+
+    Args:
+        path: The task's file.
+        document: Its content, as written or as the compose program has read it.
+        bounds: The bounds; `None`: the user trusts the file.
+
+    Raises:
+        UnsupportedTaskError: With every key that violates the policy.
+        TaskError: The file has another form than a compose file.
+    """
+    if bounds is None:
+        return
+    trust = "Leave the task out, or, if you trust it like a program that you run, set container.compose_trusted=true."
+    try:
+        if forbidden := sorted(set(_Reading(path.parent.resolve()).violations(document))):
+            raise UnsupportedTaskError(
+                f"{path}: it has keys that are unknown or give its containers more than their own files and networks: "
+                f"{', '.join(forbidden)}. {trust}"
+            )
+        if excesses := list(_excesses(document, bounds)):
+            raise UnsupportedTaskError(
+                f"{path}: it asks for more than is allowed here: {'; '.join(excesses)}. Raise the named option. {trust}"
+            )
+    except TaskError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TaskError(f"{path}: expected a compose file, but a part of it has another form: {error}.") from error
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    import yaml
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise TaskError(f"{path}: expected a compose file of at most {_MAX_FILE_BYTES} bytes, got a longer one.")
+        found: object = yaml.safe_load(data)
+    except TaskError:
+        raise
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise TaskError(f"{path}: expected a compose file, but it cannot be read: {error}") from error
+    services = found.get("services") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(services, dict) or not all(map(_is_table, services.values())):
+        raise TaskError(f"{path}: expected a compose file, found no table `services` of tables.")
+    return data.decode("utf-8", "replace"), found
+
+
+class _Reading:
+    """The violations in one file. Values with a `$` are checked after the variables are filled in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def violations(self, document: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in document.items():
+            if value and key not in ("version", "name", "services", "networks", "volumes", "configs", "secrets"):
+                yield from () if str(key).startswith("x-") else (str(key),)
+        for name, service in _tables(document.get("services")):
+            yield from (f"services.{name}.{violation}" for violation in self._of_service(service))
+        for name, network in _tables(document.get("networks")):
+            yield from (f"networks.{name}.{violation}" for violation in _of_network(network))
+        for name, volume in _tables(document.get("volumes")):
+            yield from (
+                f"volumes.{name}.{key}" for key in volume if volume[key] and not _is_own_volume(key, volume[key])
+            )
+        for kind in ("configs", "secrets"):
+            for name, one in _tables(document.get(kind)):
+                yield from (f"{kind}.{name}.{violation}" for violation in self._of_files(one))
+
+    def _of_service(self, service: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in service.items():
+            if not value or key in _HARMLESS or str(key).startswith("x-"):
+                continue
+            looks: dict[str, Callable[[Any], Iterable[str]]] = {
+                "build": self._of_build,
+                "deploy": _of_deploy,
+                "volumes": self._of_volumes,
+                "volumes_from": lambda value: ("",) if any("container:" in str(one) for one in value) else (),
+                "network_mode": lambda value: () if re.match(r"none$|service:|.*\$", str(value)) else (f" ({value})",),
+                "ipc": lambda value: (
+                    () if re.match(r"none$|private$|shareable$|service:", str(value)) else (f" ({value})",)
+                ),
+                "pid": lambda value: () if str(value).startswith("service:") else (f" ({value})",),
+                "security_opt": lambda value: () if all(_is_no_new_privileges(one) for one in value) else ("",),
+                "logging": lambda value: () if value.get("driver") in _LOG_DRIVERS else (".driver",),
+                "env_file": self._of_env_file,
+                "extends": lambda value: (
+                    () if isinstance(value, str) or self._is_ours(value.get(_FILE)) else (".file",)
+                ),
+            }
+            look = looks.get(key)
+            yield from (f"{key}{violation}" for violation in look(value)) if look is not None else (str(key),)
+
+    def _of_build(self, build: str | Mapping[str, Any]) -> Iterator[str]:
+        table = {"context": build} if isinstance(build, str) else build
+        context = str(table.get("context", "."))
+        if not self._is_ours(context):
+            yield ".context"
+        if not self._is_ours(table.get("dockerfile"), below=context):
+            yield ".dockerfile"
+        for key, value in table.items():
+            if value and key not in _HARMLESS_OF_BUILDS and key not in ("context", "dockerfile"):
+                yield f".{key}"
+
+    def _of_volumes(self, volumes: Sequence[str | Mapping[str, Any]]) -> Iterator[str]:
+        for volume in volumes:
+            if isinstance(volume, str):
+                source, _, rest = volume.partition(":")
+                kind, read_only = "bind" if source[:1] in "/.~" else "volume", "ro" in rest.split(":")[-1].split(",")
+                if not rest:  # an anonymous volume
+                    continue
+            else:
+                source, kind = str(volume.get("source", "")), str(volume.get("type"))
+                read_only = bool(volume.get("read_only"))
+            if kind == "bind":
+                if not self._is_ours(source):
+                    yield f" ({source})"
+                elif not read_only:
+                    yield f" ({source}, which is not mounted read-only)"
+            elif kind not in ("bind", "volume", "tmpfs"):
+                yield f" ({kind})"
+
+    def _of_env_file(self, value: object) -> Iterator[str]:
+        for one in value if isinstance(value, list) else [value]:
+            path = one.get("path") if isinstance(one, dict) else one
+            if not self._is_ours(path):
+                yield f" ({path})"
+
+    def _of_files(self, table: Mapping[str, Any]) -> Iterator[str]:
+        if not self._is_ours(table.get(_FILE)):
+            yield _FILE
+        yield from (
+            key for key in table if table[key] and key not in (_FILE, "content", "environment", "labels", "name")
+        )
+
+    def _is_ours(self, path: object, below: str = ".") -> bool:
+        """Returns whether a path, links resolved, is inside the file's folder, or has variables."""
+        if path is None:
+            return True
+        text = posixpath.join(below, str(path)).replace("$$", "\0")  # an escaped `$`
+        if "$" in text:
+            return True
+        if "://" in text or str(path).startswith(("~", "git@")):
+            return False
+        return (self._folder / text.replace("\0", "$")).resolve().is_relative_to(self._folder)
+
+
+def _is_table(value: object) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _tables(value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(value, dict):
+        yield from ((str(name), table) for name, table in value.items() if isinstance(table, dict))
+
+
+def _of_network(network: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in network.items():
+        if not value or key in _HARMLESS_OF_NETWORKS or str(key).startswith("x-"):
+            continue
+        if key == "driver_opts" and isinstance(value, dict):
+            yield from (f"driver_opts.{name}" for name in value if name not in _NETWORK_OPTIONS)
+        elif key == "ipam":
+            if value.get("driver") not in (None, "default") or not all(map(_is_private, value.get("config") or ())):
+                yield str(key)
+        elif (key, value) != ("driver", "bridge"):
+            yield str(key)
+
+
+def _is_private(pool: Mapping[str, Any]) -> bool:
+    subnet = str(pool.get("subnet"))
+    if "subnet" not in pool or "$" in subnet:  # the engine chooses, or a variable is not filled in yet
+        return True
+    found = ipaddress.ip_network(subnet, strict=False)
+    return any(found[0] in private and found[-1] in private for private in _PRIVATE)
+
+
+def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
+    """Allows only NVIDIA GPUs as devices: another driver could bring any files of the host."""
+    reserved = (deploy.get("resources") or {}).get("reservations") or {}
+    if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
+        yield ".resources.reservations.devices"
+
+
+def _is_own_volume(key: str, value: object) -> bool:
+    return key in ("labels", "name") or (key, value) == ("driver", "local") or str(key).startswith("x-")
+
+
+def _is_no_new_privileges(option: object) -> bool:
+    return str(option).startswith("no-new-privileges")
+
+
+def _excesses(document: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
+    services = {
+        str(name): service or {}
+        for name, service in document["services"].items()
+        if not (service or {}).get("profiles")  # no profile is activated
+    }
+    counts = {MAIN: 1.0, **{name: _count(service) for name, service in services.items()}}
+    option = f"at most {bounds.containers}: container.compose_max_containers"
+    if sum(counts.values()) > bounds.containers:
+        most = max(counts, key=lambda name: counts[name])
+        times = f", services.{most} alone {counts[most]:g}" if counts[most] > 1 else ""
+        yield f"{sum(counts.values()):g} containers in all{times} ({option})"
+    if len(document.get("networks") or {}) > bounds.containers:
+        yield f"{len(document['networks'])} networks ({option})"
+    for name, service in services.items():
+        for key, value in _processes(service):
+            if not _is_left_for_later(value) and not 1 <= _size(value) <= bounds.pids:
+                yield f"services.{name}.{key} ({value!r:.50}, from 1 to {bounds.pids}: container.pids_limit)"
+        for key, value in _memory(service) if name != MAIN else ():
+            is_none = key in _MEMORY_LIMITS and _size(value) == 0
+            if not _is_left_for_later(value) and (is_none or not _size(value) <= bounds.memory_mb * _MIB):
+                told = f"{value!r:.50}, which is no limit" if is_none else f"{value!r:.50}"
+                allowed = f"at most {bounds.memory_mb} MiB: container.compose_max_memory_mb"
+                yield f"services.{name}.{key} ({told}, {allowed})"
+
+
+def _count(service: Mapping[str, Any]) -> float:
+    said = [
+        value for value in (service.get("scale"), (service.get("deploy") or {}).get("replicas")) if value is not None
+    ]
+    return max((1 if _is_left_for_later(value) else _size(value) for value in said), default=1)
+
+
+def _processes(service: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "pids_limit", service.get("pids_limit")
+    yield "deploy.resources.limits.pids", _resources(service, "limits").get("pids")
+
+
+def _memory(service: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((key, service.get(key)) for key in _MEMORY)
+    for kind in ("limits", "reservations"):
+        yield f"deploy.resources.{kind}.memory", _resources(service, kind).get("memory")
+
+
+def _resources(service: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = ((service.get("deploy") or {}).get("resources") or {}).get(kind) or {}
+    return found
+
+
+def _is_left_for_later(value: object) -> bool:
+    """Returns whether the value is missing or has a variable."""
+    return value is None or "$" in str(value)
+
+
+def _size(value: object) -> float:
+    """Parses a number, or a size such as `1.5g` into bytes; infinite for anything else, as -1 is in compose files."""
+    match = _SIZE.fullmatch(str(value).strip())
+    return float(match[1]) * 1024.0 ** " kmgtp".index(match[2].lower() or " ") if match else float("inf")

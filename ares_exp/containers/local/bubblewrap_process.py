@@ -1,0 +1,266 @@
+"""The bubblewrap process of one local container, its first process inside, and streams to new shells in it.
+
+The container's PID 1 is a bash that reads requests from its stdin, which only this process holds: at end of file (the
+runner stopped the container, or died) it ends, and the kernel kills everything in the container. As PID 1 it cannot be
+killed from inside, and it reaps orphaned processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ares_exp.cancellation import finish
+from ares_exp.containers.container import User
+from ares_exp.containers.local.bubblewrap import CHANNELS
+from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
+from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
+from ares_exp.containers.local.host_root import SEARCH_PATH
+from ares_exp.containers.local.seccomp import compiled_filter
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
+
+SHELL_TIMEOUT_SEC = 20.0
+"""Bound on opening a shell in a running container."""
+
+_GRACE_SEC = 1.0
+_REPORT_SEC = 0.2
+_RESERVE_SEC = 0.5
+_KILL_SEC = 5.0
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+ROOT_NAMES = ("root", "0", "0:0", "root:root")
+
+# Arguments: the container's directory, then bubblewrap and its arguments. Enters the container's cgroups first.
+_LAUNCH = """
+while IFS= read -r group; do echo 0 >"$group/cgroup.procs" || exit; done <"$1/RECORD"
+shift
+exec "$@"
+""".replace("RECORD", RECORD)
+
+# Words of a request: name of the FIFOs, "clean" or "full" environment, user ("-" for root).
+_SERVE = r"""
+path=$PATH PATH=SEARCH_PATH
+setpriv=$(type -P setpriv) env=$(type -P env) PATH=$path
+become() {
+  name=${1%%:*} group=${1#"$name"} group=${group#:} groups=--clear-groups
+  IFS=: read -r _ _ uid gid _ home _ < <(PATH=SEARCH_PATH getent passwd "$name")
+  if [ -n "$uid" ] && [ -z "$group" ]; then groups=--init-groups
+  elif [ -z "$uid" ]; then
+    case $name in *[!0-9]*) echo "the container has no user '$name'"; exit ;; esac
+    uid=$name gid=0 home=/
+  fi
+  case $group in
+  '') ;;
+  *[!0-9]*)
+    IFS=: read -r _ _ gid _ < <(PATH=SEARCH_PATH getent group "$group")
+    [ -n "$gid" ] || { echo "the container has no group '$group'"; exit; } ;;
+  *) gid=$group ;;
+  esac
+  [ -n "$setpriv" ] || { echo "the host has no setpriv (package util-linux)"; exit; }
+  [ "$HOME" != /root ] || HOME=$home
+  become=("$setpriv" --reuid "$uid" --regid "$gid" "$groups" --inh-caps=-all)
+}
+attach() {
+  trap - EXIT
+  exec <"CHANNELS/$1.in" >"CHANNELS/$1.out" 2>/dev/null || exit
+  echo 500 >/proc/self/oom_score_adj  # the OOM killer takes commands first and the container last
+  become=()
+  [ "$3" = - ] || become "$3"
+  echo ok
+  if [ "$2" = clean ]; then exec "$env" -i HOME="$HOME" "${become[@]}" /bin/sh; fi
+  exec "${become[@]}" /bin/sh
+}
+echo ready
+exec >/dev/null 2>&1
+trap 'exec /bin/bash CHANNELS/serve' EXIT  # a bash that cannot fork gives up
+while read -r id environment user; do attach "$id" "$environment" "$user" & done
+trap - EXIT
+""".replace("SEARCH_PATH", SEARCH_PATH).replace("CHANNELS", CHANNELS)
+_FIRST_PROCESS = ("--as-pid-1", "--", "/bin/bash", f"{CHANNELS}/serve")
+
+
+class BubblewrapProcess:
+    """The bubblewrap process of a container and the shells in it. Made by `launch`, ended by `kill`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: FifoStream, directory: Path, *, files_in_memory: bool
+    ) -> None:
+
+        self._process = process
+        self._control = control
+        self._directory = directory
+        self._files_in_memory = files_in_memory
+        self._channels = directory / "channels"
+        self._reserve = Reserve(directory)
+        self._count = 0
+        self._streams: list[FifoStream] = []
+        self._loop = asyncio.get_running_loop()
+        self._exited = asyncio.Event()
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    async def launch(
+        cls, bwrap: Path, arguments: Sequence[str], directory: Path, *, files_in_memory: bool
+    ) -> BubblewrapProcess:
+        """Starts bubblewrap and waits until its first process answers. The caller bounds it; after an error none runs.
+
+        Args:
+            bwrap: The program.
+            arguments: From `bubblewrap.bwrap_arguments`.
+            directory: The container's directory on the host, with `channels/` and the names of its cgroups in it.
+            files_in_memory: Whether the container's files count as its memory.
+
+        Raises:
+            ContainerStartError: With the message of bubblewrap.
+        """
+        started = cls._spawn(bwrap, arguments, directory, files_in_memory=files_in_memory)
+        try:
+            if await started._control.read_line() != "ready\n":
+                await asyncio.wait_for(started._exited.wait(), _KILL_SEC)
+                raise ContainerStartError(f"The bubblewrap sandbox did not start: {started.why_ended()}.")
+        except BaseException:
+            await finish(started.kill())
+            raise
+        return started
+
+    @classmethod
+    def _spawn(
+        cls, bwrap: Path, arguments: Sequence[str], directory: Path, *, files_in_memory: bool
+    ) -> BubblewrapProcess:
+        (directory / "channels" / "serve").write_text(_SERVE)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            # In memory, not on the command line, which every user of the host may read.
+            words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), theirs)
+            filters = [_in_memory(code, theirs) for code in (compiled_filter(),) if code is not None]
+            options = ["--args", str(words), *(word for fd in filters for word in ("--seccomp", str(fd)))]
+            requests, requests_in = _pipe(reader=theirs, writer=ours)
+            answers, answers_in = _pipe(reader=ours, writer=theirs)
+            for descriptor in (requests_in, answers):
+                os.set_blocking(descriptor, False)
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _LAUNCH, "sh", directory, bwrap, *options, *_FIRST_PROCESS],
+                stdin=requests,
+                stdout=answers_in,
+                stderr=theirs.enter_context((directory / "errors").open("wb")),
+                pass_fds=[words, *filters],
+                env={"PATH": SEARCH_PATH},  # inside, /proc/1/environ shows what bwrap was started with
+                cwd="/",
+                start_new_session=True,
+            )
+            ours.callback(process.wait)
+            ours.callback(process.kill)
+            control = FifoStream(reader=answers, writer=requests_in)
+            started = cls(process, control, directory, files_in_memory=files_in_memory)
+            ours.pop_all()  # now owned by the process object
+            return started
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._exited.is_set()
+
+    async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
+        """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
+
+        Args:
+            user: Who runs it.
+            clean_env: Whether it starts without variables instead of with the container's.
+
+        Raises:
+            ContainerDiedError: The container has ended, or does not answer.
+            ContainerError: The container has no such user.
+        """
+        name = str(user)
+        if not _USER.fullmatch(name):
+            raise ContainerError(f"Expected a user as a name, a uid or 'uid:gid', got {name!r}.")
+        self._count += 1
+        request = f"{self._count} {'clean' if clean_env else 'full'} {'-' if name in ROOT_NAMES else name}\n"
+        self._reserve.open()
+        try:
+            with fifo_pair(self._channels, str(self._count)) as stream:
+                answer = await self._ask(request, stream)
+                if answer != "ok\n":
+                    raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended at once'}.")
+                self._streams = [one for one in self._streams if not one.is_closed] + [stream]
+                return stream
+        except OSError as error:
+            raise ContainerDiedError(f"The local container takes no more commands: {error}.") from error
+        finally:
+            self._loop.call_later(_RESERVE_SEC, self._reserve.close)  # the new shell still has to start processes
+
+    async def _ask(self, request: str, stream: FifoStream) -> str:
+        """Sends a request and waits for the first line of the new shell, or for the container's end."""
+        await self._control.write(request.encode())
+        line, end = asyncio.ensure_future(stream.read_line()), asyncio.ensure_future(self._exited.wait())
+        try:
+            await asyncio.wait({line, end}, timeout=SHELL_TIMEOUT_SEC, return_when=asyncio.FIRST_COMPLETED)
+            if line.done():
+                return line.result()
+        finally:
+            line.cancel()
+            end.cancel()
+        reason = self.why_ended() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
+        raise ContainerDiedError(f"The local container no longer answers: {reason}.")
+
+    async def kill(self) -> None:
+        """Ends the container, waits (milliseconds) for its processes to end, and closes every stream. Idempotent."""
+        self._control.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exited.wait(), _GRACE_SEC)
+        finally:
+            for stream in self._streams:
+                stream.close()
+            if self.is_running:
+                self._process.kill()  # bubblewrap's sandbox dies with it
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), _KILL_SEC)
+
+    def _reap(self) -> None:
+        if self._process.poll() is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._exited.set()
+
+    async def has_ended(self) -> bool:
+        """Returns whether it has ended, waiting briefly for the kernel to report an end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), _REPORT_SEC)
+        return not self.is_running
+
+    def why_ended(self) -> str:
+        """Returns the reason for an end without `kill`, as a clause."""
+        status = self._process.returncode or 0
+        killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
+        if killer == signal.SIGKILL and (lack := lack_of_memory(self._directory, holds_files=self._files_in_memory)):
+            return lack
+        errors = self._directory / "errors"
+        text = errors.read_text(errors="replace")[-2000:].strip().rstrip(".") if errors.exists() else ""
+        if text:
+            return text
+        if 0 < killer <= signal.SIGRTMAX:
+            return f"it was killed by signal {killer}"
+        return f"it ended with status {status}"
+
+
+def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """Opens a pipe whose ends are closed with these two stacks."""
+    ends = os.pipe()
+    reader.callback(os.close, ends[0])
+    writer.callback(os.close, ends[1])
+    return ends
+
+
+def _in_memory(content: bytes, opened: contextlib.ExitStack) -> int:
+    """Returns a file descriptor of an anonymous file with `content`."""
+    descriptor = os.memfd_create("ares_exp")
+    opened.callback(os.close, descriptor)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,257 @@
+"""The files that a local container writes, in its directory on the host: capture and restore.
+
+`files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
+one directory of the host. bubblewrap mounts these; its other mounts are in no snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ares_exp.containers.local.bubblewrap import CHANNELS
+from ares_exp.containers.local.host_base import host_base, require_base
+from ares_exp.containers.local.host_root import Part
+from ares_exp.errors import CaptureError, RestoreError, UnsafeSnapshotError
+from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.filesystem.tree import write_tree
+
+_OPAQUE = "user.overlay.opaque"
+_SHOWN_DIFFERENCES = 3
+
+
+def private_mounts(parts: Iterable[Part]) -> list[str]:
+    """Returns arguments of `bwrap` for a container whose files are in a tmpfs that only it sees."""
+    words: list[str] = []
+    for part in parts:
+        if part.kind == "directory":
+            words += ["--perms", f"{part.mode:04o}", "--dir", part.path]
+        elif part.kind == "symlink":
+            words += ["--symlink", *part.sources, part.path]
+        else:
+            words += _mount(part, "--tmp-overlay")
+    return words
+
+
+def _mount(part: Part, *overlay: str) -> list[str]:
+    if part.kind == "bind":
+        return ["--ro-bind", *part.sources, part.path]
+    return [*(word for source in part.sources for word in ("--overlay-src", source)), *overlay, part.path]
+
+
+class ContainerFiles:
+    """The files of one container. Every method blocks; calls must not overlap."""
+
+    def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
+        """Creates nothing yet.
+
+        Args:
+            directory: The container's directory on the host.
+            parts: The parts of the container's root directory.
+            privileged: Whether user ids inside and outside are the same; else the root inside is our user.
+        """
+        self._parts = parts
+        self._root = directory / "files"
+        overlays = [part for part in parts if part.kind == "overlay"]
+        self._uppers = {part.path: directory / "upper" / str(number) for number, part in enumerate(overlays)}
+        self._works = {part.path: directory / "work" / str(number) for number, part in enumerate(overlays)}
+        binds = [part.path for part in parts if part.kind == "bind"]
+        self._closed = frozenset(("/proc", "/dev", CHANNELS, *binds))  # not the container's files
+        self._points = self._closed.union(self._uppers)
+        self._inodes: dict[str, int] = {}
+        self._privileged = privileged
+        self._root_ids = (0, 0) if privileged else (os.geteuid(), os.getegid())
+        self._new = self._initial_entries()
+        self._cache = ScanCache()
+
+    def make(self, changes: StoredChanges | None = None) -> None:
+        """Creates the files that the container starts with.
+
+        Args:
+            changes: From `capture` of another container; `None` for a new one.
+
+        Raises:
+            SnapshotMismatchError: The changes belong to another base.
+            UnsafeSnapshotError: They would change files that are not the container's.
+            RestoreError: They could not be written, or differ when read back.
+            SnapshotCorruptError: The content of a file is missing or damaged.
+            OSError: A directory cannot be made.
+        """
+        for path in (self._root, *self._uppers.values(), *self._works.values()):
+            _make_directory(path)
+        if changes is None:
+            self._write_new()
+        else:
+            require_base(changes.delta.base, host_base(self._parts))
+            self._refuse_mount_points(changes.delta.entries)
+            entries = self._with_changes(changes.delta.entries)
+            self._write(entries, changes.objects)
+            self._verify(entries, changes.objects)
+        self._make_points()
+
+    def mounts(self) -> list[str]:
+        """Returns the arguments of `bwrap` that mount these files as the container's root directory."""
+        words = ["--bind", str(self._root), "/"]
+        for part in self._parts:
+            if part.kind == "overlay":
+                words += _mount(part, "--overlay", str(self._uppers[part.path]), str(self._works[part.path]))
+            elif part.kind == "bind":
+                words += _mount(part)
+        return words
+
+    def capture(self, objects: ObjectStore) -> Delta:
+        """Returns the differences from a new container.
+
+        Raises:
+            CaptureError: It cannot be read.
+        """
+        notes: list[str] = []
+        found = self._scan(objects, notes)
+        for path, inode in self._inodes.items():
+            if not self._is_in_place(path, inode):
+                raise CaptureError(f"A directory above the mount point {path} was moved. Move it back.")
+        changed = {path: entry for path, entry in found.items() if entry != self._new.get(path)}
+        changed |= {parent: found[parent] for path in changed for parent in _parents(path)}
+        for path in self._new.keys() - found.keys():
+            parent = found.get(path.rpartition("/")[0])
+            if path.count("/") == 1 or (parent is not None and parent.kind == "directory"):
+                changed |= {path: Entry("whiteout")} | {one: found[one] for one in _parents(path)}
+        return Delta(host_base(self._parts), sorted_by_path(changed), tuple(notes))
+
+    def _initial_entries(self) -> dict[str, Entry]:
+        """Returns the entries of `files/` and the upper layers before the container starts, without mount points."""
+        age = Path("/").stat().st_mtime_ns
+        entries: dict[str, Entry] = {}
+        for part in self._parts:
+            around = self._overlay_of(part.path.rpartition("/")[0] or "/")
+            between = [path for path in _parents(part.path) if path.startswith(f"{around.rstrip('/')}/")]
+            if around == "/":
+                entries |= {path: Entry("directory", 0o755, mtime_ns=age) for path in between if path not in entries}
+            elif part.kind == "overlay":  # other parts have no entry of ours in the outer overlay
+                entries |= {path: self._mirrored(path) for path in between}
+            if part.kind == "overlay":
+                entries[part.path] = self._mirrored(part.sources[0])
+            elif part.kind == "symlink":
+                entries[part.path] = Entry("symlink", mtime_ns=age, target=part.sources[0])
+            elif part.kind == "directory" and around == "/" and part.path not in entries:
+                entries[part.path] = Entry("directory", part.mode, mtime_ns=age)
+        return entries
+
+    def _mirrored(self, path: str) -> Entry:
+        """Returns a directory entry with the host's attributes: a merged directory shows those of the upper layer."""
+        found = Path(path).stat()
+        uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
+        mode = stat.S_IMODE(found.st_mode) | stat.S_IRWXU
+        return Entry("directory", mode, uid, gid, mtime_ns=found.st_mtime_ns)
+
+    def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Returns the entries of `files/` and the upper layers with these changes applied."""
+        gone = {path for path, entry in changes.items() if entry.kind != "directory"}
+        kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *_parents(path)))}
+        return kept | {
+            path: entry for path, entry in changes.items() if entry.kind != "whiteout" or self._overlay_of(path) != "/"
+        }
+
+    def _write_new(self) -> None:
+        try:
+            self._write(self._new, ObjectStore(self._root))  # the store is not read: there are no files
+        except RestoreError as error:  # this is not a restore
+            raise OSError(str(error).rstrip(".")) from error
+
+    def _write(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
+        by_mount: dict[str, dict[str, Entry]] = {"/": {}, **{path: {} for path in self._uppers}}
+        for path, entry in entries.items():
+            by_mount[self._overlay_of(path)][path] = entry
+        for at, inside in by_mount.items():
+            mark = _OPAQUE if at in self._uppers else None
+            directory = self._uppers.get(at, self._root)
+            write_tree(inside, objects, directory, at=at, opaque_xattr=mark, root_ids=self._root_ids)
+
+    def _verify(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
+        """Reads back the written entries and compares them.
+
+        Raises:
+            RestoreError: They differ.
+        """
+        try:
+            wrong = differences(Delta("", entries), Delta("", self._scan(objects, [])))
+        except CaptureError as error:
+            raise RestoreError(f"The snapshot's files were written, but cannot be read back: {error}") from error
+        if wrong:
+            more = f" and {len(wrong) - _SHOWN_DIFFERENCES} more" if len(wrong) > _SHOWN_DIFFERENCES else ""
+            raise RestoreError(
+                "The snapshot's files differ after they were written (first: the snapshot, second: the files "
+                f"on disk): {'; '.join(wrong[:_SHOWN_DIFFERENCES])}{more}."
+            )
+
+    def _scan(self, objects: ObjectStore, notes: list[str]) -> dict[str, Entry]:
+        """Reads the entries of `files/` and the upper layers."""
+        found: dict[str, Entry] = {}
+        for at, directory in {"/": self._root, **self._uppers}.items():
+            skip = self._points.__contains__
+            entries = scan(directory, objects, self._cache, notes=notes, at=at, skip=skip, root_ids=self._root_ids)
+            if at == "/":  # not an overlay: marks of overlays that were made in the container mean nothing
+                kept = ((path, entry) for path, entry in entries.items() if entry.kind != "whiteout")
+                entries = {path: replace(entry, opaque=False) if entry.opaque else entry for path, entry in kept}
+            found |= entries
+        return found
+
+    def _overlay_of(self, path: str) -> str:
+        """Returns the mount point of the overlay that holds `path`; `/` if it is in no overlay."""
+        return next((one for one in (path, *_parents(path)) if one in self._uppers), "/")
+
+    def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:
+        """Refuses entries that would redirect a mount, which root makes, to another path of the host.
+
+        Raises:
+            UnsafeSnapshotError: With the path.
+        """
+        for path in changes:
+            if not self._closed.isdisjoint((path, *_parents(path))):
+                raise UnsafeSnapshotError(f"A snapshot must not contain {path!r}: it is not the container's.")
+        for point in self._points:
+            for path in (*_parents(point), *([point] if point in self._uppers else [])):
+                if path in changes and changes[path].kind != "directory":
+                    raise UnsafeSnapshotError(
+                        f"Expected {path!r} to be a directory: the container has a mount at {point}."
+                    )
+
+    def _make_points(self) -> None:
+        """Creates the mount points for bubblewrap. The directories above them keep their times."""
+        files = {part.path for part in self._parts if part.kind == "bind" and not Path(*part.sources).is_dir()}
+        for point in sorted(self._points):
+            if self._overlay_of(point.rpartition("/")[0] or "/") != "/":
+                continue  # it lies in a directory of the host
+            path = self._root / point[1:]
+            before = path.parent.stat()
+            if point in files:
+                path.touch()
+            else:
+                _make_directory(path)
+            os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+            self._inodes[point] = path.lstat().st_ino
+
+    def _is_in_place(self, point: str, inode: int) -> bool:
+        try:
+            return (self._root / point[1:]).lstat().st_ino == inode
+        except OSError:
+            return False
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yields the directories above a path, nearest first, without `/`."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _make_directory(path: Path) -> None:
+    """Creates a directory that all users can enter, whatever our umask is. An existing one stays as it is."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir()
+        path.chmod(0o755)

@@ -1,0 +1,591 @@
+"""The contract of environments: time steps as in dm_env, `Environment`, and the optional capabilities.
+
+Anything with `reset`, `step` and `close` is an environment.
+"""
+
+# mypy: disable-error-code="type-abstract"
+# Protocols are passed as values of `type[T]`, which mypy refuses for abstract types.
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
+
+from ares_exp.containers.activity import Activity
+from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.llms.message_edit import MessageEdit
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import EnvironmentUsage, StageResult
+
+if TYPE_CHECKING:
+    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+logger = logging.getLogger(__name__)
+
+StepType = Literal["FIRST", "MID", "LAST"]
+ObservationT = TypeVar("ObservationT", covariant=True)
+T = TypeVar("T")
+
+
+class TimeStep(NamedTuple, Generic[ObservationT]):
+    """One time step.
+
+    Attributes:
+        step_type: `"FIRST"` from `reset()`, `"MID"` while the episode is running, `"LAST"` when it has ended.
+        reward: `None` on FIRST; 0.0 on MID unless the task gives one; the episode's reward on LAST.
+            `None` on LAST only when the verifier did not run (`verify_on_truncation=false`).
+        discount: `None` on FIRST; 1.0 on MID; on LAST 0.0 for termination and 1.0 for truncation.
+        observation: The pending LLM request; `None` on LAST.
+    """
+
+    step_type: StepType
+    reward: float | None
+    discount: float | None
+    observation: ObservationT | None
+
+    def first(self) -> bool:
+        """Whether this step opens an episode."""
+        return self.step_type == "FIRST"
+
+    def mid(self) -> bool:
+        """Whether the episode continues after this step."""
+        return self.step_type == "MID"
+
+    def last(self) -> bool:
+        """Whether this step ends an episode."""
+        return self.step_type == "LAST"
+
+
+def restart(observation: T) -> TimeStep[T]:
+    """Makes the FIRST step of an episode."""
+    return TimeStep("FIRST", None, None, observation)
+
+
+def transition(observation: T, reward: float = 0.0) -> TimeStep[T]:
+    """Makes a MID step: the episode continues."""
+    return TimeStep("MID", reward, 1.0, observation)
+
+
+def termination(reward: float) -> TimeStep[Any]:
+    """Makes the LAST step of an episode that terminated by itself."""
+    return TimeStep("LAST", reward, 0.0, None)
+
+
+def truncation(reward: float | None) -> TimeStep[Any]:
+    """Makes the LAST step of an episode that a limit cut short."""
+    return TimeStep("LAST", reward, 1.0, None)
+
+
+def check_action(action: object) -> None:
+    """Refuses anything that is not an answer of a policy, before any state changes.
+
+    Raises:
+        TypeError: `action` is neither an `LLMResponse` nor `None`.
+    """
+    if action is not None and not isinstance(action, LLMResponse):
+        raise TypeError(
+            f"Expected step() to be given an LLMResponse, got {type(action).__name__}. Of a text it is made by "
+            "LLMResponse.from_text(text)."
+        )
+
+
+LimitName = Literal["steps", "time", "tokens", "cost"]
+"""A limit of a run on its episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`."""
+
+
+class MinimalEnvironment(Protocol):
+    """The minimal environment: three methods. Everything in this package works with it; capabilities are optional.
+
+    Observation = LLM request, action = LLM response. `reset()` and `step()` raise when the agent, the container or the
+    verifier fails; a LAST step always means that the episode ended by itself or by a limit.
+
+    `reset()` may take the keywords `seed` (for the choice of tasks) and `options` (`{"task": name_or_index}`);
+    `reset_environment` calls a `reset()` without them, too.
+    """
+
+    async def reset(self) -> TimeStep[Any]:
+        """Starts an episode (abandoning one under way) and returns its FIRST step."""
+        ...
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action` to the pending observation and returns the next step.
+
+        `None` means that the policy's time was up, so that there is no answer. Only a `Timed` environment is ever
+        given `None`; it ends the episode, or the stage of its task, by truncation. For all others the runner keeps
+        the time limit itself, and ends the episode without a call of `step`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Releases everything that the environment holds. May be called at any time, and more than once."""
+        ...
+
+
+@runtime_checkable
+class Environment(MinimalEnvironment, Protocol):
+    """An environment that is also an asynchronous context manager, like all environments of this package."""
+
+    async def __aenter__(self) -> Environment:
+        """Returns the environment itself."""
+        ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the environment. The exception says how a running episode ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeReport:
+    """Facts about the running episode, or the last one, for its records.
+
+    Attributes:
+        task_name: Name of the task; `None` when the environment has no tasks, or before the first `reset()`.
+        seed: Seed of the episode; `None` when the environment does not know it.
+        attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
+        truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
+            when no limit did, or while the episode is running.
+        rewards: Everything that the verifier scored, by key; empty when it did not run.
+        stages: Results of the finished stages; empty for a single-stage task.
+        phase: What a running call is busy with: `start`, `agent`, `verify`, or a name that only this environment uses.
+            `None` while it waits for an action.
+        phase_sec: Wall seconds by phase so far.
+        has_container: Whether the episode holds a container, started or being started.
+        container_image: Source of the container's files; `None` when there is no container, or none yet.
+        environment_usage: Tokens and cost of the environment's own model calls in this try; `None` when it makes
+            no such calls.
+        lineage: Origin of a branched episode: ids of the root and the parent episode, and the step; empty for an
+        episode that was not branched.
+        edits: Messages that the policy sees in another form than the agent wrote them.
+        snapshots: Names of its snapshots that are kept, oldest first.
+        snapshot_failures: Number of snapshots that could not be taken or deleted.
+    """
+
+    task_name: str | None = None
+    seed: int | None = None
+    attempt: int | None = None
+    truncated_by: str | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    stages: tuple[StageResult, ...] = ()
+    phase: str | None = None
+    phase_sec: Mapping[str, float] = field(default_factory=dict)
+    has_container: bool = False
+    container_image: str | None = None
+    environment_usage: EnvironmentUsage | None = None
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    edits: tuple[MessageEdit, ...] = ()
+    snapshots: tuple[str, ...] = ()
+    snapshot_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PastStep:
+    """A past time step of the running episode, and the action that led to it.
+
+    Attributes:
+        time_step: As it was returned.
+        action: The answer to the previous step; `None` on FIRST, and where there was no answer in time.
+        timestamp: Epoch seconds.
+        policy_sec: Seconds until that answer; `None` on FIRST.
+        environment_sec: Seconds that the environment took.
+        activity: What the agent did in the container.
+    """
+
+    time_step: TimeStep[Any]
+    action: LLMResponse | None
+    timestamp: float
+    policy_sec: float | None
+    environment_sec: float
+    activity: Activity
+
+
+class PendingRequest(NamedTuple):
+    """A request of the agent that has no answer yet.
+
+    Attributes:
+        call_id: Number of the call, unique within its stage of the episode.
+        lane: The conversation that the request belongs to.
+        request: The request as the policy will see it.
+    """
+
+    call_id: int
+    lane: str
+    request: Any
+
+
+MAIN_LANE = "main"
+"""The lane of an agent that has one conversation, or does not tell several apart."""
+
+
+# Optional capabilities. An environment either derives from the capability's class (faster to detect) or just has its
+# members. `EnvironmentWrapper` has all of them and passes them on.
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """Reports facts about its episode, for rows, trajectories, trackers and monitoring."""
+
+    def report(self) -> EpisodeReport:
+        """Returns facts about the running episode, or the last one. May be called at any time, also during `step()`."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """Exposes its current task and time step. All three members are read-only."""
+
+    @property
+    def step_count(self) -> int:
+        """Number of time steps of the episode since FIRST; 0 before the first `reset()`."""
+        ...
+
+    @property
+    def current_task(self) -> Any:
+        """The task of the episode, or its name; `None` before the first `reset()`."""
+        ...
+
+    @property
+    def time_step(self) -> TimeStep[Any] | None:
+        """The pending time step, or the LAST one; `None` before `reset()` and after a call that raised."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """Keeps its own time limit on the agent; the policy's time counts, too."""
+
+    @property
+    def time_left_sec(self) -> float | None:
+        """Returns the seconds until the limit. An answer that is not there by then is given as `step(None)`.
+
+        `None` without a limit, or without a running episode.
+        """
+        ...
+
+    def grant_time(self, seconds: float) -> None:
+        """Extends the limit by time that neither agent nor policy used: for a snapshot, or a wait for the endpoint."""
+        ...
+
+
+@runtime_checkable
+class Truncating(Protocol):
+    """Can end its episode on request and have the current state scored."""
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Ends an episode that waits for an action, because the previous step reached `limit`.
+
+        Returns:
+            LAST with discount 1.0 and the verifier's reward; `None` when the episode cannot be ended and continues.
+
+        Raises:
+            ContainerError, VerifierError: As from `step`.
+        """
+        ...
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """Gives a recorder more data about its time steps than the steps hold."""
+
+    @property
+    def activity(self) -> Activity | None:
+        """The agent's activity in the container during the last `reset()` or `step()`; `None` without a container."""
+        ...
+
+    @property
+    def past_steps(self) -> Sequence[PastStep]:
+        """The time steps of the running episode, the pending one last, including those before a snapshot.
+
+        Empty when they are not known.
+        """
+        ...
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """Can be exported and forked while it waits for an action."""
+
+    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
+        """Writes `<output_dir>/<snapshot_id>/snapshot.json` atomically. The episode continues unchanged.
+
+        Args:
+            output_dir: The snapshot store: a directory, made when missing.
+            snapshot_id: Name of the snapshot; generated by default.
+
+        Raises:
+            SnapshotError: The environment cannot be exported; the subclass says why.
+            OSError: The snapshot could not be written.
+        """
+        ...
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
+        """Makes `n` independent environments that continue from the current state.
+
+        Args:
+            n: Number of environments.
+            diversify: Whether each agent draws different random values from now on.
+
+        Raises:
+            SnapshotError, ContainerError: A fork failed; the subclass says why. No fork is left running.
+        """
+        ...
+
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """Has an agent that may wait for several answers at once."""
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        """Returns the unanswered requests, in a defined order; `step(action)` answers the first, the observation.
+
+        Lets a caller ask the policy for several answers at once. Empty when no episode waits for an action.
+        """
+        ...
+
+
+class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent):
+    """Base class of wrappers: passes every call and every capability through to the wrapped environment.
+
+    A capability that the wrapped environment lacks gets a neutral value: an empty report, no time limit, no past steps;
+    `export_state` and `fork` raise. The wrapper is an async context manager even if the wrapped environment is not.
+    """
+
+    def __init__(self, env: MinimalEnvironment) -> None:
+        """Wraps `env`, which the wrapper then owns."""
+        self._wrap(env)
+
+    def _wrap(self, env: MinimalEnvironment) -> None:
+        """Replaces the wrapped environment with `env`."""
+        self._env = env
+        self._timed = _capability(env, Timed)
+        self._recordable = _capability(env, Recordable)
+
+    @property
+    def environment(self) -> MinimalEnvironment:
+        """The wrapped environment."""
+        return self._env
+
+    @property
+    def unwrapped(self) -> MinimalEnvironment:
+        """The innermost environment."""
+        return self._env.unwrapped if isinstance(self._env, EnvironmentWrapper) else self._env
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode; see `reset_environment`."""
+        return await reset_environment(self._env, seed=seed, options=options)
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action` and returns the next step."""
+        return await self._env.step(action)
+
+    async def close(self) -> None:
+        """Closes the wrapped environment."""
+        await self._env.close()
+
+    async def __aenter__(self) -> Self:
+        """Enters the wrapped environment."""
+        await enter(self._env)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the wrapped environment and passes the exception on; that closes the environment."""
+        await leave(self._env, exc_type, exc, traceback)
+
+    def report(self) -> EpisodeReport:
+        """Returns the wrapped environment's report; an empty one when it has none."""
+        reporting = _capability(self._env, Reporting)
+        return reporting.report() if reporting is not None else EpisodeReport()
+
+    @property
+    def step_count(self) -> int:
+        """The wrapped environment's step count; 0 when it does not count."""
+        shown = _capability(self._env, Inspectable)
+        return shown.step_count if shown is not None else 0
+
+    @property
+    def current_task(self) -> Any:
+        """The wrapped environment's task; `None` when it has none."""
+        shown = _capability(self._env, Inspectable)
+        return shown.current_task if shown is not None else None
+
+    @property
+    def time_step(self) -> TimeStep[Any] | None:
+        """The wrapped environment's time step; `None` when it keeps none."""
+        shown = _capability(self._env, Inspectable)
+        return shown.time_step if shown is not None else None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the wrapped environment keeps its own time limit; only then is it given `step(None)`."""
+        if isinstance(self._env, EnvironmentWrapper):
+            return self._env.is_timed
+        return self._timed is not None
+
+    @property
+    def time_left_sec(self) -> float | None:
+        """Returns the seconds until the wrapped environment's time limit; `None` when it has no limit."""
+        return self._timed.time_left_sec if self._timed is not None else None
+
+    def grant_time(self, seconds: float) -> None:
+        """Extends the wrapped environment's time limit, if it has one."""
+        if self._timed is not None:
+            self._timed.grant_time(seconds)
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        """Ends the wrapped environment's episode, if it supports that."""
+        truncating = _capability(self._env, Truncating)
+        return await truncating.truncate(limit) if truncating is not None else None
+
+    @property
+    def activity(self) -> Activity | None:
+        """The wrapped environment's activity; `None` when it reports none."""
+        return self._recordable.activity if self._recordable is not None else None
+
+    @property
+    def past_steps(self) -> Sequence[PastStep]:
+        """The wrapped environment's past steps; empty when it reports none."""
+        return self._recordable.past_steps if self._recordable is not None else ()
+
+    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
+        """Exports the wrapped environment. Raises `SnapshotUnsupportedError` when it does not support that."""
+        return await self._exportable.export_state(output_dir, snapshot_id=snapshot_id)
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
+        """Forks the wrapped environment. Raises `SnapshotUnsupportedError` when it does not support that."""
+        return await self._exportable.fork(n, diversify=diversify)
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        """Returns the wrapped environment's unanswered requests; empty when it reports none."""
+        concurrent = _capability(self._env, Concurrent)
+        return concurrent.pending_requests() if concurrent is not None else ()
+
+    @property
+    def _exportable(self) -> Exportable:
+        exportable = _capability(self._env, Exportable)
+        if exportable is None:
+            raise SnapshotUnsupportedError(
+                f"{type(self.unwrapped).__name__} has no `export_state` and `fork`: its episodes cannot be captured."
+            )
+        return exportable
+
+
+def _capability(env: MinimalEnvironment, kind: type[T]) -> T | None:
+    """Returns `env` typed as the capability `kind`; `None` when it lacks that capability.
+
+    `isinstance` alone takes tens of microseconds with a Protocol, also for a class that derives from it.
+    """
+    return cast("T", env) if kind in type(env).__mro__ or isinstance(env, kind) else None
+
+
+async def enter(env: MinimalEnvironment) -> None:
+    """Enters `env` as `async with` does; does nothing for an environment without `__aenter__`."""
+    if isinstance(env, AbstractAsyncContextManager):
+        await env.__aenter__()
+
+
+async def leave(
+    env: MinimalEnvironment,
+    exc_type: type[BaseException] | None,
+    exc: BaseException | None,
+    traceback: TracebackType | None,
+) -> None:
+    """Leaves `env` as `async with` does; closes an environment without `__aexit__`."""
+    if isinstance(env, AbstractAsyncContextManager):
+        await env.__aexit__(exc_type, exc, traceback)
+    else:
+        await env.close()
+
+
+async def reset_environment(
+    env: MinimalEnvironment, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+) -> TimeStep[Any]:
+    """Resets `env`, passing only the keywords that its `reset()` takes.
+
+    Args:
+        env: The environment.
+        seed: Seeds the choice of tasks. If `reset()` takes no `seed`, it is called without; that is logged once.
+        options: Further options. An empty mapping is not passed on.
+
+    Raises:
+        TypeError: There are `options`, and `reset()` takes none.
+    """
+    if seed is None and not options:
+        return await env.reset()
+    given: dict[str, Any] = {}
+    if seed is not None:
+        if _takes(env.reset, "seed"):
+            given["seed"] = seed
+        else:
+            _say_that_it_takes_no_seed(type(env))
+    if options:
+        if not _takes(env.reset, "options"):
+            raise TypeError(
+                f"Expected an environment that can be reset with options, but {type(env).__name__}.reset() does not "
+                f"take them, got {dict(options)!r:.200}. Call reset() without, or give the environment's reset() the "
+                "keyword argument `options=None`."
+            )
+        given["options"] = options
+    return await env.reset(**given)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+@functools.cache
+def _say_that_it_takes_no_seed(kind: type[object]) -> None:
+    logger.warning(
+        "%s.reset() takes no `seed`: it is reset without, so that a seed does not choose its tasks. Give it the "
+        "keyword argument `seed=None` if there is something to seed.",
+        kind.__name__,
+    )
+
+
+class OneCallAtATime:
+    """Refuses a call of an environment while another call is running.
+
+    Attributes:
+        under_way: Name of the running call; empty when there is none.
+    """
+
+    def __init__(self) -> None:
+        self.under_way = ""
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Marks `what` as the running call inside the block. Raises `EpisodeStateError` when another one is running."""
+        if self.under_way:
+            raise EpisodeStateError(f"{what} while {self.under_way} is under way: await that one first.")
+        self.under_way = what
+        try:
+            yield
+        finally:
+            self.under_way = ""
+
+
+def no_episode(*, ended: bool) -> EpisodeStateError:
+    """Makes the error for a `step()` without a running episode: it has ended, or was never started."""
+    state = "has ended its episode" if ended else "has not been reset"
+    return EpisodeStateError(f"step() on an environment that {state}: call reset() first.")

@@ -1,0 +1,162 @@
+"""The clock and the randomness of an agent: a clock that moves only with its journal, and seeded generators.
+
+Functions of `time`, `random` and `uuid` are exchanged while agent code runs, in its thread only. Names that an agent
+has imported (`from time import time`), unseeded generators of its own (`random.Random()`), `datetime.now()`,
+`os.urandom` and `secrets` are out of reach: an agent that lets such a value reach a command or a prompt diverges when
+it is run again, and the divergence is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+_lock = threading.RLock()
+"""Held while agent code runs anywhere in this process: all threads share the modules."""
+
+# A forked process has neither a lock whose owner is gone, nor the functions of another thread.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+class VirtualClockAndRandom:
+    """A context manager: inside, this thread has the clock and the randomness of one agent.
+
+    Attributes:
+        started_at: Epoch seconds at which the agent began.
+        now: Returns the seconds since then, as the agent sees them.
+    """
+
+    __slots__ = ("_around", "_generators", "_seed", "now", "started_at")
+
+    def __init__(self, *, seed: int, started_at: float, now: Callable[[], float]) -> None:
+        self.started_at, self.now = started_at, now
+        self._around: VirtualClockAndRandom | None = None
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Reseeds the values that the agent draws from now on."""
+        self._seed = seed
+        self._generators: tuple[random.Random, random.Random] | None = None  # 5 kB, and most agents draw nothing
+
+    @property
+    def generators(self) -> tuple[random.Random, random.Random]:
+        """The generators of the agent's values, and of its UUIDs."""
+        if self._generators is None:
+            self._generators = random.Random(self._seed), random.Random(self._seed ^ 0x5EED)
+        return self._generators
+
+    def __enter__(self) -> None:
+        """Exchanges the functions."""
+        _lock.acquire()
+        self._around, _here.inside = _here.inside, self
+        if self._around is None:
+            for exchange in _exchanges:
+                exchange.begin()
+
+    def __exit__(self, *_: object) -> None:
+        """Puts back what was there."""
+        if self._around is None:
+            for exchange in _exchanges:
+                exchange.end()
+        self._around, _here.inside = None, self._around
+        _lock.release()
+
+
+class _Here(threading.local):
+    """The clock and randomness of the agent that this thread runs."""
+
+    inside: VirtualClockAndRandom | None = None
+
+
+_here = _Here()
+
+
+class _Exchange:
+    """Functions that replace those of one module."""
+
+    __slots__ = ("_before", "_names", "_ours", "_read", "_theirs")
+
+    def __init__(self, names: dict[str, Any], ours: Mapping[str, Callable[..., Any]]) -> None:
+        self._names = names
+        self._ours = {name: self._here_only(name, function) for name, function in ours.items()}
+        self._read = itemgetter(*ours)
+        self._theirs: tuple[Any, ...] = self._read(names)
+        self._before: dict[str, Any] = dict(zip(ours, self._theirs, strict=True))
+
+    def begin(self) -> None:
+        theirs = self._read(self._names)
+        if theirs != self._theirs:  # most often they are the same as the time before
+            self._theirs, self._before = theirs, dict(zip(self._ours, theirs, strict=True))
+        self._names.update(self._ours)
+
+    def end(self) -> None:
+        self._names.update(self._before)
+
+    def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes a function that other threads find unchanged meanwhile."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            inside = _here.inside
+            return self._before[name](*args, **kwargs) if inside is None else ours(inside, *args, **kwargs)
+
+        return function
+
+
+def _clock_functions() -> Mapping[str, Callable[..., Any]]:
+    local, utc, text, shown, formatted = time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime
+
+    def epoch(there: VirtualClockAndRandom) -> float:
+        return there.started_at + there.now()
+
+    def seconds(there: VirtualClockAndRandom) -> float:
+        return there.now()
+
+    def nanoseconds(there: VirtualClockAndRandom) -> int:
+        return int(there.now() * 1e9)
+
+    def of_moment(convert: Callable[[float], Any]) -> Callable[..., Any]:
+        return lambda there, moment=None: convert(epoch(there) if moment is None else moment)
+
+    return {
+        "time": epoch,
+        "time_ns": lambda there: int(epoch(there) * 1e9),
+        "monotonic": seconds,
+        "monotonic_ns": nanoseconds,
+        "perf_counter": seconds,
+        "perf_counter_ns": nanoseconds,
+        "localtime": of_moment(local),
+        "gmtime": of_moment(utc),
+        "ctime": of_moment(text),
+        "asctime": lambda there, moment=None: shown(moment or local(epoch(there))),
+        "strftime": lambda there, form, moment=None: formatted(form, moment or local(epoch(there))),
+    }
+
+
+def _draw_functions() -> Mapping[str, Callable[..., Any]]:
+    """Replaces those functions of `random` that draw from the shared generator, or set it."""
+
+    def draw(name: str) -> Callable[..., Any]:
+        return lambda there, *args, **kwargs: getattr(there.generators[0], name)(*args, **kwargs)
+
+    shared = random.random.__self__  # type: ignore[attr-defined]
+    return {name: draw(name) for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is shared}
+
+
+def _id_functions() -> Mapping[str, Callable[..., Any]]:
+    def draw(version: int) -> Callable[..., uuid.UUID]:
+        return lambda there, *_, **__: uuid.UUID(int=there.generators[1].getrandbits(128), version=version)
+
+    return {"uuid1": draw(1), "uuid4": draw(4)}
+
+
+_exchanges = (
+    _Exchange(vars(time), _clock_functions()),
+    _Exchange(vars(random), _draw_functions()),
+    _Exchange(vars(uuid), _id_functions()),
+)

@@ -1,0 +1,72 @@
+"""Files that hold one record, JSON or YAML, from a run directory or elsewhere. All of them are untrusted input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import open_regular
+
+MAX_BYTES = 64 * 2**20
+MAX_YAML_BYTES = 4 * 2**20
+"""Maximum size; Hydra's records of a run take some kilobytes."""
+MAX_YAML_DEPTH = 100
+MAX_ERROR_CHARS = 300
+
+
+def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Reads the bytes of a file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ConfigError: It is too long.
+    """
+    with open_regular(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise broken(path, f"at most {max_bytes:,} bytes", "more")
+    return data
+
+
+def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Reads the JSON object in a file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ConfigError: It is too long or too deep, no JSON, or something else than an object.
+    """
+    try:
+        found = json.loads(read_record(path, max_bytes=max_bytes))
+    except (ValueError, RecursionError) as error:
+        raise broken(path, "JSON", str(error)) from error
+    if not isinstance(found, dict):
+        raise broken(path, "an object", f"a {type(found).__name__}")
+    return found
+
+
+def read_yaml(path: Path) -> Any:
+    """Reads a YAML file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ConfigError: It is too long or too deep, refers to parts of itself, or is no YAML.
+    """
+    import yaml
+
+    text = read_record(path, max_bytes=MAX_YAML_BYTES)
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    try:
+        for event in yaml.parse(text, Loader=loader):  # first: too deep a nesting crashes the C loader
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_YAML_DEPTH or isinstance(event, yaml.AliasEvent):
+                raise broken(path, f"at most {MAX_YAML_DEPTH} levels, and no aliases", "others")
+        return yaml.load(text, Loader=loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise broken(path, "YAML", " ".join(str(error).split())[:MAX_ERROR_CHARS]) from error
+
+
+def broken(path: Path, expected: str, got: str) -> ConfigError:
+    """Makes the error for a file with unexpected content."""
+    return ConfigError(f"{path} is broken: expected {expected}, got {got}.")

@@ -1,0 +1,89 @@
+"""The results that a run recorded: its `episodes.jsonl`, read. It may come from anywhere: every row is checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ares_exp.errors import ConfigError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import EnvironmentUsage, EpisodeResult
+from ares_exp.records.run_dir import open_regular
+
+MAX_ROWS = 2_000_000
+MAX_ROW_BYTES = 4 * 2**20
+MAX_NUMBER = 1e100
+"""Maximum of recorded numbers: their squares, and sums of squares, are still finite."""
+MAX_COUNT = 2**53
+"""Maximum of recorded counts: a float holds every whole number up to here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedResults:
+    """Content of `episodes.jsonl`.
+
+    Attributes:
+        results: Every try of every attempt, in the order in which they ended.
+        torn: Whether the last line has no end, as a crash in the middle of writing leaves it. It is not in `results`.
+        whole_bytes: Where the whole lines end.
+    """
+
+    results: tuple[EpisodeResult, ...]
+    torn: bool
+    whole_bytes: int
+
+
+def read_results(path: Path) -> RecordedResults:
+    """Reads an `episodes.jsonl`.
+
+    Raises:
+        ConfigError: It cannot be read, or a line that is not the torn last one is no result; with its number.
+    """
+    results: list[EpisodeResult] = []
+    whole_bytes, number = 0, 0
+    try:
+        with open_regular(path) as lines:
+            while line := lines.readline(MAX_ROW_BYTES + 1):
+                number += 1
+                if len(line) > MAX_ROW_BYTES or number > MAX_ROWS:
+                    raise ValueError(f"more than {MAX_ROW_BYTES:,} bytes in a line, or {MAX_ROWS:,} lines")
+                if not line.endswith(b"\n"):
+                    return RecordedResults(tuple(results), torn=True, whole_bytes=whole_bytes)
+                results.append(checked_result(json.loads(line, parse_constant=_refuse)))
+                whole_bytes += len(line)
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}, line {number}: expected the result of an episode, got something else: {error}. "
+            "Only a torn last line is left out; repair this one, or remove it to go without its episode."
+        ) from None
+    return RecordedResults(tuple(results), torn=False, whole_bytes=whole_bytes)
+
+
+def is_countable(answer: LLMResponse) -> bool:
+    """Whether cost and usage of an answer can be summed, and the sums read back. The answer is untrusted."""
+    counts = answer.usage.prompt_tokens, answer.usage.generated_tokens
+    is_counted = all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
+    return is_counted and isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
+
+
+def checked_result(data: Any) -> EpisodeResult:
+    """The result that `EpisodeResult.to_dict` gave, if it can be reckoned with. Raises `ValueError` otherwise."""
+    result = EpisodeResult.from_dict(data)
+    times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
+    used = result.environment_usage or EnvironmentUsage()
+    numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, used.cost, *times)
+    if not all(abs(number) < MAX_NUMBER for number in numbers):
+        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
+    counts = (result.attempt, result.retry, result.num_steps, result.prompt_tokens, result.generated_tokens)
+    counts_beside = (result.snapshots, result.snapshot_failures, used.prompt_tokens, used.generated_tokens)
+    if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside)):
+        raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
+    return result
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")

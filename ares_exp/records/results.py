@@ -1,0 +1,307 @@
+"""Results: how one episode ended, and what a run adds up to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from ares_exp.errors import (
+    AgentError,
+    BudgetExhaustedError,
+    ContainerError,
+    PolicyError,
+    ResumeDivergedError,
+    VerifierError,
+)
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from ares_exp.llms.response import LLMResponse
+
+
+class Outcome(StrEnum):
+    """Outcome of an episode, known where it happened."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABANDONED = "abandoned"
+    CLOSED = "closed"
+    CANCELLED = "cancelled"
+    AGENT_ERROR = "agent_error"
+    CONTAINER_ERROR = "container_error"
+    VERIFIER_ERROR = "verifier_error"
+    POLICY_ERROR = "policy_error"
+    ERRORED = "errored"
+    LOST = "lost"
+
+    @classmethod
+    def of(cls, error: BaseException) -> Outcome:
+        """Returns the outcome of an episode that `error` ended."""
+        classes: tuple[tuple[type[BaseException], Outcome], ...] = (
+            (asyncio.CancelledError, cls.CANCELLED),
+            (KeyboardInterrupt, cls.CANCELLED),
+            (BudgetExhaustedError, cls.CANCELLED),
+            (ResumeDivergedError, cls.ABANDONED),
+            (AgentError, cls.AGENT_ERROR),
+            (ContainerError, cls.CONTAINER_ERROR),
+            (VerifierError, cls.VERIFIER_ERROR),
+            (PolicyError, cls.POLICY_ERROR),
+        )
+        return next((outcome for kind, outcome in classes if isinstance(error, kind)), cls.ERRORED)
+
+
+UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
+"""Outcomes that say nothing about the attempt."""
+
+ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
+"""Outcomes after which the answer log may be deleted: the attempt has a result, or starts from the beginning."""
+
+
+_LIMIT_REACHED = "limit reached: "
+
+MAX_MESSAGE = 20_000
+"""Maximum length of an error's text, in characters, so that a row can be read back whatever the error quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error, or the limit that truncated an episode.
+
+    Attributes:
+        type: Name of the exception's class; `limit` for a limit.
+        message: Text for people.
+        limit: The limit that was reached: `steps`, `time`, `tokens`, `cost`, a name that only its environment uses, or
+            `unknown`; `None` for an error.
+    """
+
+    type: str
+    message: str
+    limit: str | None = None
+
+    @classmethod
+    def of_limit(cls, limit: str | None) -> Self:
+        """Makes the record of a limit; `None`: the environment does not say which."""
+        name = limit or "unknown"
+        return cls("limit", f"{_LIMIT_REACHED}{name}", name)
+
+    def to_dict(self) -> dict[str, str]:
+        """Returns the JSON-ready form; `limit` only where there is one."""
+        more = {} if self.limit is None else {"limit": self.limit}
+        return {"type": self.type, "message": self.message, **more}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverts `to_dict`. Raises `KeyError` when a field is missing."""
+        data = _with_limit(data)
+        limit = data["limit"]
+        return cls(str(data["type"]), str(data["message"]), None if limit is None else str(limit))
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Makes the record of an exception."""
+        text = str(error) or type(error).__name__
+        if len(text) > MAX_MESSAGE:
+            text = f"{text[:MAX_MESSAGE]}… ({len(text):,} characters)"
+        return cls(type(error).__name__, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Recorded answers of an earlier episode that were given again instead of asking the policy.
+
+    Attributes:
+        episode_id: The earlier one, of the same attempt.
+        steps: How many of its answers were given again; those before a snapshot that was restored included.
+        prompt_tokens, generated_tokens, cost: Sums over those answers: they are in the earlier episode's totals, too.
+        from_snapshot: The step at which a snapshot was restored; `None`: it was played again from the beginning.
+        diverged_at: The first step whose request differs from the recorded one; `None`: all are the same.
+    """
+
+    episode_id: str
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float = 0.0
+    from_snapshot: int | None = None
+    diverged_at: int | None = None
+
+    @classmethod
+    def of(cls, episode_id: str, answers: Sequence[LLMResponse]) -> Self:
+        """Makes the record of these answers, taken over from an earlier episode."""
+        return cls(
+            episode_id,
+            len(answers),
+            prompt_tokens=sum(answer.usage.prompt_tokens for answer in answers),
+            generated_tokens=sum(answer.usage.generated_tokens for answer in answers),
+            cost=sum(answer.cost for answer in answers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentUsage:
+    """Spending of an environment on its own model calls, such as those of the oracle of twenty questions.
+
+    Attributes:
+        prompt_tokens, generated_tokens: As the engines counted them.
+        cost: US dollars.
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: EnvironmentUsage) -> EnvironmentUsage:
+        """Adds two usages."""
+        return EnvironmentUsage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.generated_tokens + other.generated_tokens,
+            self.cost + other.cost,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and generated tokens together."""
+        return self.prompt_tokens + self.generated_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """Result of one stage of a multi-step task.
+
+    Attributes:
+        name: Name of the stage.
+        reward: Its reward; `None`: it was not verified.
+        rewards: Everything its verifier scored, by key.
+        truncated_by: The limit that ended its agent, if one did.
+        num_steps: Time steps that its agent took: policy answers, and at its end maybe one that did not come in time.
+    """
+
+    name: str
+    reward: float | None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    truncated_by: str | None = None
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """One line of `episodes.jsonl`: one try of one attempt at one task.
+
+    An attempt is tried again after an error (`retry=…`), or when the run is resumed; every try keeps its line, and the
+    last one is the attempt's result.
+
+    Attributes:
+        episode_id: Unique; also names the trajectory file.
+        task_name: The task.
+        attempt: Number of this playing of the task, from 0.
+        seed: Seed of this episode.
+        outcome: Its outcome.
+        reward: The episode's reward; `None` when there is none (never 0.0 for want of a better number).
+        rewards: Everything the verifier scored, by key.
+        error: What went wrong, or the limit that truncated it.
+        num_steps: Policy answers that were applied.
+        prompt_tokens, generated_tokens: Token totals of the policy over the episode.
+        cost: US dollars of the policy over the episode.
+        started_at, finished_at: Epoch seconds.
+        phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
+            for its snapshots after the policy had answered.
+        container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
+        snapshots: Number of its snapshots that are kept.
+        snapshot_failures: Number of snapshots that could not be taken or deleted.
+        retry: Number of earlier tries of this attempt.
+        replayed: Answers that it took over from an earlier try, if it did.
+        stages: Results of its stages; empty for a single-stage task.
+        environment_usage: Spending of its environment in this try, beside the policy's; `None` for an environment that
+            makes no model calls. Answers taken over from an earlier try are counted in that try alone.
+    """
+
+    episode_id: str
+    task_name: str
+    attempt: int
+    seed: int
+    outcome: Outcome
+    reward: float | None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    error: ErrorInfo | None = None
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cost: float = 0.0
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    phase_sec: Mapping[str, float] = field(default_factory=dict)
+    container_image: str | None = None
+    snapshots: int = 0
+    snapshot_failures: int = 0
+    retry: int = 0
+    replayed: Replayed | None = None
+    stages: tuple[StageResult, ...] = ()
+    environment_usage: EnvironmentUsage | None = None
+
+    @property
+    def limit(self) -> str | None:
+        """The limit that truncated it; `None` when none did."""
+        return self.error.limit if self.error is not None else None
+
+    @property
+    def duration_sec(self) -> float:
+        """Wall seconds from start to finish."""
+        return self.finished_at - self.started_at
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form."""
+        return {**asdict(self), "error": self.error.to_dict() if self.error is not None else None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverts `to_dict`; leaves out fields that this version does not know.
+
+        Raises:
+            ValueError: `data` is not a valid result; the message says why.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        global _validator
+        if _validator is None:
+            _validator = TypeAdapter(cls)
+        if isinstance(data, Mapping) and isinstance(error := data.get("error"), Mapping):
+            data = {**data, "error": _with_limit(error)}
+        try:
+            return cast("Self", _validator.validate_python(data))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+_validator: TypeAdapter[EpisodeResult] | None = None
+
+
+def _with_limit(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Adds `limit` to the record of an error: records older than that field have it in the message alone."""
+    if "limit" in error:
+        return error
+    message = str(error.get("message"))
+    is_limit = error.get("type") == "limit" and message.startswith(_LIMIT_REACHED)
+    return {**error, "limit": message.removeprefix(_LIMIT_REACHED) if is_limit else None}
+
+
+def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:
+    """Returns the last try of every attempt, in the order in which the attempts first appear."""
+    last: dict[tuple[str, int], EpisodeResult] = {}
+    for result in results:
+        slot = result.task_name, result.attempt
+        if slot not in last or result.retry >= last[slot].retry:
+            last[slot] = result
+    return tuple(last.values())
+
+
+def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
+    """Counts episodes by outcome; leaves out outcomes that did not occur."""
+    counts: dict[str, int] = {}
+    for result in results:
+        counts[result.outcome.value] = counts.get(result.outcome.value, 0) + 1
+    return counts

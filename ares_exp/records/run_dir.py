@@ -1,0 +1,308 @@
+"""The run directory: the name of every output file, once, the ways in which files are written, and `run.log`."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import json
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.secrets import mask_known_secrets
+
+EPISODES = "episodes.jsonl"
+_appending = threading.Lock()
+USED = (
+    "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."
+)
+
+
+def dump_json(data: Any, *, indent: int | None = None) -> str:
+    """Formats valid UTF-8 JSON without the values of sensitive environment variables."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, as a model may write it: only escapes can carry it
+        text = json.dumps(data, indent=indent, ensure_ascii=True, default=str)
+    return mask_known_secrets(text)
+
+
+@contextmanager
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a file for writing that appears whole, when the body ends without an exception, or not at all.
+
+    Args:
+        path: The file; its directory must be there.
+        sync: Whether it must survive a power cut once this returns.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_to_disk(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all, and survives a power cut once this returns."""
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def append_line(path: Path, data: Mapping[str, Any]) -> None:
+    """Appends one JSON line durably, whole or not at all; only a crash in the middle can leave a torn last line.
+
+    Raises:
+        OSError: The disk is full, or another failure; the file is unchanged.
+    """
+    append_text(path, f"{dump_json(data)}\n", flags=os.O_CREAT, sync=True)
+
+
+def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) -> None:
+    """Appends `text` in one write, whole or not at all. Concurrent writers do not mix; a link is not followed.
+
+    Args:
+        path: The file.
+        text: What to append.
+        flags: More flags for `os.open`, such as `os.O_CREAT`.
+        sync: Whether it must survive a power cut once this returns.
+
+    Raises:
+        OSError: The disk is full, or another failure; the file is unchanged.
+    """
+    data = text.encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o644)
+    try:
+        with _appending:  # what another thread appends after half a line would go with that
+            written = os.write(descriptor, data)
+            if written != len(data):
+                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Opens a file for reading: not a pipe or a device, which might never end, or never begin.
+
+    Raises:
+        OSError: It cannot be opened, or is something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "expected a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def sync_to_disk(path: Path) -> None:
+    """Has a file, or what was made, renamed and removed in a directory, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache  # Hydra asks more than once
+def fresh_dir(path: str) -> str:
+    """Makes the directory `path`, or, where there is one already, `path_2`, `path_3`, …: no two runs get the same."""
+    for number in itertools.count(1):
+        candidate = path if number == 1 else f"{path}_{number}"
+        try:
+            Path(candidate).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError
+
+
+def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
+    """Returns the objection to a `hydra.run.dir=…` that holds another run, before Hydra writes into it; else `None`."""
+    if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
+        return None
+    for argument in argv:
+        key, _, value = argument.partition("=")
+        if key == "hydra.run.dir" and (Path(value.strip("'\"")) / EPISODES).exists():
+            return USED.format(value)
+    return None
+
+
+def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
+    """Holds a file or folder until it is closed, or until this process is no more.
+
+    Args:
+        descriptor: Of the open file.
+        path: What it stands for.
+        what: What that is.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"The {what} in {path} is under way: another process plays it. Wait until it has ended."
+        ) from None
+    except OSError:  # a file system without such locks
+        return
+
+
+class RunDir:
+    """The directory of one run, and the paths of its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.provenance = path / "provenance.json"
+        self.episodes = path / EPISODES
+        self.summary = path / "summary.json"
+        self.results = path / "results.json"
+        self.trajectories = path / "trajectories"
+        self.files = path / "files"
+        self.answers = path / "answers"
+        self.sessions = path / "sessions.jsonl"
+        self.snapshots = path / "snapshots"
+        self.branch_point = path / "branch_point"
+        self.replay = path / "replay.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.log = path / "run.log"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run was begun here: one that was killed before its config was written was not."""
+        return self.config.exists()
+
+    @contextmanager
+    def owned(self, *, resume: bool = False) -> Iterator[None]:
+        """Makes the directory and the (empty) episodes file; while the body runs no other process may do the same.
+
+        Args:
+            resume: Whether a run that is in the directory already may be resumed.
+
+        Raises:
+            ConfigError: Another run has written here, or writes here now, or nothing can be written here, or somewhere
+                else would be.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_links()
+            descriptor = os.open(
+                self.episodes, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if resume else os.O_EXCL), 0o644
+            )
+        except FileExistsError:
+            raise ConfigError(USED.format(self.path)) from None
+        except OSError as error:
+            raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
+        try:
+            lock(descriptor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _refuse_links(self) -> None:
+        """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
+        folders = (self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard)
+        if links := [path.name for path in folders if path.is_symlink()]:
+            raise ConfigError(
+                f"Expected the folders in the run directory {self.path} to be its own, but these are links: "
+                f"{', '.join(links)}. Put what they lead to in their place, or choose a run directory on the disk that "
+                "has room for it: `hydra.run.dir=…`."
+            )
+
+    def discard(self) -> None:
+        """Removes what Hydra wrote for a run that was refused before it began; anything else stays."""
+        if self.episodes.exists() or self.config.exists():
+            return
+        for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+            (self.path / ".hydra" / name).unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        for folder in (self.path / ".hydra", self.path):
+            if folder.resolve() != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def sweep_up(self) -> None:
+        """Removes temporary files of a process that was killed during an atomic write. For the run's only process.
+
+        Skips the folders in which tasks, snapshots and trackers keep their files.
+        """
+        others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
+        folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
+        for folder in (self.path, *(folder for folder in folders if folder not in others)):
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
+    def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
+        """Writes indented JSON, atomically."""
+        write_atomically(path, dump_json(data, indent=2) + "\n")
+
+    def append_episode(self, data: Mapping[str, Any]) -> None:
+        """Appends a line to `episodes.jsonl`."""
+        append_line(self.episodes, data)
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A directory beside `out` that becomes it when the body ends without an exception.
+
+    Raises:
+        ConfigError: There is something already.
+        OSError: It cannot be made.
+    """
+    if os.path.lexists(out):
+        raise ConfigError(f"Expected a directory that is not there yet, but {out} exists. Choose another one.")
+    place = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
+    place.mkdir(parents=True)
+    try:
+        yield place
+        place.rename(out)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    sync_to_disk(out.absolute().parent)
+
+
+class RunLogHandler(logging.FileHandler):
+    """A file handler that never raises: `logging.FileHandler` does where the file cannot be opened (again).
+
+    A line that cannot be written, as the disk is full or the directory gone, fails no episode. A link in the place of
+    the file is not followed: the directory of a run that is resumed may come from anybody.
+    """
+
+    def _open(self) -> TextIOWrapper:
+        def open_itself(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_itself)  # type: ignore[return-value]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)

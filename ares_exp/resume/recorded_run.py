@@ -1,0 +1,312 @@
+"""Records of an earlier run: which episodes it played, and how it was composed. All of it is untrusted input."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from ares_exp.config.moved_targets import with_moved_targets
+from ares_exp.config.options import SCHEME
+from ares_exp.config.plugins import PROVIDER
+from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
+from ares_exp.records.record_files import broken, read_yaml
+from ares_exp.records.results import Outcome
+from ares_exp.records.run_dir import EPISODES, RunDir, open_regular
+from ares_exp.snapshots.snapshot_id import step_of
+
+SHOWN = 5
+SWEEP_RECORD = "multirun.yaml"
+PATH_KEY = re.compile(r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
+"""Config keys whose relative values are resolved against the folder where the run was started."""
+_MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
+
+_AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
+
+
+def begins_where_started(key: str, given: Container[str]) -> bool:
+    """Whether a relative value of `key` is resolved against the folder where the run was started.
+
+    Args:
+        key: Of a config, dotted.
+        given: The keys that are set: with a git repository, the paths of its tasks begin there.
+    """
+    in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
+    return PATH_KEY.search(key) is not None and not in_a_repository
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """One episode of a run.
+
+    Attributes:
+        episode_id: As in `episodes.jsonl`, the trajectories and the snapshots.
+        task_name: The task.
+        last_step: The last step at which it waited for an answer, counting from 0; -1 where it never did.
+    """
+
+    episode_id: str
+    task_name: str
+    last_step: int
+
+
+class _Source(BaseModel):
+    """A place that options were taken from."""
+
+    path: str
+    schema_: str = Field(alias="schema")
+    provider: str
+
+
+class _Runtime(BaseModel):
+    """Hydra's record of the process that began a run."""
+
+    cwd: str
+    config_sources: list[_Source]
+    choices: dict[str, Any] = {}
+
+
+class _Overrides(BaseModel):
+    """Overrides of a command, of Hydra's own keys and of others."""
+
+    hydra: list[str] = []
+    task: list[str] = []
+
+
+class _Hydra(BaseModel):
+    runtime: _Runtime
+    overrides: _Overrides = _Overrides()
+
+
+class _HydraRecord(BaseModel):
+    hydra: _Hydra
+
+
+class RecordedRun:
+    """A run directory, read. `<sweep>/<number>` is one, too.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Keeps the path; reads no files.
+
+        Raises:
+            ConfigError: There is no run at `path`.
+        """
+        if not is_recorded_run(path):
+            raise ConfigError(no_such_run(path))
+        self.path = path
+
+    def overrides(self) -> Sequence[str]:
+        """Returns the overrides of the run's command, as typed, but for secrets; leaves out those of Hydra itself.
+
+        Raises:
+            ConfigError: They were not recorded, or cannot be read.
+        """
+        found = self._hydra_record("overrides.yaml")
+        if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+            raise self._broken("overrides.yaml", "a list of overrides", _kind(found))
+        return found
+
+    def composed_config(self) -> dict[str, Any]:
+        """Returns its config with the references that were resolved later. Raises `ConfigError` as `overrides` does."""
+        found = self._hydra_record("config.yaml")
+        if not isinstance(found, dict):
+            raise self._broken("config.yaml", "a config", _kind(found))
+        return found
+
+    def working_directory(self) -> Path:
+        """Returns the folder where it was started, the base of its paths. Raises `ConfigError` as `overrides` does."""
+        return Path(self._record().runtime.cwd)
+
+    def config_dirs(self) -> Sequence[Path]:
+        """Returns the user's folders of options (`--config-dir`), without those of plugins, which are found again.
+
+        Raises `ConfigError` as `overrides` does.
+        """
+        sources = self._record().runtime.config_sources
+        folders = [one for one in sources if one.schema_ in ("file", SCHEME) and one.provider != "main"]
+        own = [Path(one.path) for one in folders if not one.provider.startswith(PROVIDER)]
+        return list(dict.fromkeys(own))  # Hydra has a `--config-dir` twice: as it is typed, and as a folder of options
+
+    def choices(self) -> dict[str, str]:
+        """Names of the options chosen, by group. Raises `ConfigError` as `overrides` does."""
+        return {group: option for group, option in self._record().runtime.choices.items() if isinstance(option, str)}
+
+    def episodes(self) -> Sequence[RecordedEpisode]:
+        """Lists its episodes, finished or not, as found in its rows, trajectories and snapshots together."""
+        found: dict[str, RecordedEpisode] = {}
+        for episode in (*self._rows(), *self.trajectories(partial=True)):  # a trajectory knows better than a row
+            found[episode.episode_id] = episode
+        for episode_id, step in self._snapshots():
+            known = found.get(episode_id)
+            task_name = known.task_name if known is not None else self._snapshotted_task(f"{episode_id}@{step}")
+            if task_name is not None:
+                last = max(step, -1 if known is None else known.last_step)
+                found[episode_id] = RecordedEpisode(episode_id, task_name, last)
+        return list(found.values())
+
+    def episode(self, name: str) -> RecordedEpisode:
+        """Finds the episode by id, by task if it was played once, or by a unique prefix of an id.
+
+        Raises:
+            ConfigError: No episode matches, or several do.
+        """
+        episodes = self.episodes()
+        if not episodes:
+            raise ConfigError(f"Expected recorded episodes in {self.path}, found none: nothing was played or kept.")
+        for found in (
+            [one for one in episodes if one.episode_id == name],
+            [one for one in episodes if one.task_name == name],
+            [one for one in episodes if one.episode_id.startswith(name)],
+        ):
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise ConfigError(f"{name!r} means {len(found)} episodes of {self.path}: {_listed(found)}. Name one.")
+        known = [*(one.episode_id for one in episodes), *dict.fromkeys(one.task_name for one in episodes)]
+        close = close_matches(name, known) or f" It has {_listed(episodes)}."
+        raise ConfigError(f"{self.path} has no episode {name!r}.{close}")
+
+    def _rows(self) -> Iterator[RecordedEpisode]:
+        """Yields the rows; leaves out a torn one, whose episode never ended."""
+        try:
+            with open_regular(self.path / EPISODES) as lines:
+                for line in lines:
+                    if (episode := _of_row(line)) is not None:
+                        yield episode
+        except OSError as error:
+            raise ConfigError(f"Cannot read {self.path / EPISODES}: {error.strerror}.") from error
+
+    def trajectories(self, *, partial: bool = False) -> Iterator[RecordedEpisode]:
+        """Yields the episodes whose steps were recorded; unfinished ones only with `partial`."""
+        from ares_exp.trajectories.stored_episodes import load
+
+        try:
+            stored = load(self.path, partial=partial, skip_broken=True)
+        except TrajectoryFormatError as error:
+            raise ConfigError(f"Cannot read the trajectories of a run: {error}") from error
+        for episode in stored:
+            ended = episode.outcome in _AT_LAST_STEP
+            yield RecordedEpisode(episode.episode_id, episode.task_name, episode.num_steps - (2 if ended else 1))
+
+    def _snapshots(self) -> Iterator[tuple[str, int]]:
+        folder = RunDir(self.path).snapshots
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        yield from filter(None, map(step_of, names))
+
+    def _snapshotted_task(self, snapshot_id: str) -> str | None:
+        """Finds the task name of an episode that left only snapshots."""
+        from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+
+        try:
+            snapshot = EnvironmentSnapshot.load_from_file(RunDir(self.path).snapshots / snapshot_id)
+        except SnapshotError:
+            return None
+        return str(snapshot.task_data["name"]) if "name" in snapshot.task_data else None
+
+    def _record(self) -> _Hydra:
+        try:
+            return _HydraRecord.model_validate(self._hydra_record("hydra.yaml")).hydra
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, problem["loc"])) or "the file"
+            raise self._broken("hydra.yaml", f"what Hydra writes as {place:.80}", problem["msg"]) from error
+
+    def _hydra_file(self, name: str) -> Path:
+        return self.path / ".hydra" / name
+
+    def _hydra_record(self, name: str) -> Any:
+        path = self._hydra_file(name)
+        try:
+            return read_yaml(path)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror}. Without Hydra's records of a run it cannot be composed again; its "
+                f"trajectories alone can be played with `policy=replay policy.trajectory={self.path}`."
+            ) from error
+
+    def _broken(self, name: str, expected: str, got: str) -> ConfigError:
+        return broken(self._hydra_file(name), expected, got)
+
+
+class RecordedSweep(RecordedRun):
+    """The folder of a sweep: how all of its jobs were composed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def overrides(self) -> Sequence[str]:
+        """Returns the overrides of the sweep's command, with Hydra's own. Raises `ConfigError` as for a run."""
+        typed = self._record().overrides
+        return [*typed.hydra, *typed.task]
+
+    def _hydra_file(self, name: str) -> Path:
+        return self.path / SWEEP_RECORD
+
+
+def recorded_config(run_dir: Path) -> dict[str, Any]:
+    """Reads a run's config, as it was resolved when the run began; classes have their present names.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ConfigError: It is no config.
+    """
+    path = RunDir(run_dir).config
+    found = read_yaml(path)
+    if not isinstance(found, dict):
+        raise broken(path, "a config", _kind(found))
+    return {str(key): value for key, value in with_moved_targets(found).items()}
+
+
+def is_recorded_run(path: Path) -> bool:
+    """Whether a run wrote in `path`. Raises `OSError` for a path that cannot be one."""
+    return (path / EPISODES).is_file()
+
+
+def is_folder_of_runs(path: Path) -> bool:
+    """Whether `path`, which is no run, has runs in it. Raises `OSError` if it cannot be read."""
+    return not is_recorded_run(path) and any(map(is_recorded_run, path.iterdir()))
+
+
+def no_such_run(path: Path) -> str:
+    """Explains that there is no run at a path: a sweep, something else, or nothing of that name."""
+    place = next((one for one in (path, *path.parents) if one.exists()), Path())
+    names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        missing = path.relative_to(place).parts[:1]
+        close = close_matches(missing[0], names) if missing else ""
+        return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
+    if place == path:
+        return f"{path} is no run directory: it has no {EPISODES}."
+    return f"There is no run {path}: expected a run directory, or one followed by /<episode> or /<episode>@<step>."
+
+
+def _kind(value: object) -> str:
+    """Names the kind of a value; its text may be endless, as YAML can refer to the same list again and again."""
+    return "nothing" if value is None else f"something else, a {type(value).__name__}"
+
+
+def _of_row(line: bytes) -> RecordedEpisode | None:
+    try:
+        row = json.loads(line)
+        episode_id, task_name, steps = row["episode_id"], row["task_name"], row["num_steps"]
+        outcome = row["outcome"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not (isinstance(episode_id, str) and isinstance(task_name, str) and isinstance(steps, int)):
+        return None
+    return RecordedEpisode(episode_id, task_name, steps - 1 if outcome in _AT_LAST_STEP or not steps else steps)
+
+
+def _listed(episodes: Sequence[RecordedEpisode]) -> str:
+    shown = ", ".join(episode.episode_id for episode in episodes[:SHOWN])
+    return shown if len(episodes) <= SHOWN else f"{shown} and {len(episodes) - SHOWN} more"

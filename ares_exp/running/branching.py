@@ -1,0 +1,222 @@
+"""`branch_from=<run>/<episode>@<step>`: several episodes that continue from one step of a recorded one.
+
+If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is played again up to
+that step, from its last earlier snapshot or from its beginning, with the recorded answers; then a snapshot is taken, so
+that all branches start from the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.environments.restoring import Continuation
+from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
+from ares_exp.llms.message_edit import MessageEdit, edited, recorded_edits
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import AdvancingClient
+from ares_exp.records.run_dir import RunDir
+from ares_exp.resume.episode_ref import EpisodeRef
+from ares_exp.snapshots.nearest import nearest_snapshot
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
+from ares_exp.trajectories.request_diff import Match, RequestComparison
+
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOptions:
+    """Changes at the start of the branches, compared with the recorded episode; `None` means no such change.
+
+    Attributes:
+        inject: A user message after those of the pending request.
+        edit: New text for the pending request's last message.
+        answer: A fixed first answer, instead of the policy's.
+    """
+
+    inject: str | None = None
+    edit: str | None = None
+    answer: str | None = None
+
+    def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
+        """Returns the message edits that apply from `step` on, whose request has `messages` messages."""
+        edits = []
+        if self.edit is not None:
+            edits.append(MessageEdit("replace", messages - 1, self.edit, step))
+        if self.inject is not None:
+            edits.append(MessageEdit("insert", messages, self.inject, step))
+        return tuple(edits)
+
+
+class Branching:
+    """The point at which the episodes of a run begin."""
+
+    def __init__(self, reference: str, options: BranchOptions) -> None:
+        """Finds the recorded episode.
+
+        Args:
+            reference: `<run>/<episode>@<step>`.
+            options: Changes at the start of the branches.
+
+        Raises:
+            ConfigError: There is no such run, episode or step.
+        """
+        ref = EpisodeRef.parse(reference)
+        if ref.episode is None or ref.step is None:
+            raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {reference!r:.200}.")
+        self._run_dir = RunDir(ref.run.path)
+        self._episode = ref.episode
+        self._step = ref.step
+        self._options = options
+        self._snapshot: EnvironmentSnapshot | None = None
+        self._messages = 0
+        self._root: str | None = None
+        self._earlier_edits: tuple[MessageEdit, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The step at which the branches begin."""
+        return self._step
+
+    @property
+    def task_name(self) -> str:
+        """The task of the recorded episode."""
+        return self._episode.task_name
+
+    async def prepare(
+        self, make: Callable[[Continuation | None, int], CodeEnvironment], store: Path, report: Report
+    ) -> None:
+        """Finds or makes the snapshot that the branches start from.
+
+        Args:
+            make: Makes an environment that starts, or continues, with that seed, for playing the episode again.
+            store: Directory for a new snapshot, also if an earlier session of the run made it.
+            report: Receives messages for the user.
+
+        Raises:
+            UserError: The snapshot can neither be found nor made; the message says why.
+        """
+        try:
+            self._snapshot = await asyncio.to_thread(self._nearest, store)
+            if self._snapshot is None or self._snapshot.step_count != self._step:
+                self._snapshot = await self._play_again(make, store, report)
+            await asyncio.to_thread(make(Continuation(self._snapshot), 0).check_start)
+            shown = edited(
+                LLMRequest(await asyncio.to_thread(lambda: self._snapshot_at_hand.agent_messages)),
+                self._earlier_edits,
+                self._step,
+            )
+            self._messages = len(shown.messages)
+        except (SnapshotError, EpisodeError, TrajectoryFormatError) as error:
+            name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
+            raise UserError(f"Cannot branch from {name}: {error}") from error
+
+    def start(self, branch: int) -> Continuation:
+        """Returns the starting point of a branch."""
+        snapshot, parent = self._snapshot_at_hand, self._episode.episode_id
+        lineage: dict[str, Any] = {
+            "root": str(snapshot.lineage.get("root", self._root or parent)),
+            "parent": parent,
+            "step": self._step,
+            "branch": branch,
+            "snapshot": snapshot.snapshot_id,
+        }
+        edits = (*self._earlier_edits, *self._options.edits(self._messages, self._step))
+        if edits:
+            lineage["edits"] = [edit.to_dict() for edit in edits]
+        return Continuation(snapshot, lineage=lineage, edits=edits)
+
+    def policy(self, client: LLMClient) -> LLMClient:
+        """Returns the policy of a branch; with a given answer, one that gives this answer first."""
+        return client if self._options.answer is None else _FirstAnswer(self._options.answer, client)
+
+    @property
+    def _snapshot_at_hand(self) -> EnvironmentSnapshot:
+        assert self._snapshot is not None, "prepare() comes first"
+        return self._snapshot
+
+    def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
+        """Returns the recorded snapshot of the step, one made from it, or the last earlier one. Blocking."""
+        found = nearest_snapshot(self._run_dir.snapshots, self._episode.episode_id, self._step)
+        if found is not None and found.step_count == self._step:
+            return found
+        return nearest_snapshot(made, self._episode.episode_id, self._step) or found
+
+    async def _play_again(
+        self, make: Callable[[Continuation | None, int], CodeEnvironment], store: Path, report: Report
+    ) -> EnvironmentSnapshot:
+        recorded = await asyncio.to_thread(self._recorded)
+        begin = Continuation(self._snapshot) if self._snapshot is not None else None
+        if begin is None:  # a snapshot of a branch knows both itself
+            self._earlier_edits = recorded_edits(recorded.metadata)
+            lineage = recorded.metadata.get("lineage")
+            self._root = lineage.get("root") if isinstance(lineage, Mapping) else None
+        seed = recorded.metadata.get("seed", 0)
+        async with make(begin, seed if isinstance(seed, int) else 0) as environment:
+            time_step = await environment.reset()
+            comparison, differing = RequestComparison(), []
+            for step in range(environment.step_count, self._step + 1):
+                request = time_step.observation
+                if request is None:
+                    raise SnapshotError(
+                        f"played again with the recorded answers, the episode ended at step {step}. Its run had no "
+                        "snapshot to start from: `snapshot=every_step` takes them."
+                    )
+                request = edited(request, self._earlier_edits, step)
+                observed, asked = recorded.steps[step].observation or {}, serialize_llm_request(request)
+                if comparison.compare(step, observed, asked).match is Match.DIFFERENT:
+                    differing.append(step)
+                if step < self._step:
+                    time_step = await environment.step(_answer(recorded, step))
+            if differing:
+                report(
+                    f"branch_from: played again up to step {self._step}, the episode differs from the recorded one in "
+                    f"{len(differing)} requests, from step {differing[0]} on. The branches go on from what it is now."
+                )
+            return await environment.export_state(store, snapshot_id=f"{self._episode.episode_id}@{self._step}")
+
+    def _recorded(self) -> EpisodeTrajectory:
+        from ares_exp.trajectories.stored_episodes import load
+
+        for stored in load(self._run_dir.path, partial=True, skip_broken=True):
+            if stored.episode_id == self._episode.episode_id:
+                return stored.load()
+        raise SnapshotError(
+            f"the run has neither a snapshot of step {self._step} nor a trajectory of the episode, with which it could "
+            "be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
+        )
+
+
+class _FirstAnswer:
+    """An LLM client with a fixed first answer."""
+
+    def __init__(self, text: str, client: LLMClient) -> None:
+        self._text: str | None = text
+        self._client = client
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        text, self._text = self._text, None
+        return LLMResponse.from_text(text) if text is not None else await self._client(request)
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Skips an answer that was given instead of this client's."""
+        text, self._text = self._text, None
+        if text is None and isinstance(self._client, AdvancingClient):
+            self._client.advance(request, answer)
+
+
+def _answer(recorded: EpisodeTrajectory, step: int) -> LLMResponse:
+    """Returns the recorded answer to the request of that step."""
+    steps: Sequence[Any] = recorded.steps
+    action = steps[step + 1].action if step + 1 < len(steps) else None
+    if action is None:
+        raise SnapshotError(f"the recorded trajectory has no answer after step {step}.")
+    return deserialize_llm_response(action)

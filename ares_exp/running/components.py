@@ -1,0 +1,127 @@
+"""The parts of an experiment: one component per group, and the top-level settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
+from ares_exp.config.instantiate import instantiate_group, instantiate_several
+from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
+from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import SourceBase, make_source
+from ares_exp.policies.policy import Policy, as_policy
+from ares_exp.resume.resumable_policy import OnDivergence
+from ares_exp.running.branching import Branching, BranchOptions
+from ares_exp.running.budget import Budget
+from ares_exp.running.retries import RetryRules
+from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tracker import TrackerBase
+from ares_exp.trajectories.collector import CollectorBase
+from ares_exp.trajectories.collector_guard import as_collector
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """One instance per component group."""
+
+    source: SourceBase
+    agent_factory: AgentFactoryBase
+    container_factory: ContainerFactoryBase
+    policy: Policy
+    wrapper: Callable[[MinimalEnvironment], MinimalEnvironment]
+    collectors: Mapping[str, CollectorBase]
+    tracker: TrackerBase
+    snapshots: SnapshotSchedule | NoSnapshots = field(default_factory=NoSnapshots)
+    branching: Branching | None = None
+    retry: RetryRules = field(default_factory=RetryRules)
+    budget: Budget = field(default_factory=Budget)
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Self:
+        """Makes every component of a composed config; their constructors validate their arguments and touch nothing.
+
+        Raises:
+            ConfigError: One cannot be made.
+        """
+        return cls(
+            source=make_source(config),
+            agent_factory=as_agent_factory(instantiate_group(config, "agent")),
+            container_factory=as_container_factory(instantiate_group(config, "container")),
+            policy=as_policy(instantiate_group(config, "policy")),
+            wrapper=instantiate_group(config, "wrapper"),
+            collectors={name: as_collector(one) for name, one in instantiate_several(config, "collector").items()},
+            tracker=SeveralTrackers(instantiate_several(config, "tracker")),
+            snapshots=instantiate_group(config, "snapshot"),
+            branching=_branching(config),
+            retry=instantiate_group(config, "retry"),
+            budget=instantiate_group(config, "budget"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The part of the root config that the experiment itself uses; see `ares_exp.config.schema`.
+
+    Attributes:
+        sweep_dir: Directory of the sweep, if any.
+    """
+
+    attempts: int
+    concurrency: int
+    seed: int
+    limits: EpisodeLimits
+    policy_timeout_sec: float | None
+    resume_diverged: OnDivergence = "continue"
+    monitor_interval_sec: float = 10.0
+    stall_warn_sec: float = 600.0
+    reward_threshold: float = 1.0
+    sweep_dir: Path | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, sweep_dir: Path | None = None) -> Self:
+        """Takes the settings out of a resolved config."""
+        time_limits = TimeLimits(
+            timeout_multiplier=values["timeout_multiplier"],
+            agent_timeout_sec=values["agent_timeout_sec"],
+            agent_timeout_max_sec=values["agent_timeout_max_sec"],
+            agent_timeout_multiplier=values["agent_timeout_multiplier"],
+            verifier_timeout_sec=values["verifier_timeout_sec"],
+            verifier_timeout_max_sec=values["verifier_timeout_max_sec"],
+            verifier_timeout_multiplier=values["verifier_timeout_multiplier"],
+            environment_build_timeout_multiplier=values["environment_build_timeout_multiplier"],
+        )
+        limits = EpisodeLimits(
+            steps=values["step_limit"],
+            tokens=values["token_limit"],
+            cost=values["cost_limit"],
+            time=time_limits,
+            verify_on_truncation=values["verify_on_truncation"],
+        )
+        return cls(
+            attempts=values["attempts"],
+            concurrency=values["concurrency"],
+            seed=values["seed"],
+            limits=limits,
+            policy_timeout_sec=values["policy_timeout_sec"],
+            resume_diverged=values["resume_diverged"],
+            monitor_interval_sec=values["monitor_interval_sec"],
+            stall_warn_sec=values["stall_warn_sec"],
+            reward_threshold=values["reward_threshold"],
+            sweep_dir=sweep_dir,
+        )
+
+
+def _branching(config: DictConfig) -> Branching | None:
+    if config.branch_from is None:
+        return None
+    options = BranchOptions(inject=config.branch_inject, edit=config.branch_edit, answer=config.branch_answer)
+    return Branching(config.branch_from, options)

@@ -1,0 +1,177 @@
+"""Construction of one episode's environment and policy, independent of other episodes and of scheduling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ares_exp import __version__
+from ares_exp.cancellation import in_thread
+from ares_exp.config.parts import name_of
+from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.errors import SnapshotError
+from ares_exp.llms.request import LLMClient
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.records.environment_answers import copy_answers
+from ares_exp.records.run_dir import RunDir
+from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
+from ares_exp.resume.episode_plan import PlannedEpisode
+from ares_exp.resume.resumable_policy import ResumablePolicy
+from ares_exp.running.components import Components, Settings
+from ares_exp.running.running_episode import RunningEpisode
+from ares_exp.snapshots.nearest import nearest_snapshot
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+
+if TYPE_CHECKING:
+    from ares_exp.environments.restoring import Continuation
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeMaker:
+    """Makes planned episodes from the components of a run."""
+
+    def __init__(
+        self,
+        components: Components,
+        settings: Settings,
+        run_dir: RunDir,
+    ) -> None:
+        """Keeps the arguments; does no I/O.
+
+        Args:
+            components: The parts of the experiment.
+            settings: The experiment's settings.
+            run_dir: The run directory.
+        """
+        self._parts = components
+        self._settings = settings
+        self._run_dir = run_dir
+
+    async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
+        """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
+
+        Args:
+            episode: Receives the made objects, and the events of both.
+
+        Raises:
+            EpisodeError: Something cannot be made.
+        """
+        start_from = None
+        if episode.planned.earlier is not None or self._parts.branching is not None:
+            start_from = await asyncio.to_thread(self._start, episode)
+        if (earlier := episode.planned.earlier) is not None:  # before that try's log is deleted
+            files, own = self._run_dir.files, episode.planned.episode_id
+            await in_thread(lambda: copy_answers(files / earlier.episode_id, files / own))
+        environment = self._make_environment(episode, start_from)
+        policy = await in_thread(lambda: self._make_policy(episode))
+        return self._parts.wrapper(environment), policy
+
+    def episode_parts(
+        self, seed: int, *, output_dir: Path | None = None, start_from: Continuation | None = None
+    ) -> EpisodeParts:
+        """Returns the parts that an environment of this run is made from."""
+        return EpisodeParts(
+            container_factory=self._parts.container_factory,
+            code_agent_factory=self._parts.agent_factory,
+            limits=self._settings.limits,
+            seed=seed,
+            provide_solution=self._parts.policy.needs_solution,
+            output_dir=output_dir,
+            start_from=start_from,
+        )
+
+    def _start(self, episode: RunningEpisode) -> Continuation | None:
+        """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
+        from ares_exp.environments.episode_facts import EpisodeFacts
+        from ares_exp.environments.restoring import Continuation
+
+        planned, branching = episode.planned, self._parts.branching
+        start = branching.start(planned.attempt) if branching is not None else None
+        if planned.earlier is not None and planned.use_snapshots:
+            exchanges, first = planned.earlier.exchanges, branching.step if branching is not None else 0
+            store, last = self._run_dir.snapshots, first + len(exchanges)
+            try:
+                found = nearest_snapshot(store, planned.earlier.episode_id, last)
+                unanswered = EpisodeFacts(found).unanswered if found is not None else 0
+            except SnapshotError as error:
+                logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
+                found = None
+            if found is not None:
+                if start is not None:
+                    unanswered -= EpisodeFacts(start.snapshot).unanswered
+                unlogged = max(0, unanswered - sum(exchange.answer is None for exchange in exchanges))  # old logs
+                episode.from_snapshot = max(0, found.step_count - first - unlogged)
+                for answer in answers(exchanges[: episode.from_snapshot]):
+                    episode.usage.add(answer)
+                return Continuation(found)
+        return start
+
+    def _make_environment(
+        self, episode: RunningEpisode, start_from: Continuation | None
+    ) -> TrajectoryCollectingEnvironment:
+        planned = episode.planned
+        output_dir = self._run_dir.files / planned.episode_id
+        parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from)
+        environment = LimitedEnvironment(
+            self._parts.source.make(planned.task_name, parts), self._settings.limits, used=episode.usage
+        )
+        metadata = {
+            "attempt": planned.attempt,
+            "seed": planned.seed,
+            **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
+            "policy": name_of(self._parts.policy),
+            "ares_exp_version": __version__,
+            **({"retry": planned.retry} if planned.retry else {}),
+            **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
+        }
+        episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)
+        return TrajectoryCollectingEnvironment(
+            episode.environment,
+            self._parts.collectors,
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            metadata=metadata,
+            listener=episode,
+        )
+
+    def _make_policy(self, episode: RunningEpisode) -> ResumablePolicy:
+        planned, earlier = episode.planned, episode.planned.earlier
+        spec = EpisodeSpec(
+            planned.task_name, planned.attempt, planned.seed, retry=planned.retry, on_wait=episode.waited
+        )
+        episode.log = self.begin_log(planned, started_at=episode.started_at)
+        client: LLMClient = self._parts.policy.for_episode(spec)
+        if self._parts.branching is not None:
+            client = self._parts.branching.policy(client)
+        policy = ResumablePolicy(
+            client,
+            episode.log,
+            earlier=earlier.exchanges if earlier is not None else (),
+            begin_at=episode.from_snapshot or 0,
+            events=episode,
+            on_divergence=self._settings.resume_diverged,
+        )
+        episode.given_again = policy.given_again
+        return policy
+
+    def begin_log(self, planned: PlannedEpisode, *, started_at: float) -> AnswerLog:
+        """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking."""
+        earlier = planned.earlier
+        begun = LoggedEpisode(
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            attempt=planned.attempt,
+            retry=planned.retry,
+            seed=planned.seed,
+            started_at=started_at,
+            parent=earlier.episode_id if earlier is not None else None,
+        )
+        log = AnswerLog(self._run_dir.answers, begun)
+        if log.begin(earlier.exchanges if earlier is not None else ()) and earlier is not None:
+            AnswerLog(self._run_dir.answers, earlier).discard()
+        return log

@@ -1,0 +1,390 @@
+"""The experiment: plan -> concurrent episodes -> results -> summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ares_exp.cancellation import finish
+from ares_exp.config.parts import name_of
+from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError, UserError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
+from ares_exp.resume.previous_sessions import PreviousSessions
+from ares_exp.rollout import run_episode
+from ares_exp.running.budget import BudgetMeter
+from ares_exp.running.components import Components, Settings
+from ares_exp.running.episode_maker import EpisodeMaker
+from ares_exp.running.gc_pause import collecting_seldom
+from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
+from ares_exp.running.progress import Progress
+from ares_exp.running.running_episode import RunningEpisode
+from ares_exp.running.scheduler import Retry, Scheduler
+from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+from ares_exp.trackers.tracker import RunInfo
+
+if TYPE_CHECKING:
+    from ares_exp.environments.code_environment import CodeEnvironment
+    from ares_exp.environments.restoring import Continuation
+
+BUDGET_INTERVAL_SEC = 2.0
+"""Seconds between two checks of the budgets while nothing is paid for."""
+
+logger = logging.getLogger(__name__)
+
+
+class Experiment:
+    """One run: every selected task, `attempts` times, at most `concurrency` at once.
+
+    Attributes:
+        warnings: Warnings given to the user.
+    """
+
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
+        self.warnings: list[str] = []
+        self._parts = components
+        self._settings = settings
+        self._run_dir = run_dir
+        self._results: list[EpisodeResult] = []
+        self._running: dict[str, RunningEpisode] = {}
+        self._tries: dict[tuple[str, int], int] = {}
+        self._maker = EpisodeMaker(components, settings, run_dir)
+        self._meter = BudgetMeter(components.budget)
+        self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._interrupted = False
+        self._exhausted: BudgetExhaustedError | None = None
+        self._max_loop_lag_sec = 0.0
+        self._failures = 0
+        self._unwritten_rows = 0
+
+    async def prepare(self) -> Sequence[str]:
+        """Reads the task set and checks everything that can be checked before the first container starts.
+
+        Returns:
+            Names of the selected tasks.
+
+        Raises:
+            UserError: One or several problems; nothing was started.
+        """
+        parts = self._parts
+        for collector in parts.collectors.values():
+            if self._settings.concurrency > 1 and not collector.keeps_apart:
+                raise ConfigError(
+                    f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
+                    "`episode`. Set `concurrency=1`."
+                )
+        if parts.branching is not None and not parts.source.exports_state:
+            raise ConfigError(
+                f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
+                "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
+            )
+        parts.snapshots.check(parts.source, parts.container_factory)
+        names = await asyncio.to_thread(parts.source.load, self._warn)
+        preflights = [parts.policy.preflight(), parts.source.preflight()]
+        if parts.source.needs_container:
+            preflights = [parts.container_factory.preflight(), *preflights, parts.agent_factory.preflight()]
+        _raise_all(await asyncio.gather(*preflights, return_exceptions=True))
+        episode_parts = self._maker.episode_parts(self._settings.seed)
+        await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
+        return names
+
+    async def run(
+        self,
+        task_names: Sequence[str],
+        info: RunInfo,
+        *,
+        earlier: PreviousSessions | None = None,
+        redo: Sequence[str] = (),
+    ) -> RunSummary:
+        """Plays all episodes that are still due. A failed episode is a normal result; `interrupt` ends the run early.
+
+        Args:
+            task_names: The selected tasks.
+            info: Description of the run for the tracker.
+            earlier: Results and logs of earlier sessions of the run.
+            redo: Outcomes of earlier sessions that are played again.
+        """
+        began = time.monotonic()
+        earlier = earlier or PreviousSessions()
+        planned = self._plan(task_names)
+        asked = {one.slot for one in planned}
+        self._results = [result for result in earlier.results if (result.task_name, result.attempt) in asked]
+        for result in self._results:
+            if result.reward is None and result.outcome not in UNFINISHED:
+                slot = result.task_name, result.attempt
+                self._tries[slot] = self._tries.get(slot, 0) + 1
+        owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
+        self._meter = BudgetMeter(
+            self._parts.budget,
+            earlier=earlier.results,
+            earlier_wall_sec=earlier.wall_sec,
+            run_dir=self._run_dir.path,
+            sweep_dir=self._settings.sweep_dir,
+        )
+        self._progress = Progress(len(owed), before=len(planned) - len(owed))
+        await asyncio.to_thread(self._refresh_budget)
+        self._check_budget()
+        self._start_tracker(info, earlier)
+        self._progress.start()
+        try:
+            if owed:
+                await self._prepare_branching()
+                with collecting_seldom():
+                    async with self._watched():
+                        await self._scheduler.run(owed)
+                for episode in list(self._running.values()):
+                    await self.record(episode, self._exhausted or asyncio.CancelledError("it did not end in time"))
+        finally:
+            self._progress.stop()
+        summary = self._summarise(len(planned), earlier.wall_sec + time.monotonic() - began)
+        await asyncio.to_thread(self._write_totals, summary)
+        return summary
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Monitors the episodes, the process and the budgets inside the block."""
+        monitor = RunnerMonitor(
+            self._running.values,
+            self._log_system,
+            self._warn,
+            queued=lambda: self._scheduler.queued,
+            interval_sec=self._settings.monitor_interval_sec,
+            stall_warn_sec=self._settings.stall_warn_sec,
+        )
+        try:
+            async with monitor:
+                watching = asyncio.create_task(self._watch_budget())
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        finally:
+            self._max_loop_lag_sec = monitor.max_loop_lag_sec
+
+    def _start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
+        """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
+        lost = {result.episode_id for result in earlier.lost}
+        told = tuple(result for result in self._results if result.episode_id not in lost)
+        tracker = self._parts.tracker
+        self._guard("The tracker's start", lambda: tracker.start(replace(info, earlier=told)))
+        for result in earlier.lost:
+            self._guard("The tracker", partial(tracker.log_episode, result))
+
+    def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
+        return RunSummary(
+            planned=planned,
+            results=tuple(self._results),
+            interrupted=self._interrupted,
+            ended_by=str(self._exhausted) if self._exhausted is not None else None,
+            wall_sec=wall_sec,
+            recording_failures=self._failures + self._parts.tracker.failures,
+            unwritten_rows=self._unwritten_rows,
+            snapshot_dir=self._parts.snapshots.output_dir,
+            max_loop_lag_sec=self._max_loop_lag_sec,
+            threshold=self._settings.reward_threshold,
+        )
+
+    def _write_totals(self, summary: RunSummary) -> None:
+        """Writes `summary.json` and `results.json`. Blocking."""
+        from ares_exp.statistics.results_document import results_document
+
+        totals = {**summary.to_dict(), "warnings": self.warnings}
+        self._guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
+        results = self._run_dir.results
+        self._guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
+
+    def _plan(self, task_names: Sequence[str]) -> list[PlannedEpisode]:
+        """Plans the run's episodes. For a policy that plays recorded episodes, uses their recorded seeds."""
+        planned = plan_episodes(task_names, attempts=self._settings.attempts, seed=self._settings.seed)
+        seeds = [self._parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
+        return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
+
+    async def close(self, summary: RunSummary | None = None) -> None:
+        """Releases all parts and gives the tracker the totals, if any. The tracker's own time limit bounds the wait."""
+        parts = self._parts
+        closing = {
+            "policy": parts.policy.close,
+            "environment": parts.source.close,
+            "container backend": parts.container_factory.close,
+        }
+        for what, close in closing.items():
+            try:
+                await close()
+            except Exception as error:
+                logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
+        for name, collector in parts.collectors.items():
+            await asyncio.to_thread(self._guard, f"Closing the {name} collector", collector.close)
+        if summary is not None and not summary.interrupted:
+            await asyncio.to_thread(self._guard, "Collecting deleted snapshots", self._parts.snapshots.collect_garbage)
+        if summary is not None:
+            tracker = self._parts.tracker
+            await asyncio.to_thread(self._guard, "The tracker's end", lambda: tracker.finish(summary))
+
+    def interrupt(self) -> None:
+        """Ends running episodes as cancelled and starts no more."""
+        self._interrupted = True
+        self._scheduler.interrupt()
+
+    def request_snapshots(self) -> None:
+        """Has a snapshot taken of every running episode, as soon as it waits for the policy."""
+        if self._parts.snapshots.output_dir is None:
+            logger.warning("This run takes no snapshots: snapshot=manual, and the others but none, let it take them.")
+        for episode in self._running.values():
+            if isinstance(episode.environment, SnapshottingEnvironment):
+                episode.environment.request_snapshot()
+
+    async def _play(self, planned: PlannedEpisode) -> Retry | None:
+        """Plays one try of an attempt. Returns the retry that follows, if any."""
+        self._progress.episode_started(planned.task_name)
+        episode = self._running[planned.episode_id] = RunningEpisode(planned=planned, recorder=self)
+        failure: BaseException | None = None
+        try:
+            environment, policy = await self._maker.make(episode)
+            await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
+        except asyncio.CancelledError as cancelled:
+            worker = asyncio.current_task()
+            if worker is not None and worker.cancelling() and not self._scheduler.interrupted:
+                raise  # the run itself is being cancelled
+            failure = self._exhausted or cancelled
+        except Exception as error:
+            logger.info("Episode %s", planned.episode_id, exc_info=error)
+            failure = error
+        await self.record(episode, failure)
+        del failure  # its traceback refers to this frame: without that cycle the whole episode is freed at once
+        return episode.retry
+
+    def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
+        """Returns the retry that follows this try, if any."""
+        planned = episode.planned
+        if result.reward is not None or failure is None or self._scheduler.interrupted:
+            return None
+        retry = planned.retry + 1
+        if isinstance(failure, ResumeDivergedError):
+            return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0)
+        if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
+            self._warn(
+                f"An episode could not go on with its snapshot, and is played again from its beginning: {failure}"
+            )
+            earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log has replaced the earlier one
+            return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
+        tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
+        wait_sec = self._parts.retry.wait_sec(failure, result.outcome, tries)
+        if wait_sec is None:
+            return None
+        seed = episode_seed(self._settings.seed, *planned.slot, retry)
+        return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
+
+    async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
+        """Writes the row of an episode exactly once, even if the caller is cancelled meanwhile."""
+        await finish(self._record(episode, failure))
+
+    async def _record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
+        """Writes the row first; a failing recorder does not end the run."""
+        if episode.result is not None:
+            return
+        episode.result = result = episode.to_result(failure)
+        episode.retry = self._next(episode, result, failure)
+        self._failures += episode.collector_failures
+        del self._running[result.episode_id]
+        self._results.append(result)
+        logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
+        await asyncio.to_thread(self._write, episode, result)
+        self._progress.episode_finished(result)
+        if episode.retry is not None:
+            self._progress.expect_another()
+        self._guard("The tracker", lambda: self._parts.tracker.log_episode(result, episode.trajectory))
+        self._meter.add(result)
+        self._check_budget()
+
+    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> None:
+        """Writes the row; then deletes the answer log if its answers are not needed any more.
+
+        A retry has its log before the row is written: it is played even if this process dies while the retry waits.
+        """
+        begins_anew = episode.retry is not None and episode.retry.planned.earlier is None
+        if episode.retry is not None and begins_anew:
+            self._maker.begin_log(episode.retry.planned, started_at=0.0)
+        row = result.to_dict()
+        if not self._guard("Writing the result's row", lambda: self._run_dir.append_episode(row)):
+            self._unwritten_rows += 1
+        elif episode.log is not None and (begins_anew or result.outcome in ANSWERS_USED_UP):
+            episode.log.discard()
+
+    def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
+        """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
+        self._meter.add_answer(episode.planned.episode_id, answer)
+        if episode.result is None:
+            self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        """Ends the run when a budget is exhausted; running episodes can be resumed later."""
+        if self._exhausted is None and (why := self._meter.exhausted()) is not None:
+            self._exhausted = BudgetExhaustedError(why)
+            self._warn(why)
+            self._scheduler.interrupt()
+
+    async def _watch_budget(self) -> None:
+        """Checks the budget at intervals: time passes, and other jobs of the sweep spend, without an answer here."""
+        while True:
+            await asyncio.sleep(BUDGET_INTERVAL_SEC)
+            await asyncio.to_thread(self._refresh_budget)
+            self._check_budget()
+
+    def _refresh_budget(self) -> None:
+        """Reads the other jobs' spending. Keeps the last values of unreadable jobs and warns once. Blocking."""
+        try:
+            self._meter.refresh()
+        except (ConfigError, OSError) as error:
+            self._warn(f"What the jobs of the sweep have spent cannot be read, and does not count: {error}")
+
+    def _log_system(self, sample: Mapping[str, float]) -> None:
+        self._guard("The tracker", lambda: self._parts.tracker.log_system(sample))
+
+    async def _prepare_branching(self) -> None:
+        """Prepares the snapshot that this run's episodes branch from, if they do."""
+        branching = self._parts.branching
+        if branching is None:
+            return
+
+        def make(start_from: Continuation | None, seed: int) -> CodeEnvironment:
+            parts = self._maker.episode_parts(seed, start_from=start_from)
+            return cast("CodeEnvironment", self._parts.source.make(branching.task_name, parts))
+
+        self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
+        await branching.prepare(make, self._run_dir.branch_point, self._warn)
+
+    def _guard(self, what: str, act: Callable[[], object]) -> bool:
+        """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues."""
+        try:
+            act()
+        except Exception as error:
+            self._failures += 1
+            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+            return False
+        return True
+
+    def _warn(self, sentence: str) -> None:
+        """Warns the user once, and keeps the sentence for the records."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+            logger.warning("%s", sentence)
+
+
+def _raise_all(outcomes: Sequence[object]) -> None:
+    """Raises the failures: errors of the user together, any other error alone."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    for error in errors:
+        if not isinstance(error, UserError):
+            raise error
+    if errors:
+        raise UserError("\n".join(str(error) for error in errors)) if len(errors) > 1 else errors[0]

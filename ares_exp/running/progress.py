@@ -1,0 +1,187 @@
+"""Live progress of a run: a bar on a terminal, elsewhere a plain line every few seconds.
+
+A separate thread draws, so that the display stays current while no episode ends or the event loop is busy, and so
+that a slow terminal never holds up an episode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Self, TextIO
+
+from ares_exp.records.results import EpisodeResult
+from ares_exp.terminal.terminal import encodable, format_duration, format_number
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_REDRAW_SEC = 0.2
+_STOP_TIMEOUT_SEC = 2.0
+
+
+class Progress:
+    """Counts episodes and shows the count: `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        before: int = 0,
+        stream: TextIO | None = None,
+        is_tty: bool | None = None,
+        interval_sec: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keeps the arguments; `start` begins to show.
+
+        Args:
+            total: Number of planned episodes.
+            before: Number of those already done by earlier sessions of the run.
+            stream: Where to show progress; standard error by default.
+            is_tty: Whether `stream` is a terminal that can redraw a line; found out by default.
+            interval_sec: Seconds between two lines where `stream` is no terminal.
+            clock: Seconds that only grow.
+        """
+        self._total = total
+        self._before = before
+        self._stream = stream if stream is not None else sys.stderr
+        self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
+        self._interval_sec = interval_sec
+        self._clock = clock
+        self._separator = " · " if encodable("·", self._stream) else " | "
+        self._running: list[str] = []
+        self._done = 0
+        self._scored = 0
+        self._reward_sum = 0.0
+        self._started_at = clock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Starts the display."""
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stops the display."""
+        self.stop()
+
+    def start(self) -> None:
+        """Begins to show progress."""
+        self._started_at = self._clock()
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        self._thread.start()
+
+    def episode_started(self, task_name: str) -> None:
+        """Counts an episode as running."""
+        self._running.append(task_name)
+
+    def episode_finished(self, result: EpisodeResult) -> None:
+        """Counts an episode as done, whatever its outcome."""
+        if result.task_name in self._running:
+            self._running.remove(result.task_name)
+        self._done += 1
+        if result.reward is not None:
+            self._scored += 1
+            self._reward_sum += result.reward
+
+    def expect_another(self) -> None:
+        """Counts one more episode to play: a retry of a finished one."""
+        self._total += 1
+
+    def stop(self) -> None:
+        """Shows the last state and ends the thread. Idempotent; safe without `start`."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_SEC)
+            self._thread = None
+
+    def line(self) -> str:
+        """Formats the state as one line; leaves out unknown values."""
+        elapsed = self._clock() - self._started_at
+        parts = [f"{self._done}/{self._total} done"] if self._total or not self._before else []
+        if self._before:
+            parts.append(f"{self._before} done before")
+        if self._running:
+            parts.append(f"{len(self._running)} running")
+        if self._scored:
+            parts.append(f"reward {format_number(self._reward_sum / self._scored)}")
+        if 0 < self._done < self._total:
+            parts.append(f"ETA {format_duration(elapsed / self._done * (self._total - self._done))}")
+        else:
+            parts.append(format_duration(elapsed))
+        return self._separator.join(parts)
+
+    def _draw(self) -> None:
+        # A terminal that went away or a closed pipe must not end the run.
+        with contextlib.suppress(OSError, ValueError):
+            if self._is_tty:
+                self._draw_bar()
+            else:
+                self._print_lines()
+
+    def _print_lines(self) -> None:
+        stopped = False
+        while not stopped:
+            stopped = self._stopped.wait(self._interval_sec)
+            self._stream.write(self.line() + "\n")
+            self._stream.flush()
+
+    def _draw_bar(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=self._stream, force_terminal=True)
+        live = Live(
+            get_renderable=self._bar,
+            console=console,
+            auto_refresh=False,
+            # Output that is redirected to a file must continue to go there.
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        with live, _log_lines_above(console):
+            # Never hidden, so that no way to die can leave it hidden.
+            console.show_cursor(True)
+            while not self._stopped.wait(_REDRAW_SEC):
+                live.refresh()
+
+    def _bar(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column()
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=max(self._total, 1), completed=self._done, width=20)
+        names = ", ".join(dict.fromkeys(tuple(self._running)))
+        grid.add_row(bar, Text(self.line()), Text(names, style="dim"))
+        return grid
+
+
+@contextlib.contextmanager
+def _log_lines_above(console: Console) -> Iterator[None]:
+    """Lets log lines that go to a terminal appear above the bar instead of in it."""
+    from rich.file_proxy import FileProxy
+
+    handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
+    streams = [(handler, handler.stream) for handler in handlers if handler.stream.isatty()]
+    for handler, stream in streams:
+        handler.setStream(FileProxy(console, stream))
+    try:
+        yield
+    finally:
+        for handler, stream in streams:
+            handler.setStream(stream)
+
+
+def _can_redraw(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}

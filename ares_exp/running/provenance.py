@@ -1,0 +1,120 @@
+"""Provenance of a run: code, versions and machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ares_exp
+from ares_exp.config.plugins import ENTRY_POINTS
+from ares_exp.records.secrets import scrub_argv
+from ares_exp.tasks.task_origin import TaskOrigin
+
+_BESIDE = ("numpy", "openai")
+"""Packages that a result may depend on, although ares_exp does not require them."""
+_GIT_TIMEOUT_SEC = 5.0
+
+
+def collect_provenance(
+    *, task_set_path: Path | None = None, task_origins: Mapping[str, TaskOrigin] | None = None
+) -> dict[str, Any]:
+    """Collects the code versions and the machine of a run, so that a result can be traced.
+
+    Args:
+        task_set_path: Folder of the task set (or of one task), whose git commit is recorded too.
+        task_origins: Tasks fetched from git repositories: name to place.
+
+    Returns:
+        JSON-ready: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` where git is
+        missing or does not track the folder), `task_origins` (`{"git_url", "git_commit", "path"}` by name), `python`,
+        `platform`, `packages` (versions of our requirements and of plugins by name; `None`: not
+        installed), `hostname`, `pid`, `argv` (secrets masked) and
+        `python_hash_seed`.
+    """
+    checkout = Path(ares_exp.__file__).resolve().parent.parent
+    return {
+        "ares_exp_version": _own_version(checkout),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _distributions()},
+        "hostname": socket.gethostname(),
+        "pid": os.getpid(),
+        "argv": scrub_argv(sys.argv),
+        "python_hash_seed": os.environ.get("PYTHONHASHSEED"),
+        "project": _git_state(checkout) if (checkout / ".git").exists() else None,
+        "task_set": _git_state(task_set_path) if task_set_path is not None else None,
+        "task_origins": {name: asdict(origin) for name, origin in (task_origins or {}).items()},
+    }
+
+
+def _git_state(folder: Path) -> dict[str, Any] | None:
+    """Returns `{"commit": hash, "dirty": whether the folder differs from it}`; `None` if git does not track it."""
+    folder = folder if folder.is_dir() else folder.parent
+    # Lists nothing when an enclosing repository does not track the folder (a virtual environment in a checkout).
+    if not _git(folder, "ls-tree", "--name-only", "HEAD", "."):
+        return None
+    status = _git(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".")
+    if status is None:
+        return None
+    headers = [line for line in status.splitlines() if line.startswith("# ")]
+    commit = next((line.split()[-1] for line in headers if line.startswith("# branch.oid")), None)
+    return {"commit": commit, "dirty": len(status.splitlines()) > len(headers)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Returns the standard output of a git command that succeeded in time, else `None`."""
+    # A GIT_DIR left by a hook would point git elsewhere; a repository may name a file system monitor to be started.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_SEC,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+def _own_version(checkout: Path) -> str | None:
+    """Returns the version in the checkout's pyproject.toml (an editable install may lag), else the installed one."""
+    try:
+        version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
+    except (OSError, KeyError, ValueError):
+        return _version("ares-exp")
+    return version
+
+
+def _distributions() -> list[str]:
+    """Names our own requirements, and the packages that plugins come from."""
+    from packaging.requirements import Requirement
+
+    requirements: list[str] = []
+    with suppress(importlib.metadata.PackageNotFoundError):
+        requirements = importlib.metadata.requires("ares-exp") or []
+    ours = [Requirement(text).name for text in requirements if "extra ==" not in text]
+    plugins = [
+        point.dist.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS) if point.dist is not None
+    ]
+    return list(dict.fromkeys([*ours, *_BESIDE, *plugins]))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

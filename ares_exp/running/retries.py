@@ -1,0 +1,109 @@
+"""Retry rules: after which errors an attempt is tried again, how often, and after how long."""
+
+from __future__ import annotations
+
+import builtins
+import random
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, validate_call
+
+from ares_exp.backoff import backoff_sec
+from ares_exp.errors import AresExpError, ConfigError, ContainerServiceError, EndpointError, close_matches
+from ares_exp.records.results import Outcome
+
+Tries = Annotated[int, Field(ge=0, le=1000)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+
+
+class RetryRules:
+    """Number of retries of an attempt that ended without a reward, by error class or by outcome.
+
+    A retry is a new episode, in a fresh container and with fresh objects; the failed one keeps its row. Only
+    errors are retried: a cancelled attempt, or one that reached a limit, is not.
+    """
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        container_error: Tries = 0,
+        verifier_error: Tries = 0,
+        policy_error: Tries = 0,
+        agent_error: Tries = 0,
+        errored: Tries = 0,
+        errors: Mapping[str, Tries | None] | None = None,
+        base_sec: Seconds = 5.0,
+        max_wait_sec: Seconds = 300.0,
+        seed: int | None = None,
+    ) -> None:
+        """Keeps the rules.
+
+        Args:
+            container_error: Retries of an attempt with that outcome.
+            verifier_error: Retries of an attempt with that outcome.
+            policy_error: Retries of an attempt with that outcome.
+            agent_error: Retries of an attempt with that outcome.
+            errored: Retries of an attempt with that outcome.
+            errors: Retries by the name of an error's class, or of a base class: the most specific
+                name wins, also over the outcome. `None` counts as not named.
+            base_sec: Longest wait before the first retry, in seconds; doubled for each further one, and
+                shortened at random by up to half, so that attempts that failed together are not retried together.
+            max_wait_sec: Upper limit of every wait. An endpoint that asks for a longer wait (`Retry-After`) is given
+                it, up to this limit.
+            seed: Seed of the waits; `None`: different ones in every run. No result depends on it.
+
+        Raises:
+            ConfigError: There is no such class of errors.
+        """
+        self._by_outcome = {
+            Outcome.CONTAINER_ERROR: container_error,
+            Outcome.VERIFIER_ERROR: verifier_error,
+            Outcome.POLICY_ERROR: policy_error,
+            Outcome.AGENT_ERROR: agent_error,
+            Outcome.ERRORED: errored,
+        }
+        self._by_class = {name: tries for name, tries in (errors or {}).items() if tries is not None}
+        self._base_sec = base_sec
+        self._max_wait_sec = max_wait_sec
+        self._rng = random.Random(seed)
+        for name in errors or {}:
+            _check_class(name)
+
+    def wait_sec(self, error: BaseException, outcome: Outcome, tries: int) -> float | None:
+        """Returns the seconds to wait before the retry; `None` for no retry.
+
+        Args:
+            error: The error that ended the last try.
+            outcome: The outcome of that try.
+            tries: Number of failed tries of the attempt, from 1.
+        """
+        if tries > self._further_tries(error, outcome):
+            return None
+        seconds = backoff_sec(tries, base_sec=self._base_sec, max_sec=self._max_wait_sec, rng=self._rng)
+        asked = error.retry_after_sec if isinstance(error, EndpointError | ContainerServiceError) else None
+        return max(seconds, min(asked or 0.0, self._max_wait_sec))
+
+    def _further_tries(self, error: BaseException, outcome: Outcome) -> int:
+        if outcome not in self._by_outcome:
+            return 0
+        named = (self._by_class[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in self._by_class)
+        return next(named, self._by_outcome[outcome])
+
+
+def _check_class(name: str) -> None:
+    own = _names_below(AresExpError)
+    builtin = getattr(builtins, name, None)
+    if name in own or (isinstance(builtin, type) and issubclass(builtin, Exception)):
+        return
+    raise ConfigError(
+        f"Expected the names in `retry.errors` to be classes of errors, got {name!r:.80}.{close_matches(name, own)} "
+        "`ares_exp/errors.py` draws the tree of them."
+    )
+
+
+def _names_below(kind: type[AresExpError]) -> list[str]:
+    """Lists the class and all its subclasses, including those of the user's components once they are imported."""
+    below = [name for sub in kind.__subclasses__() for name in _names_below(sub)]
+    return sorted({kind.__name__, *below})

@@ -1,0 +1,147 @@
+"""A running episode, and its conversion to a row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, Replayed
+from ares_exp.resume.answer_log import AnswerLog, answers
+from ares_exp.resume.episode_plan import PlannedEpisode
+from ares_exp.resume.resumable_policy import GivenAgain
+from ares_exp.rollout import EpisodeEvents
+from ares_exp.running.scheduler import Retry
+from ares_exp.trajectories.ending import ending
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+
+class EpisodeRecorder(Protocol):
+    """Records the episodes of a run: the run itself."""
+
+    def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
+        """Counts an answer of the policy towards the budget."""
+        ...
+
+    async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
+        """Writes the row of an episode that has ended. Does nothing the second time."""
+        ...
+
+
+@dataclass
+class RunningEpisode(EpisodeEvents):
+    """A running episode: its state, and the actions at its events.
+
+    Loop, policy and collecting environment hold this object, and it holds none of them: when the episode has ended, all
+    of it is freed at once.
+
+    Attributes:
+        planned: The planned episode.
+        recorder: Records the episode; `None`: it is not recorded.
+        started_at: Epoch seconds.
+        environment: The environment, without the recording wrapper; `None` until it is made.
+        log: The answer log; `None` until it is made.
+        given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
+        from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
+        trajectory: The trajectory; `None` until the episode has ended, and when no collector could keep it.
+        collector_failures: Number of collector calls that raised.
+        result: The row; `None` until the episode has ended.
+        retry: The retry that follows, if any.
+    """
+
+    planned: PlannedEpisode = field(kw_only=True)
+    recorder: EpisodeRecorder | None = field(default=None, repr=False)
+    started_at: float = field(default_factory=time.time)
+    environment: EnvironmentWrapper | None = field(default=None, repr=False)
+    log: AnswerLog | None = None
+    given_again: GivenAgain | None = None
+    from_snapshot: int | None = None
+    trajectory: EpisodeTrajectory | None = field(default=None, repr=False)
+    collector_failures: int = 0
+    result: EpisodeResult | None = None
+    retry: Retry | None = None
+
+    def report(self) -> EpisodeReport:
+        """Returns the environment's report; an empty one before the environment is made."""
+        return self.environment.report() if self.environment is not None else EpisodeReport()
+
+    @property
+    def num_stages(self) -> int:
+        """Number of finished stages of the task."""
+        return len(self.report().stages)
+
+    def waited(self, seconds: float) -> None:
+        """Extends the time limits by the seconds that the policy waits for its endpoint."""
+        super().waited(seconds)
+        if self.environment is not None:
+            self.environment.grant_time(seconds)
+
+    def paid(self, answer: LLMResponse) -> None:
+        """Counts the answer towards the budget of the run."""
+        if self.recorder is not None:
+            self.recorder.pay(self, answer)
+
+    def reached_last(self, last: TimeStep[Any]) -> None:
+        """Writes the result to the answer log, so that it survives a crash while the trajectory is written."""
+        self.last = last
+        result = self.to_result(None)
+        if self.log is not None and result.outcome in ANSWERS_USED_UP:
+            self.log.end(result)
+
+    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int) -> None:
+        """Keeps the trajectory that the collectors recorded, and the number of their failures."""
+        self.trajectory, self.collector_failures = trajectory, failures
+
+    async def ended(self) -> None:
+        """Has the row written, before container and agent are released."""
+        if self.recorder is not None:
+            await self.recorder.record(self, None)
+
+    def to_result(self, failure: BaseException | None) -> EpisodeResult:
+        """Converts the episode to a row.
+
+        Args:
+            failure: The exception that ended the episode, if one did.
+        """
+        planned, usage, report = self.planned, self.usage, self.report()
+        outcome, error, reward = ending(self.last or self._last_step(), failure, limit=report.truncated_by)
+        waited = {"rate_limit": self.waited_sec} if self.waited_sec else {}
+        return EpisodeResult(
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            attempt=planned.attempt,
+            seed=planned.seed,
+            outcome=outcome,
+            reward=reward,
+            rewards=report.rewards,
+            error=error,
+            num_steps=usage.num_steps,
+            prompt_tokens=usage.prompt_tokens,
+            generated_tokens=usage.generated_tokens,
+            cost=usage.cost,
+            started_at=self.started_at,
+            finished_at=time.time(),
+            phase_sec={**report.phase_sec, "policy": self.policy_sec, **waited},
+            container_image=report.container_image,
+            snapshots=len(report.snapshots),
+            snapshot_failures=report.snapshot_failures,
+            retry=planned.retry,
+            replayed=self._replayed(),
+            stages=report.stages,
+            environment_usage=report.environment_usage,
+        )
+
+    def _last_step(self) -> TimeStep[Any] | None:
+        """The LAST step that the environment reached although its caller never got it (it was cancelled meanwhile)."""
+        time_step = self.environment.time_step if self.environment is not None else None
+        return time_step if time_step is not None and time_step.step_type == "LAST" else None
+
+    def _replayed(self) -> Replayed | None:
+        earlier = self.planned.earlier
+        if earlier is None:
+            return None
+        given = self.given_again or GivenAgain(answers(earlier.exchanges[: self.from_snapshot or 0]))
+        replayed = Replayed.of(earlier.episode_id, given.answers)
+        return replace(replayed, from_snapshot=self.from_snapshot, diverged_at=given.diverged_at)

@@ -1,0 +1,120 @@
+"""Untrusted text on a terminal: shown whole, with control sequences escaped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import unicodedata
+from typing import TYPE_CHECKING, Literal, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PIPE_COLUMNS = 120
+HEAD_LINES, TAIL_LINES = 12, 4
+HEAD_CHARS, TAIL_CHARS = 400, 100
+JOINERS = "\u200c\u200d"
+"""Invisible, but harmless, and parts of words and pictures."""
+
+
+def make_console() -> Console:
+    """Makes a console on stdout: in a pipe without colours and 120 columns wide."""
+    from rich.console import Console
+
+    class OurConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command line knows what to do; rich would exit with 1
+
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    return OurConsole(width=width, highlight=False, markup=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    """Escapes everything in `text` that a terminal would obey or hide: control characters, directions, halves."""
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(map(_shown, text))
+
+
+def one_line(text: str, limit: int = 100) -> str:
+    """Returns the beginning of `text` on one line."""
+    flat = printable(" ".join(text[: 4 * limit].split()))
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+
+
+def collapsed(text: str, *, full: bool = False, head: int = HEAD_LINES, tail: int = TAIL_LINES) -> list[str]:
+    """Makes the lines of `text` printable; the middle of a long text is left out, and that of its long lines."""
+    lines = text.split("\n")
+    if not full and len(lines) > head + tail + 1:
+        left_out = lines[head:-tail]
+        count = sum(map(len, left_out)) + len(left_out)
+        note = f"[… {len(left_out):,} lines, {count:,} characters …]"
+        lines = [*lines[:head], note, *lines[-tail:]]
+    return [printable(line) if full else printable(_cut(line)) for line in lines]
+
+
+def _cut(line: str) -> str:
+    if len(line) <= HEAD_CHARS + TAIL_CHARS + 40:
+        return line
+    return f"{line[:HEAD_CHARS]} [… {len(line) - HEAD_CHARS - TAIL_CHARS:,} characters …] {line[-TAIL_CHARS:]}"
+
+
+def _shown(char: str) -> str:
+    if char in "\n\t" or char in JOINERS:
+        return char
+    category = unicodedata.category(char)
+    if category in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return char
+
+
+def encodable(text: str, stream: TextIO) -> bool:
+    """Whether `stream` can show `text`."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def format_duration(seconds: float) -> str:
+    """Formats a duration: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def format_number(value: float) -> str:
+    """Formats a number with two decimals where they suffice, else three significant digits."""
+    return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.3g}"
+
+
+def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
+    """Draws a table as text, with the colours and frames that `stream` can show, and as wide; see also NO_COLOR."""
+    from rich.console import Console
+
+    color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(file=stream, color_system=color_system, highlight=False, width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Writes `text`, with a `?` for what the stream's encoding lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def print_error(message: str) -> None:
+    """Prints what was wrong with a command to stderr."""
+    width = 100 if sys.stderr.isatty() else 10_000
+    paragraph = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in message.splitlines())
+    sys.stderr.write(f"error: {paragraph}\n")

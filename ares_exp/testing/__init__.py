@@ -1,0 +1,24 @@
+"""Conformance suites for parts that other packages write: classes that a test inherits, and `check_agent`.
+
+Imports the contracts and what plays an episode; imported by tests alone. The suites need pytest, the container's also
+pytest-asyncio in its mode `auto`. `python -m ares_exp.testing` runs one from the command line.
+
+| suite | what it is given |
+|---|---|
+| `source_contract.SourceContract` | the fixture `source` |
+| `environment_contract.EnvironmentContract` | `environment`, and `replies` |
+| `policy_contract.PolicyContract` | `policy` |
+| `collector_contract.CollectorContract` | `collector` |
+| `tracker_contract.TrackerContract` | `tracker` |
+| `agent_contract.AgentContract` | `factory`, and `replies` |
+| `container_contract.ContainerContract` | `factory`, and `spec` |
+| `changes_contract.ChangesContract` | the same, for containers that can be captured |
+"""
+
+import sys
+
+if "pytest" in sys.modules:  # so that a failed assertion of a suite shows the compared values, as in a test module
+    sys.modules["pytest"].register_assert_rewrite(
+        *(f"{__name__}.{suite}_contract" for suite in ("source", "policy", "collector", "tracker", "agent")),
+        *(f"{__name__}.{suite}_contract" for suite in ("container", "changes", "environment")),
+    )

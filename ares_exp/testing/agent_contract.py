@@ -1,0 +1,102 @@
+"""Conformance suite of code agents. What decides whether their episodes can be snapshotted is `check_agent`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.code_agent import CodeAgentFactory, ContextualAgent, as_agent_factory
+from ares_exp.config.parts import kind_of
+from ares_exp.errors import SnapshotUnsupportedError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.tasks.agent_context import AgentContext
+from ares_exp.testing.check_agent import Replies, check_agent
+from ares_exp.testing.echo_container import RehearsalContainer
+
+TIMEOUT_SEC = 120.0
+"""Time limit for an episode in memory, on a loaded machine."""
+
+
+def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
+    """Makes the factory that an option of the `agent` group would; of an agent's own class, itself.
+
+    Args:
+        part: What `_target_` names.
+        options: Arguments of the call.
+    """
+    is_factory = "llm_client" in inspect.signature(part).parameters
+    made: CodeAgentFactory = part if is_factory else part(**options)
+    return made
+
+
+class AgentContract:
+    """The suite. Give the fixture `factory`, and `replies` with which its agents finish."""
+
+    replies: Replies = (
+        "```bash\nls\n```",
+        "Hm.",
+        "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```",
+    )
+    """The answers of the LLM."""
+
+    @pytest.fixture
+    def factory(self) -> CodeAgentFactory:
+        """Gives what makes the agents."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def container(self) -> RehearsalContainer:
+        """Gives what the agents work in; by default, what echoes is answered, and any other command itself."""
+        return RehearsalContainer(lambda command: command.removeprefix("echo "))
+
+    def test_preflight_passes(self, factory: CodeAgentFactory) -> None:
+        asyncio.run(as_agent_factory(factory).preflight())
+
+    def test_each_episode_has_an_agent_of_its_own(
+        self, factory: CodeAgentFactory, container: RehearsalContainer
+    ) -> None:
+        agents = [factory(container=container, llm_client=_silent) for _ in range(2)]
+        assert agents[0] is not agents[1]
+        assert all(inspect.iscoroutinefunction(agent.run) for agent in agents)
+
+    def test_it_works_on_a_task_and_can_be_run_again(
+        self, factory: CodeAgentFactory, container: RehearsalContainer
+    ) -> None:
+        checking = check_agent(factory, replies=self.replies, container=container)
+        try:
+            steps = asyncio.run(checking)
+        except SnapshotUnsupportedError as error:
+            if as_agent_factory(factory).deterministic:
+                raise
+            pytest.skip(str(error))
+        assert steps >= 1, "it asked its LLM for nothing"
+
+    def test_what_it_takes_besides_its_instruction(
+        self, factory: CodeAgentFactory, container: RehearsalContainer
+    ) -> None:
+        supports = as_agent_factory(factory).supports
+        assert supports <= {field.name for field in fields(AgentContext)}
+        if supports:
+            assert isinstance(factory(container=container, llm_client=_silent), ContextualAgent)
+
+    def test_its_options_make_the_same_factory_again(self, factory: CodeAgentFactory) -> None:
+        found = as_agent_factory(factory)
+        options = json.loads(json.dumps(dict(found.options), allow_nan=False))
+        assert options == dict(found.options)
+        if options:
+            assert as_agent_factory(kind_of(factory)(**options)).options == options
+
+    def test_it_has_a_name(self, factory: CodeAgentFactory) -> None:
+        assert isinstance(as_agent_factory(factory).name, str)
+        assert as_agent_factory(factory).name
+
+
+async def _silent(request: LLMRequest) -> LLMResponse:
+    raise NotImplementedError

@@ -1,0 +1,321 @@
+"""Conformance suite of `SnapshottableContainer`. A backend subclasses `ChangesContract`; containers need `python3`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import (
+    Container,
+    ContainerFactory,
+    ContainerSpec,
+    SnapshottableContainer,
+)
+from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotError, SnapshotMismatchError
+from ares_exp.filesystem.delta import Delta, StoredChanges, differences
+from ares_exp.filesystem.delta_encoding import get_delta, put_delta
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.records.secrets import protect
+from ares_exp.testing.awkward_tree import listing, make_awkward, python
+
+LARGE_BYTES = 5 * 2**20
+SOON_SEC = 60.0
+_CANCELLED_AFTER_SEC = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
+
+
+class CountingStore(ObjectStore):
+    """Counts the stored bytes, which are the bytes that a capture read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.put_bytes = 0
+
+    def put(self, data: bytes) -> str:
+        self.put_bytes += len(data)
+        return super().put(data)
+
+
+async def capture(box: Container, objects: ObjectStore) -> Delta:
+    """Captures what a container changed."""
+    assert isinstance(box, SnapshottableContainer)
+    return await box.capture_changes(objects)
+
+
+async def run(box: Container, command: str) -> str:
+    """Runs a command that must succeed, as root, and returns its output."""
+    result = await box.exec(command, user="root", cwd="/", timeout_sec=SOON_SEC)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+class ChangesContract:
+    """The suite. Override `factory`, `spec`, `others_base` and `left`."""
+
+    impossible: frozenset[str] = frozenset()
+    """The `STEPS` that no program in the container may do."""
+
+    lost: frozenset[str] = frozenset()
+    """The `STEPS` whose outcome this way of capturing cannot keep and reports."""
+
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("changes")
+
+    @pytest.fixture
+    def other_base(self) -> str:
+        """Returns a base that is not that of `spec`, in the form of a `Delta.base`."""
+        raise NotImplementedError
+
+    async def left(self) -> list[str]:
+        """Lists what the backend holds for this process: containers, images, directories."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
+        async with factory(spec) as box:
+            yield box
+
+    @pytest.fixture
+    def objects(self, tmp_path: Path) -> CountingStore:
+        return CountingStore(tmp_path / "store")
+
+    async def nothing_left_but(self, before: list[str]) -> None:
+        """Waits until only `before` is left: a backend may still be cleaning up."""
+        async with asyncio.timeout(SOON_SEC):
+            while (now := await self.left()) != before:  # noqa: ASYNC110 (it happens in the backend)
+                await asyncio.sleep(0.05)
+        assert now == before
+
+    # What is captured, and comes back
+
+    async def test_a_new_box_has_no_changes(self, box: Container, objects: ObjectStore) -> None:
+        assert dict((await capture(box, objects)).entries) == {}
+
+    async def test_every_kind_of_change_comes_back(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        roots, failed = await make_awkward(box, leave_out=self.lost)
+        assert set(failed) == self.impossible
+        delta = await capture(box, objects)
+        assert ["/n/sock" in note for note in delta.notes] == [True]
+        read = get_delta(objects, put_delta(delta, objects))
+        assert differences(read, delta) == []
+        async with factory(replace(spec, changes=StoredChanges(read, objects))) as again:
+            assert differences(await capture(again, objects), delta) == []
+            assert await listing(again, roots) == await listing(box, roots)
+            assert again.image == box.image
+
+    async def test_changes_on_top_of_changes(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        await run(box, "mkdir -p /w/d/e /w/gone /w/filled; echo 1 > /w/d/e/f; echo 2 > /w/new; echo 3 > /w/gone/a")
+        await run(box, "cd /w; echo 4 > a; ln a b; ln a c; echo 5 > filled/old; echo 6 > file; mkdir dir; touch dir/x")
+        await run(box, "rm -rf /usr/share/doc; echo file > /usr/share/doc; echo extra >> /etc/issue; rm /etc/shells")
+        first = await capture(box, objects)
+        async with factory(replace(spec, changes=StoredChanges(first, objects))) as second:
+            await run(
+                second, "cd /w; rm new; rm -r gone; echo 7 > d/e/g; rm -r filled; mkdir filled; echo 8 > filled/n"
+            )
+            await run(second, "cd /w; echo more >> b; rm file; mkdir file; touch file/y; rm -r dir; echo 9 > dir")
+            await run(second, "cd /w; ln c e" if "name of a base file" not in self.lost else "echo > /w/e")
+            await run(second, "rm /usr/share/doc; mkdir /usr/share/doc; touch /usr/share/doc/only; rm /etc/issue")
+            await run(second, "echo again > /etc/shells")
+            roots = ["/w", "/usr/share/doc", "/etc/issue", "/etc/shells"]
+            delta, want = await capture(second, objects), await listing(second, roots)
+        assert "/w/new" not in delta.entries
+        assert delta.base == first.base
+        assert delta.entries["/etc/issue"].kind == "whiteout"
+        assert get_delta(objects, put_delta(delta, objects)) == delta
+        async with factory(replace(spec, changes=StoredChanges(delta, objects))) as third:
+            assert await listing(third, roots) == want
+            assert await run(third, "ls /w; ls /usr/share/doc") == "a\nb\nc\nd\ndir\ne\nfile\nfilled\nonly\n"
+            assert differences(await capture(third, objects), delta) == []
+
+    async def test_a_capture_is_whole_in_whatever_store_it_goes_to(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore, tmp_path: Path
+    ) -> None:
+        await run(box, "mkdir /w; head -c 300000 /dev/urandom > /w/large")
+        want, other = await listing(box, ["/w"]), ObjectStore(tmp_path / "other")
+        changes = StoredChanges(await capture(box, objects), objects)
+        async with factory(replace(spec, changes=changes)) as second:
+            delta = await capture(second, other)
+        shutil.rmtree(objects.path)
+        async with factory(replace(spec, changes=StoredChanges(delta, other))) as third:
+            assert await listing(third, ["/w"]) == want
+
+    async def test_eight_from_one(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        await run(box, "mkdir /w; echo shared > /w/file; head -c 3000000 /dev/urandom > /w/large; rm /etc/shells")
+        changes = StoredChanges(await capture(box, objects), objects)
+        before, want = await self.left(), await listing(box, ["/w"])
+        boxes = [factory(replace(spec, changes=changes)) for _ in range(8)]
+        try:
+            await asyncio.gather(*(one.start() for one in boxes))
+            await asyncio.gather(*(run(one, f"echo {number} > /w/mine") for number, one in enumerate(boxes)))
+            for number, one in enumerate(boxes):
+                assert await run(one, "cat /w/mine; test ! -e /etc/shells && rm /w/mine") == f"{number}\n"
+                found = await listing(one, ["/w"])
+                del found["'/w'"], want["'/w'"]
+                assert found == want
+                want = await listing(box, ["/w"])
+        finally:
+            await asyncio.gather(*(one.stop() for one in boxes))
+        await self.nothing_left_but(before)
+
+    # Cost of a capture, and its effect on others
+
+    async def test_a_second_capture_reads_what_changed(self, box: Container, objects: CountingStore) -> None:
+        await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large; echo one > /w/small")
+        await asyncio.sleep(2.1)  # what changed a moment ago is read again, since it may change unseen
+        first = await capture(box, objects)
+        assert objects.put_bytes > LARGE_BYTES
+        objects.put_bytes = 0
+        await run(box, "echo two > /w/small")
+        second = await capture(box, objects)
+        assert objects.put_bytes < 1000
+        assert second.entries["/w/large"] == first.entries["/w/large"]
+        assert objects.get(str(second.entries["/w/small"].chunks[0])) == b"two\n"
+
+    async def test_a_change_that_keeps_size_and_time_is_seen(self, box: Container, objects: ObjectStore) -> None:
+        await run(box, "mkdir /w; echo one > /w/file; touch -d @1000000000 /w/file")
+        await capture(box, objects)
+        await run(box, "echo two > /w/file; touch -d @1000000000 /w/file")
+        assert objects.get(str((await capture(box, objects)).entries["/w/file"].chunks[0])) == b"two\n"
+
+    async def test_it_disturbs_no_command(self, box: Container, objects: ObjectStore) -> None:
+        await run(
+            box, "mkdir /w; (while :; do echo x >> /w/ticks; sleep 0.02; done) > /dev/null 2>&1 & echo $! > /w/pid"
+        )
+        counting = asyncio.create_task(run(box, "for i in $(seq 60); do echo $i; sleep 0.02; done"))
+        while not counting.done():
+            await capture(box, objects)
+            assert await run(box, "echo between") == "between\n"
+        assert await counting == "".join(f"{i}\n" for i in range(1, 61))
+        ticks = int(await run(box, "kill -0 $(cat /w/pid) && wc -l < /w/ticks"))
+        async with asyncio.timeout(SOON_SEC):
+            while int(await run(box, "wc -l < /w/ticks")) <= ticks:
+                pass
+
+    async def test_captures_at_the_same_time_as_commands(self, box: Container, objects: ObjectStore) -> None:
+        users: list[str | int | None] = [None, 0, "root", None, 0]
+
+        async def ask(number: int) -> str:
+            return (await box.exec(f"echo {number}", user=users[number % 5], timeout_sec=SOON_SEC)).output
+
+        captured = [asyncio.create_task(capture(box, objects)) for _ in range(4)]
+        assert await asyncio.gather(*(ask(number) for number in range(40))) == [f"{n}\n" for n in range(40)]
+        assert [differences(await one, await captured[0]) for one in captured] == [[]] * 4
+
+    async def test_a_capture_while_somebody_writes(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        await run(box, "mkdir /w")
+        lines = "i=0; while :; do i=$((i+1)); echo $i >> /w/log; echo $i > /w/$((i%50)); rm -f /w/$(((i+25)%50)); done"
+        await run(box, f"({lines}) > /dev/null 2>&1 &")
+        async with asyncio.timeout(SOON_SEC):
+            while int(await run(box, "cat /w/log 2>/dev/null | wc -l")) < 1000:
+                pass
+        delta = await capture(box, objects)
+        async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
+            numbers = (await run(again, "cat /w/log")).splitlines()
+        assert len(numbers) >= 1000
+        assert numbers[:-1] == [str(n) for n in range(1, len(numbers))]
+
+    async def test_cancelled_captures(self, box: Container, objects: ObjectStore) -> None:
+        await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
+        before = await self.left()
+        for seconds in _CANCELLED_AFTER_SEC:
+            task = asyncio.create_task(capture(box, objects))
+            await asyncio.wait({task}, timeout=seconds)
+            task.cancel()
+            await asyncio.wait({task})
+            assert await run(box, "echo alive") == "alive\n"
+        assert (await capture(box, objects)).entries["/w/large"].size == LARGE_BYTES
+        await self.nothing_left_but(before)
+
+    # What goes wrong
+
+    async def test_cancelled_restores(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
+        changes = StoredChanges(await capture(box, objects), objects)
+        before = await self.left()
+        for seconds in _CANCELLED_AFTER_SEC:
+            again = factory(replace(spec, changes=changes))
+            task = asyncio.create_task(again.start())
+            await asyncio.wait({task}, timeout=seconds)
+            task.cancel()
+            await asyncio.wait({task})
+            await again.stop()
+            await self.nothing_left_but(before)
+
+    async def test_another_base(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore, other_base: str
+    ) -> None:
+        await run(box, "echo x > /file")
+        delta = await capture(box, objects)
+        before = await self.left()
+        for base in (other_base, "elsewhere:0123"):
+            again = factory(replace(spec, changes=StoredChanges(replace(delta, base=base), objects)))
+            with pytest.raises(SnapshotMismatchError, match=base):
+                await again.start()
+            await self.nothing_left_but(before)
+
+    async def test_a_damaged_store(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
+        delta = await capture(box, objects)
+        chunks = [str(chunk) for chunk in delta.entries["/w/large"].chunks]
+        objects.file(random.Random(0).choice(chunks)).unlink()
+        before = await self.left()
+        with pytest.raises(SnapshotError, match="missing"):
+            await factory(replace(spec, changes=StoredChanges(delta, objects))).start()
+        await self.nothing_left_but(before)
+
+    async def test_a_secret_is_not_captured(self, box: Container, objects: ObjectStore) -> None:
+        secret = "not-for-the-disk-4711"
+        protect([secret])
+        await run(box, "mkdir /w; echo fine > /w/file")
+        await box.exec('printf %s "$IT" > /w/key', env={"IT": secret}, user="root")
+        with pytest.raises(CaptureError, match="/w/key"):
+            await capture(box, objects)
+        await run(box, "rm /w/key")
+        assert set((await capture(box, objects)).entries) == {"/w", "/w/file"}
+
+    async def test_a_box_that_is_gone(
+        self, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        box = factory(spec)
+        with pytest.raises(ContainerDiedError):
+            await capture(box, objects)
+        async with box:
+            pass
+        with pytest.raises(ContainerDiedError):
+            await capture(box, objects)
+
+    async def test_a_stop_during_a_capture(
+        self, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        before = await self.left()
+        for seconds in _CANCELLED_AFTER_SEC[:6]:
+            async with factory(spec) as box:
+                await python(box, "open('/large', 'wb').write(os.urandom(3_000_000)); print(0)")
+                task = asyncio.create_task(capture(box, objects))
+                await asyncio.wait({task}, timeout=seconds)
+            with contextlib.suppress(CaptureError, ContainerDiedError):
+                assert (await task).entries["/large"].size == 3_000_000
+        await self.nothing_left_but(before)

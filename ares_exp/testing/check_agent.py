@@ -1,0 +1,229 @@
+"""The check whether a code agent can be run again from its journal, as snapshots of its episodes need.
+
+The test of an agent has three lines, and needs no container and no model:
+
+```python
+async def test_episodes_of_my_agent_can_be_snapshotted() -> None:
+    await check_agent(MyAgentFactory(), replies=["ls /app", "cat /app/main.py", "done"])
+```
+
+A snapshot keeps only the agent's requests and the results that it got. To continue, a new agent is run and given the
+same answers, in the same order; it has to ask for the same things. So it has to keep these rules:
+
+1. Its only inputs are the `llm_client` and the `container` that it is given. No sockets, processes
+   or files of the host. It may write (logs, metrics), as long as it does not read the result.
+2. It waits only for those, and with asyncio: tasks, timers, locks, queues, timeouts, in any combination. No threads but
+   `asyncio.to_thread(function)`, for a function that depends on nothing but its arguments: it will be called again.
+   No polling with `asyncio.sleep(0)`: nothing arrives while the agent runs.
+3. The time, random values and ids come from the modules at the moment of use: `time.time()`, `random.random()`,
+   `uuid.uuid4()`. Not from `datetime.now()`, `os.urandom`, `secrets`, `random.Random()` without a seed, or a function
+   that was imported by its name (`from time import time`).
+4. No `id()`, no `hash()` and no order of a set of strings in its requests. Sort, or use dicts, which keep their order.
+5. Its construction depends on its options alone: no files, environment variables or globals that may change.
+6. Its requests, results and errors are plain data. Its tools raise a `ContainerError`, an `OSError`, a
+   `TimeoutError` or another common error of Python's: others cannot be recorded.
+7. No state that episodes share: nothing mutable in modules and classes.
+8. No `except` that depends on which exception object it caught, only on its class and its arguments.
+9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
+
+A violation of the first two rules is refused while the agent runs. The others are found by a second run, in this
+process: while the first agent still exists, a new one gets the same answers, and its requests are compared, call by
+call. Its objects have other ids, its own generators draw other values, the host's clock has moved on. This cannot find:
+
+- the order of a set of strings, and `hash()` of a string: both are the same within one process;
+- a value that changes more slowly than the check takes (a date, an environment variable), and a value that the agent
+  reads but does not use in its requests;
+- a blocking socket, or the agent's own thread, if the outcome was the same twice.
+
+Violations that remain are found when a snapshot is restored: that is refused, with the first call that differs.
+
+An agent that cannot keep the rules says so (`deterministic = False` on its factory); if it offers `get_state`,
+`set_state` and `resume`, these are checked instead, after every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Unpack, cast
+
+from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory, StatefulAgent, as_agent_factory
+from ares_exp.containers.container import Container, ExecOptions, ExecResult
+from ares_exp.environments.agent_host import AgentHost
+from ares_exp.environments.hosted_agent import AgentState
+from ares_exp.errors import AgentError, DivergenceError, NondeterministicCallError, SnapshotUnsupportedError
+from ares_exp.journal.encoding import JournalEncoder, decode_journal
+from ares_exp.journal.journal import CallEntry, Journal, StepEntry
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.testing.echo_container import RehearsalContainer
+
+Replies = Sequence[str | LLMResponse] | Callable[[LLMRequest], str | LLMResponse]
+"""The replies of the LLM: a sequence, or a function of the request."""
+
+SEED = 20_240
+
+
+async def check_agent(
+    factory: CodeAgentFactory,
+    *,
+    replies: Replies,
+    instruction: str = "Have a look around, then finish.",
+    container: AgentContainer | None = None,
+    max_steps: int = 100,
+    timeout_sec: float = 60.0,
+) -> int:
+    """Plays an episode, runs the agent a second time and compares what it asks for.
+
+    Args:
+        factory: Makes the agents.
+        replies: The replies of the LLM. When the last one is used up, the episode ends, whether the agent has or not.
+        instruction: The agent's task.
+        container: The agent's container, such as a started one; by default one that only answers something.
+        max_steps: Upper bound on the replies.
+        timeout_sec: Bound on each step, seconds.
+
+    Returns:
+        The number of replies that were given.
+
+    Raises:
+        DivergenceError: The second run did something else; says what it was, and after how many replies.
+        NondeterministicCallError: The agent asked its event loop for something that cannot be recorded.
+        JournalError: The agent breaks a rule in another way.
+        SnapshotUnsupportedError: The agent received a value that no file can hold; or it is not deterministic and
+            has no `get_state`.
+        AgentError: The agent failed, sent no LLM request, or did not reach its next step.
+    """
+    check = _Check(factory, instruction, container or RehearsalContainer(), timeout_sec)
+    try:
+        steps = await check.play(replies, max_steps)
+        await check.run_again()
+    finally:
+        await check.host.cancel()
+    return steps
+
+
+class _Check:
+    """One episode and its second run."""
+
+    def __init__(
+        self, factory: CodeAgentFactory, instruction: str, container: AgentContainer, timeout_sec: float
+    ) -> None:
+        self._factory, self._instruction, self._timeout_sec = factory, instruction, timeout_sec
+        is_deterministic = as_agent_factory(factory).deterministic
+        self._journal = Journal(time.time(), SEED) if is_deterministic else None
+        self.host = AgentHost(cast("Container", container), self._journal)
+
+    async def play(self, replies: Replies, max_steps: int) -> int:
+        """Plays the episode. Returns the number of replies."""
+        queue = None if callable(replies) else iter(replies)
+        self.host.start(self._factory, self._instruction, timeout_sec=None)
+        for step in range(max_steps + 1):
+            request = await self._next_request(step)
+            if request is None:
+                return step
+            if self._journal is None:
+                await self._check_state(step, request)
+            else:
+                assert self.host.observed is not None
+                self._journal.entries.append(StepEntry(self.host.observed.call_id, timestamp=time.time()))
+            reply = None
+            if step < max_steps:
+                reply = replies(request) if callable(replies) else next(queue or iter(()), None)
+            if reply is None:
+                return step
+            self.host.answer(reply if isinstance(reply, LLMResponse) else LLMResponse.from_text(reply))
+        return max_steps
+
+    async def _next_request(self, step: int) -> LLMRequest | None:
+        """Waits for the agent's next request; `None` when it has returned."""
+        try:
+            async with asyncio.timeout(self._timeout_sec):
+                request = await self.host.next_request()
+        except TimeoutError:
+            self._raise_if_refused(step)
+            raise AgentError(f"Step {step}: The code agent is not there after {self._timeout_sec:g} s.") from None
+        except AgentError as error:
+            self._raise_if_refused(step)
+            raise type(error)(f"Step {step}: {error}") from error
+        self._raise_if_refused(step)
+        return request
+
+    def _raise_if_refused(self, step: int) -> None:
+        """Raises also the refusal that the agent took no notice of."""
+        if (refused := self.host.runtime.refused) is not None:
+            raise NondeterministicCallError(f"Step {step}: {refused}") from None
+
+    async def run_again(self) -> None:
+        """Runs a new agent up to the end of the journal, and compares the calls that it waits for."""
+        journal, first = self._journal, self.host.runtime
+        if journal is None:
+            return
+        await self.host.quiesce(self._timeout_sec)
+        lines = JournalEncoder().update(journal)
+        again = AgentHost(
+            cast("Container", _NoContainer()),
+            decode_journal(lines, started_at=journal.started_at, seed=journal.seed, where="the journal"),
+        )
+        requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
+        try:
+            again.restore(
+                self._factory,
+                self._instruction,
+                timeout_sec=None,
+                elapsed_sec=first.elapsed_sec,
+                originals=requests,
+            )
+            second = again.runtime
+            if second.has_ended != first.has_ended or second.open_calls != first.open_calls:
+                raise DivergenceError(
+                    f"The agent, run again, {_state(second.has_ended, second.open_calls)}, where it "
+                    f"{_state(first.has_ended, first.open_calls)} the first time."
+                )
+        finally:
+            await again.cancel()
+
+    async def _check_state(self, step: int, request: LLMRequest) -> None:
+        """Makes an agent from the state of this one, and compares the request that it makes next."""
+        agent, kind = self.host.agent, type(self.host.agent).__name__
+        if not isinstance(agent, StatefulAgent):
+            raise SnapshotUnsupportedError(
+                f"{kind} is not deterministic (its factory says so) and has no get_state(), set_state() "
+                "and resume(): nothing can be checked, and its episodes cannot be snapshotted."
+            )
+        state = AgentState(agent.state_version, json.loads(json.dumps(agent.get_state())))
+        host = AgentHost(cast("Container", _NoContainer()), None)
+        try:
+            host.restore(self._factory, self._instruction, timeout_sec=None, elapsed_sec=0.0, state=state)
+            async with asyncio.timeout(self._timeout_sec):
+                again = await host.next_request()
+        finally:
+            await host.cancel()
+        if again != request:
+            raise DivergenceError(
+                f"Step {step}: {kind}, given its state, asks its LLM something else: {again!r:.300}, "
+                f"and not {request!r:.300}."
+            )
+
+
+def _state(has_ended: bool, open_calls: Sequence[int]) -> str:
+    return "had ended" if has_ended else f"waited for its calls {list(open_calls)}"
+
+
+class _NoContainer:
+    """The container of an agent that is run again; executes nothing."""
+
+    async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
+        """Must not be called."""
+        raise AssertionError(f"run again: {command}")
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """Must not be called."""
+        raise AssertionError(f"uploaded again: {source}")
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """Must not be called."""
+        raise AssertionError(f"downloaded again: {source}")

@@ -1,0 +1,167 @@
+"""Conformance suite of trajectory collectors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from itertools import repeat
+
+import pytest
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector
+from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.records import StepRecord, serialize_llm_request, serialize_llm_response
+
+
+def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
+    """Makes the records of a whole episode.
+
+    Args:
+        text: Text of the exchanges.
+        length: Number of records, FIRST and LAST included.
+        reward: The LAST one's.
+    """
+    messages = [{"role": "user", "content": f"{text}: begin"}]
+    answer = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
+    records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
+    for index in range(1, length - 1):
+        messages += [
+            {"role": "assistant", "content": f"{text}: yes"},
+            {"role": "user", "content": f"{text}: {index}"},
+        ]
+        asked = serialize_llm_request(LLMRequest(list(messages)))
+        records.append(StepRecord(index, "MID", asked, answer, 0.0, 1.0, 1.0 + index))
+    return [*records, StepRecord(length - 1, "LAST", None, answer, reward, 0.0, float(length))]
+
+
+class CollectorContract:
+    """The suite. Give the fixture `collector`."""
+
+    keeps_steps = True
+    """Whether the result of `end_episode` has the steps."""
+
+    @pytest.fixture
+    def collector(self) -> TrajectoryCollector:
+        """Gives a collector that has no episode yet."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def complete(self, collector: TrajectoryCollector) -> CollectorBase:
+        """Gives the collector as one that can be given everything."""
+        return as_collector(collector)
+
+    def test_it_has_the_members_that_are_needed(self, collector: TrajectoryCollector) -> None:
+        assert isinstance(collector, TrajectoryCollector)
+
+    def test_an_episode_has_its_steps(self, collector: TrajectoryCollector) -> None:
+        records, before = episode_records("a"), time.time()
+        collector.begin_episode(task_name="task a")
+        for record in records:
+            collector.record_step(record)
+        found = collector.end_episode()
+        assert (found.task_name, found.truncated, found.outcome) == ("task a", False, Outcome.COMPLETED)
+        assert before - 1 <= found.start_time <= found.end_time <= time.time() + 1
+        if self.keeps_steps:
+            assert [step.to_dict() for step in found.steps] == [record.to_dict() for record in records]
+            assert (found.num_steps, found.total_reward) == (4, 1.0)
+
+    def test_truncation(self, collector: TrajectoryCollector) -> None:
+        collector.begin_episode(task_name="a")
+        for record in episode_records("a"):
+            collector.record_step(record)
+        assert collector.end_episode(truncated=True).truncated
+
+    def test_a_missing_reward_is_none(self, collector: TrajectoryCollector) -> None:
+        collector.begin_episode(task_name="a")
+        records = episode_records("a", 2, reward=None)
+        for record in records:
+            collector.record_step(record)
+        found = collector.end_episode(truncated=True)
+        assert found.total_reward is None
+        assert [step.reward for step in found.steps] == ([None, None] if self.keeps_steps else [])
+
+    def test_one_episode_after_the_other(self, collector: TrajectoryCollector) -> None:
+        ids = set()
+        for text in "abc":
+            collector.begin_episode(task_name=text)
+            collector.record_step(episode_records(text)[0])
+            found = collector.end_episode(truncated=True)
+            ids.add(found.episode_id)
+            assert (found.task_name, found.num_steps) == (text, int(self.keeps_steps))
+        assert len(ids) == 3
+
+    def test_no_step_without_an_episode(self, collector: TrajectoryCollector) -> None:
+        with pytest.raises(RuntimeError):
+            collector.record_step(episode_records("a")[0])
+
+    def test_no_end_without_an_episode(self, collector: TrajectoryCollector) -> None:
+        with pytest.raises(RuntimeError):
+            collector.end_episode()
+
+    def test_no_step_after_the_end(self, collector: TrajectoryCollector) -> None:
+        collector.begin_episode(task_name="a")
+        collector.record_step(episode_records("a")[0])
+        collector.end_episode()
+        with pytest.raises(RuntimeError):
+            collector.record_step(episode_records("a")[1])
+
+    def test_what_is_known_of_an_episode_is_kept(self, complete: CollectorBase) -> None:
+        if not isinstance(complete, CollectorBase) or not complete.keeps_apart:
+            pytest.skip("it takes less")
+        handle = complete.begin_episode(
+            task_name="a", episode_id="a__0__0badcafe", start_time=2.5, metadata={"attempt": 3}
+        )
+        error = ErrorInfo("AgentError", "It failed.")
+        found = complete.end_episode(outcome=Outcome.AGENT_ERROR, error=error, end_time=4.0, episode=handle)
+        assert (found.episode_id, found.start_time, found.end_time) == ("a__0__0badcafe", 2.5, 4.0)
+        assert (found.metadata, found.outcome, found.error) == ({"attempt": 3}, Outcome.AGENT_ERROR, error)
+
+    def test_concurrent_episodes_are_kept_apart(self, complete: CollectorBase) -> None:
+        if not complete.keeps_apart:
+            pytest.skip("it records one episode at a time")
+        names = [f"task {number}" for number in range(8)]
+        handles = {name: complete.begin_episode(task_name=name) for name in names}
+        failures: list[BaseException] = []
+
+        def record(name: str) -> None:
+            try:
+                for one in episode_records(name, 12):
+                    complete.record_step(one, episode=handles[name])
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=record, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        for name in reversed(names):
+            found = complete.end_episode(episode=handles[name])
+            assert found.task_name == name
+            if self.keeps_steps:
+                assert [step.observation for step in found.steps] == _observations(episode_records(name, 12))
+
+    def test_with_several_open_one_must_be_named(self, complete: CollectorBase) -> None:
+        if not complete.keeps_apart:
+            pytest.skip("it records one episode at a time")
+        handles = [complete.begin_episode(task_name=name) for name in "ab"]
+        with pytest.raises(RuntimeError):
+            complete.record_step(episode_records("a")[0])
+        complete.end_episode(episode=handles[0])
+        with pytest.raises(RuntimeError):
+            complete.record_step(episode_records("a")[0], episode=handles[0])
+        complete.record_step(episode_records("b")[0])
+        assert complete.end_episode().task_name == "b"
+
+    def test_it_can_be_closed_twice(self, complete: CollectorBase) -> None:
+        for _ in repeat(None, 2):
+            complete.close()
+
+
+def _observations(records: Sequence[StepRecord]) -> list[object]:
+    return [record.observation for record in records]

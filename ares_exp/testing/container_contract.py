@@ -1,0 +1,462 @@
+"""Conformance suite of `Container`. A backend runs it by subclassing `ContainerContract` and giving a `factory`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import resource
+import stat
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Shell
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
+from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, UnsupportedTaskError
+from ares_exp.testing.host_server import hello_server
+
+SLACK_SEC = 30.0
+"""Time allowed beyond a limit, on a loaded machine."""
+
+WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\nline", "ünïcödé", "back\\slash", "*"]
+
+
+async def alive(box: Container, what: str) -> int:
+    """Counts the container's processes that have `what` as their command line."""
+    pattern = f"^{what} $"
+    result = await box.exec(
+        f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null | grep -c '{pattern}'"
+    )
+    return int(result.output.split()[-1])
+
+
+async def until_alive(box: Container, what: str, count: int) -> None:
+    """Waits until that many processes are there."""
+    async with asyncio.timeout(SLACK_SEC):
+        while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the box)
+            await asyncio.sleep(0.02)
+
+
+def _ask(where: str, what: str) -> str:
+    """Makes a command that sends a request through its own socket."""
+    return f"exec 3<>/dev/tcp/{where} && printf 'GET {what} HTTP/1.1\\r\\n\\r\\n' >&3 && timeout 50 cat <&3"
+
+
+class ContainerContract:
+    """The suite. Override `factory`, and `spec` where a container needs more than a name."""
+
+    other_user: str | None = "nobody"
+    """A user of the container besides root; `None` if there is none."""
+
+    networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
+    """Network modes that a container of `factory` can have, one after the other; for any other it has no network,
+    or the task is refused."""
+
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("contract", env={"FROM_SPEC": "spec", "BOTH": "spec"})
+
+    @pytest.fixture
+    async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
+        async with factory(spec) as box:
+            yield box
+
+    def test_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        assert isinstance(factory, ContainerFactory)
+        assert isinstance(factory(spec), Container)
+
+    async def test_preflight_and_check_pass(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        await factory.preflight()
+        assert factory.check(spec) == []
+
+    # Input and results of a command
+
+    async def test_result_of_a_command(self, box: Container) -> None:
+        result = await box.exec("echo out; echo err >&2; exit 7")
+        assert (result.output, result.exit_code) == ("out\nerr\n", 7)
+        assert (result.timed_out, result.elided_bytes) == (False, 0)
+        assert 0 < result.duration_sec < SLACK_SEC
+
+    @pytest.mark.parametrize(
+        ("command", "exit_code"),
+        [("true", 0), ("false", 1), ("no-such-program", 127), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("(", 2)],
+    )
+    async def test_exit_code(self, box: Container, command: str, exit_code: int) -> None:
+        assert (await box.exec(command)).exit_code == exit_code
+
+    async def test_commands_share_files_but_no_shell_state(self, box: Container) -> None:
+        await box.exec("cd /tmp; X=1; export Y=2; alias ls=false; echo kept > /tmp/file; set -e")
+        result = await box.exec("echo $X$Y; cat /tmp/file; false; echo on")
+        assert result.output == "\nkept\non\n"
+
+    async def test_stdin_is_empty(self, box: Container) -> None:
+        assert (await box.exec("cat; echo $?", timeout_sec=SLACK_SEC)).output == "0\n"
+
+    async def test_env_of_spec_and_command(self, box: Container) -> None:
+        value = "a b'c\"d$e\nf\\g ü"
+        result = await box.exec('printf "%s|" "$FROM_SPEC" "$BOTH" "$WEIRD"', env={"BOTH": "exec", "WEIRD": value})
+        assert result.output == f"spec|exec|{value}|"
+        assert (await box.exec('echo "$BOTH$WEIRD"')).output == "spec\n"
+
+    async def test_the_environment_is_as_declared(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        declared = "/opt/declared/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        async with factory(replace(spec, env={"PATH": declared, "DECLARED": "a  b"})) as box:
+            profile = "echo 'export PATH=/usr/bin:/bin DECLARED=reset' >/etc/profile"
+            is_written = (await box.exec(profile, user="root")).exit_code == 0  # the host's own may be read-only
+            await box.exec("mkdir -p /opt/declared/bin && ln -s /bin/echo /opt/declared/bin/tool", user="root")
+            ask = 'echo "$PATH $DECLARED"; tool found'
+            assert (await box.exec(ask)).output == f"{declared} a  b\nfound\n"
+            if is_written:
+                assert (await box.exec(ask, shell="bash -lc")).output.startswith("/usr/bin:/bin reset\n")
+
+    @pytest.mark.parametrize(
+        "bad", [{"command": "echo \0"}, {"cwd": "/\0"}, {"env": {"A": "\0"}}, {"env": {"A B": ""}}]
+    )
+    async def test_refuses_what_no_process_can_get(self, box: Container, bad: dict[str, object]) -> None:
+        with pytest.raises(ValueError, match="Expected"):
+            await box.exec(**{"command": "true", **bad})  # type: ignore[arg-type]
+
+    async def test_working_directory(self, box: Container, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        assert (await box.exec("pwd", cwd="/usr/bin")).output == "/usr/bin\n"
+        missing = await box.exec("echo never", cwd="/no/such place")
+        assert missing.exit_code == 126
+        assert "/no/such place" in missing.output
+        assert "never" not in missing.output
+
+    async def test_workdir_of_the_spec(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        async with factory(ContainerSpec("contract", docker_image=spec.docker_image, workdir="/usr")) as box:
+            assert (await box.exec("pwd")).output == "/usr\n"
+            assert (await box.exec("pwd", cwd="bin")).output == "/usr/bin\n"
+            assert (await box.exec("pwd", cwd="/")).output == "/\n"
+
+    async def test_user(self, box: Container) -> None:
+        assert (await box.exec("id -u", user="root")).output == "0\n"
+        if self.other_user is not None:
+            assert (await box.exec("id -un", user=self.other_user)).output == f"{self.other_user}\n"
+
+    async def test_unknown_user(self, box: Container) -> None:
+        with pytest.raises(ContainerError, match="no-such-user"):
+            await box.exec("true", user="no-such-user")
+        assert (await box.exec("echo fine")).output == "fine\n"
+
+    async def test_weird_names(self, box: Container) -> None:
+        for name in WEIRD_NAMES:
+            await box.exec('mkdir -p -- "/tmp/weird/$NAME"', env={"NAME": name})
+            assert (await box.exec("pwd", cwd=f"/tmp/weird/{name}")).output == f"/tmp/weird/{name}\n"
+        assert int((await box.exec("ls -b /tmp/weird | wc -l")).output) == len(WEIRD_NAMES)
+
+    @pytest.mark.parametrize("size", [90_000, 110_000, 2**20])
+    async def test_long_command(self, box: Container, size: int) -> None:
+        result = await box.exec(f"x='{'é' * (size // 2)}'; printf '%s' \"$x\" | wc -c; exit 5", timeout_sec=60)
+        assert (result.output.strip(), result.exit_code) == (str(size), 5)
+
+    # Output
+
+    async def test_any_bytes_survive(self, box: Container) -> None:
+        every_byte = "".join(f"\\{byte:03o}" for byte in range(256))
+        result = await box.exec(f"printf '{every_byte}'")
+        assert result.output == bytes(range(256)).decode("utf-8", "replace")
+
+    async def test_stderr_apart(self, box: Container) -> None:
+        result = await box.exec("echo out; echo err >&2; printf '\\377' >&2; exit 7", separate_stderr=True)
+        assert (result.output, result.stderr, result.exit_code) == ("out\n", "err\n\ufffd", 7)
+        assert (await box.exec("echo err >&2")).stderr is None
+        large = await box.exec("seq 1 100000 >&2; echo out", separate_stderr=True, max_output_bytes=1000)
+        assert large.stderr is not None
+        assert (large.output, len(large.stderr), large.elided_bytes) == ("out\n", 1000, 588_895 - 1000)
+        late = await box.exec("echo out; echo err >&2; sleep 60", separate_stderr=True, timeout_sec=0.5)
+        assert (late.output, late.stderr, late.timed_out) == ("out\n", "err\n", True)
+
+    @pytest.mark.parametrize("shell", [None, "bash -c", "sh -c", "bash -lc"])
+    async def test_shells(self, box: Container, shell: Shell | None) -> None:
+        ask = "shopt login_shell 2>/dev/null | grep -c on; echo ${BASH_VERSION:+bash}"
+        result = await (box.exec(ask) if shell is None else box.exec(ask, shell=shell))
+        login = "1\n" if shell == "bash -lc" else "0\n"
+        assert result.output.startswith(login)
+        assert shell == "sh -c" or result.output.endswith("bash\n")
+
+    async def test_utf8_split_between_writes(self, box: Container) -> None:
+        result = await box.exec("printf '\\360\\237'; sleep 0.1; printf '\\230\\200'; sleep 0.1; printf '\\303'")
+        assert result.output == "😀\ufffd"
+
+    async def test_no_newline_is_added(self, box: Container) -> None:
+        assert (await box.exec("printf x")).output == "x"
+        assert (await box.exec("true")).output == ""
+
+    async def test_output_is_cut_in_the_middle(self, box: Container) -> None:
+        result = await box.exec("seq 1 100000", max_output_bytes=1000)
+        whole = "".join(f"{n}\n" for n in range(1, 100001))
+        assert result.output == whole[:500] + whole[-500:]
+        assert result.elided_bytes == len(whole) - 1000
+        assert result.exit_code == 0
+
+    async def test_a_flood_grows_nothing_and_stops_nobody(self, box: Container) -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        flood = asyncio.create_task(box.exec("yes", timeout_sec=2))
+        longest, last = 0.0, time.thread_time()  # of the processor: other than the time, no matter of who else is here
+        while not flood.done():
+            await asyncio.sleep(0.01)
+            longest, last = max(longest, time.thread_time() - last), time.thread_time()
+        result = await flood
+        assert result.timed_out
+        assert result.elided_bytes > 2**20
+        assert len(result.output) == 2**20
+        assert set(result.output) == {"y", "\n"}
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+        assert longest < 1.0
+
+    # Time limits and cancellation
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "sleep 4321",
+            "trap '' TERM INT HUP; sleep 4321; sleep 4321",
+            "setsid sh -c 'trap \"\" TERM; sleep 4321' & sleep 4321",
+            "( ( sleep 4321 & ) & ); sleep 4321",
+            "sleep 4321 & kill -STOP $!; wait",
+            "sleep 4321 & kill -STOP $$",
+            "env -i sleep 4321",
+        ],
+        ids=[
+            "plain",
+            "ignores TERM",
+            "daemon",
+            "double fork",
+            "stopped child",
+            "stops itself",
+            "clears its environment",
+        ],
+    )
+    async def test_a_time_limit_ends_the_whole_tree(self, box: Container, command: str) -> None:
+        result = await box.exec(f"echo before; {command}; echo after", timeout_sec=0.5)
+        assert (result.output, result.exit_code, result.timed_out) == ("before\n", None, True)
+        assert 0.5 <= result.duration_sec < 0.5 + SLACK_SEC
+        assert await alive(box, "sleep 4321") == 0
+        assert (await box.exec("echo next")).output == "next\n"
+
+    async def test_everything_stopped(self, box: Container) -> None:
+        result = await box.exec("echo before; sleep 0.5; kill -STOP -1; kill -STOP $$", timeout_sec=1.5)
+        assert (result.output, result.timed_out) == ("before\n", True)
+        assert (await box.exec("echo next")).output == "next\n"
+
+    async def test_a_time_limit_spares_other_commands(self, box: Container) -> None:
+        other = asyncio.create_task(box.exec("sleep 1.5; echo other"))
+        await box.exec("sleep 30", timeout_sec=0.3)
+        assert (await other).output == "other\n"
+
+    async def test_cancellation_ends_the_whole_tree(self, box: Container) -> None:
+        task = asyncio.create_task(box.exec("setsid sleep 4322 & sleep 4322"))
+        await until_alive(box, "sleep 4322", 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await alive(box, "sleep 4322") == 0
+        assert (await box.exec("echo next")).output == "next\n"
+
+    # Background processes, and commands that hurt themselves
+
+    async def test_a_background_process_lives_on_and_is_not_heard(self, box: Container) -> None:
+        noisy = "(i=0; while [ $i -lt 200 ]; do echo noise; i=$((i+1)); sleep 0.01; done; echo > /tmp/done) &"
+        result = await box.exec(f"{noisy} echo started", timeout_sec=30)
+        assert result.output.endswith("started\n") or "started\n" in result.output
+        assert result.duration_sec < 2.0 + SLACK_SEC
+        assert not result.timed_out
+        for n in range(20):
+            assert (await box.exec(f"echo {n}")).output == f"{n}\n"
+        waited = await box.exec("while [ ! -e /tmp/done ]; do sleep 0.05; done; echo seen", timeout_sec=30)
+        assert waited.output == "seen\n"
+
+    async def test_a_background_process_does_not_hang_a_command(self, box: Container) -> None:
+        result = await box.exec("sleep 4323 & echo $!", timeout_sec=SLACK_SEC)
+        assert not result.timed_out
+        assert await alive(box, "sleep 4323") == 1
+        gone = await box.exec(
+            f"kill {result.output}; while kill -0 {result.output}; do sleep 0.05; done", timeout_sec=SLACK_SEC
+        )
+        assert not gone.timed_out, "a process that was killed stays as a zombie"
+
+    async def test_closed_output(self, box: Container) -> None:
+        assert (await box.exec("echo seen; exec 1>&- 2>&-; echo lost; exit 4")).exit_code in (1, 4)
+        assert (await box.exec("echo next")).output == "next\n"
+
+    @pytest.mark.parametrize(
+        "command",
+        ["kill -9 $PPID", "kill -9 -1", "kill -9 0", "kill -TERM -- -1", "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)"],
+    )
+    async def test_killing_the_shell_around_it_has_a_defined_result(self, box: Container, command: str) -> None:
+        with contextlib.suppress(ContainerDiedError):  # if the container itself ends by this, it says so
+            result = await box.exec(f"echo before; {command}; sleep 0.1", timeout_sec=30)
+            assert not result.timed_out
+            assert isinstance(result.exit_code, int)
+            assert (await box.exec("echo next")).output == "next\n"
+
+    async def test_many_commands_at_once(self, box: Container) -> None:
+        started = time.monotonic()
+        results = await asyncio.gather(*(box.exec(f"sleep 0.5; echo {n}") for n in range(64)))
+        assert [result.output for result in results] == [f"{n}\n" for n in range(64)]
+        assert time.monotonic() - started < 64 * 0.5
+
+    # Files
+
+    async def test_upload_of_a_file(self, box: Container, tmp_path: Path) -> None:
+        source = tmp_path / "script"
+        source.write_bytes(b"#!/bin/sh\necho ran\n")
+        source.chmod(0o750)
+        await box.upload(source, "/new/parents/run.sh")
+        result = await box.exec("stat -c '%a %u %g' /new/parents/run.sh; /new/parents/run.sh")
+        assert result.output == "750 0 0\nran\n"
+        source.write_bytes(b"#!/bin/sh\necho again\n")
+        await box.upload(str(source), "/new/parents/run.sh")
+        assert (await box.exec("/new/parents/run.sh")).output == "again\n"
+
+    async def test_upload_of_a_directory(self, box: Container, tmp_path: Path) -> None:
+        (tmp_path / "sub" / "empty").mkdir(parents=True)
+        (tmp_path / "sub" / "file").write_text("text")
+        (tmp_path / "sub" / "file").chmod(0o604)
+        (tmp_path / "link").symlink_to("sub/file")
+        (tmp_path / "dangling").symlink_to("/no/such")
+        for n, name in enumerate(WEIRD_NAMES):
+            (tmp_path / name).write_text(str(n))
+        await box.exec("mkdir -p /into; chmod 1777 /into; echo stays > /into/other")
+        await box.upload(tmp_path, "/into")
+        result = await box.exec(
+            "stat -c %a . sub/file; cat other link; echo; readlink link dangling; ls -d sub/empty; ls -b | wc -l",
+            cwd="/into",
+        )
+        expected = f"1777\n604\nstays\ntext\nsub/file\n/no/such\nsub/empty\n{len(WEIRD_NAMES) + 4}\n"
+        assert result.output.replace("     ", "") == expected
+
+    async def test_upload_of_many_small_files(self, box: Container, tmp_path: Path) -> None:
+        for n in range(50):
+            (tmp_path / f"file{n}").write_text(str(n))
+        await box.upload(tmp_path, "/many")
+        assert (await box.exec("cat $(ls -v /many/*) | md5sum")).output.split()[0] == hashlib.md5(
+            "".join(map(str, range(50))).encode(), usedforsecurity=False
+        ).hexdigest()
+
+    async def test_upload_leaves_links_of_the_box_in_place(self, box: Container, tmp_path: Path) -> None:
+        await box.exec("mkdir /real; ln -s real /linked")
+        (tmp_path / "file").write_text("x")
+        await box.upload(tmp_path / "file", "/linked/file")
+        assert (await box.exec("readlink /linked; cat /real/file")).output == "real\nx"
+
+    async def test_download_of_a_directory(self, box: Container, tmp_path: Path) -> None:
+        await box.exec(
+            "mkdir -p /out/sub/empty; printf text > /out/sub/file; chmod 750 /out/sub/file; ln -s sub/file /out/link;"
+            "ln /out/sub/file /out/hard; printf '\\0\\377' > '/out/we ird'"
+        )
+        (tmp_path / "into").mkdir()
+        (tmp_path / "into" / "other").write_text("stays")
+        await box.download("/out", tmp_path / "into")
+        found = sorted(str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*"))
+        assert found == ["hard", "link", "other", "sub", "sub/empty", "sub/file", "we ird"]
+        assert (tmp_path / "into" / "link").readlink() == Path("sub/file")
+        assert (tmp_path / "into" / "link").read_text() == (tmp_path / "into" / "hard").read_text() == "text"
+        assert (tmp_path / "into" / "we ird").read_bytes() == b"\0\xff"
+        assert stat.S_IMODE((tmp_path / "into" / "sub" / "file").stat().st_mode) == 0o750
+
+    async def test_download_of_a_file(self, box: Container, tmp_path: Path) -> None:
+        await box.exec("printf one > /one; ln -s one /two")
+        await box.download("/one", tmp_path / "new" / "a")
+        await box.download("/two", str(tmp_path / "new" / "b"))
+        assert (tmp_path / "new" / "a").read_text() == (tmp_path / "new" / "b").read_text() == "one"
+        assert not (tmp_path / "new" / "b").is_symlink()
+
+    async def test_download_of_nothing(self, box: Container, tmp_path: Path) -> None:
+        with pytest.raises(TransferError, match="/no/such"):
+            await box.download("/no/such", tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+
+    async def test_nothing_that_comes_out_leads_out(self, box: Container, tmp_path: Path) -> None:
+        await box.exec(
+            "mkdir -p /evil/d; cd /evil; ln -s /etc/passwd absolute; ln -s ../../secret relative; mkfifo fifo;"
+            "ln -s . self; ln -s self/../../secret chained; ln -s ../ok d/fine; echo fine > ok"
+        )
+        (tmp_path / "secret").write_text("host")
+        await box.download("/evil", tmp_path / "a" / "into")
+        into = tmp_path / "a" / "into"
+        assert sorted(path.name for path in into.iterdir()) == ["d", "ok", "self"]
+        assert (into / "d" / "fine").read_text() == "fine\n"
+
+    async def test_upload_of_nothing(self, box: Container, tmp_path: Path) -> None:
+        with pytest.raises(TransferError, match="missing"):
+            await box.upload(tmp_path / "missing", "/x")
+
+    async def test_round_trip_of_large_data(self, box: Container, tmp_path: Path) -> None:
+        data = bytes(range(256)) * 40_000
+        (tmp_path / "large").write_bytes(data)
+        await box.upload(tmp_path / "large", "/large")
+        await box.download("/large", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == data
+
+    # Network
+
+    @pytest.mark.parametrize("start", ["no-network", "public", "allowlist"])
+    async def test_the_network_follows_the_policy(
+        self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
+    ) -> None:
+        async with hello_server() as (address, port):
+            policies = {
+                "no-network": NO_NETWORK,
+                "public": PUBLIC,
+                "allowlist": NetworkPolicy("allowlist", frozenset({address})),
+            }
+            asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
+            try:
+                factory.check(asked)
+            except UnsupportedTaskError:
+                assert self.networks != ContainerContract.networks
+                return
+            async with factory(asked) as box:
+                for mode in (start, "no-network", "public", "allowlist", "public", "no-network", "allowlist", start):
+                    await box.set_network(policies[mode])
+                    offered = mode in self.networks
+                    straight = await box.exec(_ask(f"{address}/{port}", "/"), timeout_sec=60)
+                    assert ("hello" in straight.output) == (offered and mode == "public")
+                    relayed = await box.exec(
+                        f"p=${{http_proxy#http://}}; {_ask('${p%:*}/${p##*:}', f'http://{address}:{port}/')}",
+                        timeout_sec=60,
+                    )
+                    assert ("hello" in relayed.output) == (offered and mode == "allowlist")
+
+    async def test_only_announced_policies(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        async with factory(replace(spec, network=NO_NETWORK)) as box:
+            await box.set_network(NO_NETWORK)
+            with pytest.raises(ValueError, match=r"Expected one of the .*policies"):
+                await box.set_network(PUBLIC)
+
+    # Its life
+
+    async def test_a_box_can_be_stopped_again_and_then_refuses_commands(
+        self, factory: ContainerFactory, spec: ContainerSpec, tmp_path: Path
+    ) -> None:
+        box = factory(spec)
+        await box.stop()
+        box = factory(spec)
+        await box.start()
+        running = asyncio.create_task(box.exec("sleep 100"))
+        await until_alive(box, "sleep 100", 1)
+        started = time.monotonic()
+        await box.stop()
+        assert time.monotonic() - started < SLACK_SEC
+        await box.stop()
+        with pytest.raises(ContainerDiedError):
+            await running
+        with pytest.raises(ContainerDiedError):
+            await box.exec("true")
+        with pytest.raises(ContainerError):
+            await box.download("/etc/hostname", tmp_path / "x")
+
+    async def test_boxes_are_apart(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        async with factory(spec) as one, factory(spec) as two:
+            await one.exec("echo one > /tmp/mine")
+            assert (await two.exec("cat /tmp/mine 2>/dev/null; echo $?")).output == "1\n"

@@ -1,0 +1,65 @@
+"""A container that runs nothing: for checking agents without a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Unpack
+
+from ares_exp.containers.container import ExecOptions, ExecResult
+from ares_exp.errors import TransferError
+
+
+class RehearsalContainer:
+    """An `AgentContainer` in memory. Commands that run at the same time end in an order of chance.
+
+    Attributes:
+        commands: How many it was given.
+        files: What was uploaded, by path.
+    """
+
+    def __init__(self, answer: Callable[[str], str | ExecResult] | None = None) -> None:
+        """Starts without files.
+
+        Args:
+            answer: From a command to its output or its whole result; by default the output is the command and how many
+                there were.
+        """
+        self.commands = 0
+        self.files: dict[PurePosixPath, bytes] = {}
+        self._answer = answer
+        self._random = random.Random(0)
+
+    async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
+        """Answers like `AgentContainer.exec`; options have no effect."""
+        self.commands += 1
+        output = f"{command}\n{self.commands}\n" if self._answer is None else self._answer(command)
+        for _turn in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+        return output if isinstance(output, ExecResult) else ExecResult(output, exit_code=0, duration_sec=0.001)
+
+    async def upload(self, source: str | Path, target: str | Path) -> None:
+        """Uploads like `AgentContainer.upload`."""
+        self.files |= await asyncio.to_thread(_read, Path(source), PurePosixPath(target))
+
+    async def download(self, source: str | Path, target: str | Path) -> None:
+        """Downloads like `AgentContainer.download`."""
+        top = PurePosixPath(source)
+        found = {path: data for path, data in self.files.items() if path == top or top in path.parents}
+        if not found:
+            raise TransferError(f"There is no {top} in the container.")
+        await asyncio.to_thread(_write, found, top, Path(target))
+
+
+def _read(source: Path, target: PurePosixPath) -> dict[PurePosixPath, bytes]:
+    files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
+    return {target / path.relative_to(source): path.read_bytes() for path in files}
+
+
+def _write(files: dict[PurePosixPath, bytes], source: PurePosixPath, target: Path) -> None:
+    for path, data in files.items():
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)

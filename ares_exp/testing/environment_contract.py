@@ -1,0 +1,320 @@
+"""Conformance suite of environments: the three required methods, and the optional capabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ares_exp.environment import (
+    Concurrent,
+    EpisodeReport,
+    Exportable,
+    Inspectable,
+    MinimalEnvironment,
+    Recordable,
+    Reporting,
+    Timed,
+    TimeStep,
+    Truncating,
+    enter,
+    leave,
+    reset_environment,
+)
+from ares_exp.errors import AresExpError, SnapshotUnsupportedError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import Outcome
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+
+T = TypeVar("T")
+Use = Callable[[MinimalEnvironment], Awaitable[T]]
+
+TIMEOUT_SEC = 200.0
+"""Time limit for two episodes, on a loaded machine."""
+
+GRACE_SEC = 10.0
+"""Time limit after `close()` for everything that the environment has started."""
+
+
+class EnvironmentContract:
+    """The suite. Give the fixture `environment`, and `replies` that play an episode, best to its end.
+
+    Capabilities that the environment does not have are skipped.
+    """
+
+    replies = ("Hm.",)
+    """The policy's answers, repeated."""
+
+    max_steps = 40
+    """Maximum length of an episode with these replies; a longer one is closed before its end."""
+
+    @pytest.fixture
+    def environment(self) -> MinimalEnvironment:
+        """Gives an environment that was not reset yet."""
+        raise NotImplementedError
+
+    # What every environment does
+
+    def test_an_episode_begins_with_first(self, environment: MinimalEnvironment) -> None:
+        first = _with(environment, lambda env: env.reset())
+        assert isinstance(first, TimeStep)
+        assert first.first()
+        assert (first.reward, first.discount) == (None, None)
+        assert first.observation is not None
+
+    def test_the_steps_of_an_episode(self, environment: MinimalEnvironment) -> None:
+        steps = _with(environment, self._play)
+        assert steps
+        for step in steps:
+            assert isinstance(step, TimeStep)
+            assert step.reward is None or math.isfinite(step.reward)
+        for step in steps[:-1]:
+            _assert_mid(step)
+        if steps[-1].last():
+            assert steps[-1].observation is None
+            assert steps[-1].discount in (0.0, 1.0)
+            assert steps[-1].reward is not None or steps[-1].discount == 1.0
+        else:
+            _assert_mid(steps[-1])
+
+    def test_a_reset_in_mid_episode_begins_another(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> TimeStep[Any]:
+            await env.reset()
+            await env.step(self._answer())
+            return await env.reset()
+
+        assert _with(environment, play).first()
+
+    def test_a_reset_after_the_end_begins_another(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> list[TimeStep[Any]]:
+            await self._play(env)
+            return [await env.reset(), await env.step(self._answer())]
+
+        first, second = _with(environment, play)
+        assert first.first()
+        assert not second.first()
+
+    def test_no_step_before_the_first_reset(self, environment: MinimalEnvironment) -> None:
+        with pytest.raises(AresExpError):
+            _with(environment, lambda env: env.step(self._answer()))
+
+    def test_no_step_after_the_end(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            if not (await self._play(env))[-1].last():
+                pytest.skip("the replies bring no episode to its end")
+            with pytest.raises(AresExpError):
+                await env.step(self._answer())
+
+        _with(environment, play)
+
+    def test_it_can_be_closed_at_any_time(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            await env.close()
+            await env.reset()
+            await env.close()
+            await env.close()
+
+        _with(environment, play)
+
+    def test_nothing_runs_on_when_it_is_closed(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            before = asyncio.all_tasks()
+            await env.reset()
+            await env.step(self._answer())
+            await env.close()
+            async with asyncio.timeout(GRACE_SEC):
+                while not asyncio.all_tasks() <= before:  # noqa: ASYNC110 (they are the environment's)
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(asyncio.wait_for(play(environment), TIMEOUT_SEC))
+
+    def test_it_can_be_entered_and_left(self, environment: MinimalEnvironment) -> None:
+        async def play() -> None:
+            await enter(environment)
+            await environment.reset()
+            await leave(environment, None, None, None)
+
+        asyncio.run(asyncio.wait_for(play(), TIMEOUT_SEC))
+
+    def test_the_same_seed_gives_the_same_task(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> list[list[str]]:
+            return [[await self._task_name(env, seed), await self._task_name(env, None)] for seed in (7, 7)]
+
+        first, again = _with(environment, play)
+        assert first == again
+
+    def test_options_that_mean_nothing_are_refused(self, environment: MinimalEnvironment) -> None:
+        with pytest.raises((AresExpError, TypeError, ValueError)):
+            _with(environment, lambda env: reset_environment(env, options={"no_such_option": 1}))
+
+    def test_its_episodes_are_recorded(self, environment: MinimalEnvironment) -> None:
+        collector = MemoryTrajectoryCollector()
+        around = TrajectoryCollectingEnvironment(environment, collector)
+        steps = _with(around, self._play)
+        [episode] = collector.episodes
+        assert around.collector_failures == 0
+        assert [step.step_type for step in episode.steps] == ["FIRST", *(step.step_type for step in steps)]
+        assert [step.reward for step in episode.steps] == [None, *(step.reward for step in steps)]
+        ended = Outcome.COMPLETED if steps[-1].discount == 0.0 else Outcome.TRUNCATED
+        assert episode.outcome == (ended if steps[-1].last() else Outcome.CLOSED)
+
+    # What only some can do
+
+    def test_reporting(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            reporting = _capable(env, Reporting)
+            reports = [reporting.report()]
+            await env.reset()
+            reports.append(reporting.report())
+            await env.close()
+            steps = await self._play(env)
+            reports.append(reporting.report())
+            for report in reports:
+                assert isinstance(report, EpisodeReport)
+                json.dumps([dict(report.rewards), dict(report.phase_sec), dict(report.lineage)], allow_nan=False)
+            if steps[-1].last():
+                assert (reports[-1].truncated_by is not None) == (steps[-1].discount == 1.0)
+            assert not reports[-1].has_container or not steps[-1].last()
+
+        _with(environment, play)
+
+    def test_inspectable(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            shown = _capable(env, Inspectable)
+            assert (shown.step_count, shown.current_task, shown.time_step) == (0, None, None)
+            first = await env.reset()
+            assert (shown.step_count, shown.time_step) == (0, first)
+            assert shown.current_task is not None
+            second = await env.step(self._answer())
+            assert shown.time_step == second
+            assert second.last() or shown.step_count == 1
+
+        _with(environment, play)
+
+    def test_timed(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            timed = _capable(env, Timed)
+            assert timed.time_left_sec is None
+            await env.reset()
+            before = timed.time_left_sec
+            timed.grant_time(1000.0)
+            after = timed.time_left_sec
+            assert (before is None) == (after is None)
+            if before is not None and after is not None:
+                assert after > before + 900
+            step = await env.step(None)
+            assert step.last() or step.mid()
+            assert not step.last() or step.discount == 1.0
+
+        _with(environment, play)
+
+    def test_truncating(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            truncating = _capable(env, Truncating)
+            await env.reset()
+            last = await truncating.truncate("steps")
+            if last is None:
+                assert not (await env.step(self._answer())).first()
+                return
+            assert (last.step_type, last.discount, last.observation) == ("LAST", 1.0, None)
+            with pytest.raises(AresExpError):
+                await env.step(self._answer())
+            assert not isinstance(env, Reporting) or env.report().truncated_by == "steps"
+
+        _with(environment, play)
+
+    def test_recordable(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            recordable = _capable(env, Recordable)
+            first = await env.reset()
+            step = await env.step(self._answer())
+            past = list(recordable.past_steps)
+            if past and not step.last():
+                assert [one.time_step.observation for one in past] == [first.observation, step.observation]
+                assert [one.action is None for one in past] == [True, False]
+            assert recordable.activity is None or recordable.activity.container_sec >= 0
+
+        _with(environment, play)
+
+    def test_exportable(self, environment: MinimalEnvironment, tmp_path: Path) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            exportable = _capable(env, Exportable)
+            with pytest.raises(AresExpError):
+                await exportable.export_state(tmp_path / "store")
+            await env.reset()
+            try:
+                snapshot = await exportable.export_state(tmp_path / "store", snapshot_id="mine")
+            except SnapshotUnsupportedError as error:  # a wrapper, or an agent whose state cannot be known
+                pytest.skip(str(error))
+            assert (tmp_path / "store" / "mine" / "snapshot.json").is_file()
+            assert (snapshot.snapshot_id, snapshot.step_count) == ("mine", 0)
+            [fork] = await exportable.fork(1)
+            try:
+                there = await fork.step(self._answer())
+            finally:
+                await fork.close()
+            assert there.step_type == (await env.step(self._answer())).step_type
+
+        _with(environment, play)
+
+    def test_concurrent(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            concurrent = _capable(env, Concurrent)
+            assert concurrent.pending_requests() == ()
+            first = await env.reset()
+            if not (pending := concurrent.pending_requests()):
+                pytest.skip("it is a wrapper of one that tells none")
+            assert pending[0].request == first.observation
+            assert len({one.call_id for one in pending}) == len(pending)
+
+        _with(environment, play)
+
+    async def _play(self, env: MinimalEnvironment) -> list[TimeStep[Any]]:
+        """Plays an episode; returns the steps after FIRST."""
+        await env.reset()
+        steps: list[TimeStep[Any]] = []
+        for reply in islice(cycle(self.replies), self.max_steps):
+            steps.append(await env.step(LLMResponse.from_text(reply)))
+            if steps[-1].last():
+                break
+        return steps
+
+    def _answer(self) -> LLMResponse:
+        return LLMResponse.from_text(self.replies[0])
+
+    async def _task_name(self, env: MinimalEnvironment, seed: int | None) -> str:
+        first = await reset_environment(env, seed=seed)
+        named = env.report().task_name if isinstance(env, Reporting) else None
+        return named or repr(first.observation)
+
+
+def _with(environment: MinimalEnvironment, use: Use[T]) -> T:
+    """Uses an environment and closes it, on one event loop."""
+
+    async def run() -> T:
+        try:
+            return await use(environment)
+        finally:
+            await environment.close()
+
+    return asyncio.run(asyncio.wait_for(run(), TIMEOUT_SEC))
+
+
+def _assert_mid(step: TimeStep[Any]) -> None:
+    assert step.mid()
+    assert step.discount == 1.0
+    assert step.reward is not None
+    assert step.observation is not None
+
+
+def _capable(environment: MinimalEnvironment, kind: type[T]) -> T:
+    if not isinstance(environment, kind):
+        pytest.skip(f"it is not {kind.__name__}")
+    return environment

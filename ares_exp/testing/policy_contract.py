@@ -1,0 +1,120 @@
+"""Conformance suite of policies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy, as_policy
+from ares_exp.trajectories.records import serialize_llm_request, serialize_llm_response
+
+T = TypeVar("T")
+
+TIMEOUT_SEC = 120.0
+"""Time limit for a few answers, on a loaded machine."""
+
+
+class PolicyContract:
+    """The suite. Give the fixture `policy`, and `question` where it answers only some requests."""
+
+    task_name = "contract"
+    """The task to play, for a policy that knows only some tasks."""
+
+    @pytest.fixture
+    def policy(self) -> LLMClient:
+        """Gives a policy on which nothing was called yet."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def question(self) -> LLMRequest:
+        """Gives a request that the policy can answer as the first of an episode, and again."""
+        return LLMRequest([{"role": "user", "content": "Say something."}])
+
+    def episode(self, attempt: int = 0) -> EpisodeSpec:
+        """Names an episode."""
+        return EpisodeSpec(self.task_name, attempt, seed=attempt)
+
+    def test_it_answers(self, policy: LLMClient, question: LLMRequest) -> None:
+        async def ask(opened: Policy) -> LLMResponse:
+            return await opened.for_episode(self.episode())(question)
+
+        answer = _with(policy, ask)
+        assert isinstance(answer, LLMResponse)
+        json.dumps(serialize_llm_response(answer), allow_nan=False)
+        assert answer.cost >= 0
+        assert answer.usage.total_tokens >= 0
+
+    def test_the_request_stays_as_it_was(self, policy: LLMClient, question: LLMRequest) -> None:
+        before = json.dumps(serialize_llm_request(question))
+
+        async def ask(opened: Policy) -> None:
+            await opened.for_episode(self.episode())(question)
+
+        _with(policy, ask)
+        assert json.dumps(serialize_llm_request(question)) == before
+
+    def test_concurrent_episodes_are_each_answered(self, policy: LLMClient, question: LLMRequest) -> None:
+        async def ask(opened: Policy) -> list[LLMResponse]:
+            clients = [opened.for_episode(self.episode(attempt)) for attempt in range(4)]
+            return await asyncio.gather(*(client(question) for client in clients))
+
+        assert all(isinstance(answer, LLMResponse) for answer in _with(policy, ask))
+
+    def test_a_client_with_a_place_of_its_own_goes_past_answers(self, policy: LLMClient, question: LLMRequest) -> None:
+        async def ask(opened: Policy) -> None:
+            played, resumed = opened.for_episode(self.episode()), opened.for_episode(self.episode())
+            if not isinstance(resumed, AdvancingClient):
+                pytest.skip("its clients keep no place of their own")
+            resumed.advance(question, await played(question))
+            assert (await resumed(question)).text == (await played(question)).text
+
+        _with(policy, ask)
+
+    def test_it_says_whether_it_needs_the_solution(self, policy: LLMClient) -> None:
+        async def look(opened: Policy) -> object:
+            return opened.needs_solution
+
+        assert _with(policy, look) in (True, False)
+
+    def test_the_seed_of_an_episode(self, policy: LLMClient) -> None:
+        async def look(opened: Policy) -> int | None:
+            return opened.seed_of(self.task_name, 0)
+
+        seed = _with(policy, look)
+        assert seed is None or 0 <= seed < 2**31
+
+    def test_what_it_has_to_say_of_a_run(self, policy: LLMClient) -> None:
+        async def look(opened: Policy) -> None:
+            if (report := opened.report([])) is not None:
+                json.dumps(report.to_dict(), allow_nan=False)
+                report.render(io.StringIO())
+
+        _with(policy, look)
+
+    def test_it_can_be_closed_twice(self, policy: LLMClient) -> None:
+        async def close() -> None:
+            await as_policy(policy).close()
+            await as_policy(policy).close()
+
+        asyncio.run(close())
+
+
+def _with(policy: LLMClient, use: Callable[[Policy], Awaitable[T]]) -> T:
+    """Opens the policy, uses it and closes it, as a run does."""
+
+    async def run() -> T:
+        opened = as_policy(policy)
+        try:
+            await opened.preflight()
+            return await use(opened)
+        finally:
+            await opened.close()
+
+    return asyncio.run(asyncio.wait_for(run(), TIMEOUT_SEC))

@@ -1,0 +1,121 @@
+"""Conformance suite of trackers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tracker import RunInfo, Tracker
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+AT_ONCE_SEC = 10.0
+"""Time limit for two hundred calls that should return at once, on a loaded machine."""
+
+SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
+
+
+def episode_result(index: int, reward: float | None = 1.0) -> EpisodeResult:
+    """Makes the row of an episode; without a reward, of one that failed."""
+    return EpisodeResult(
+        episode_id=f"task-{index}__0__0000000{index}",
+        task_name=f"task-{index}",
+        attempt=0,
+        seed=index,
+        outcome=Outcome.AGENT_ERROR if reward is None else Outcome.COMPLETED,
+        reward=reward,
+        error=ErrorInfo("AgentError", "It failed.") if reward is None else None,
+        num_steps=3,
+        prompt_tokens=100,
+        generated_tokens=10,
+        cost=0.25,
+        started_at=10.0,
+        finished_at=12.5,
+    )
+
+
+RESULTS = (episode_result(1), episode_result(2, None), episode_result(3, 0.5))
+
+
+class TrackerContract:
+    """The suite. Give the fixture `tracker`."""
+
+    @pytest.fixture
+    def tracker(self) -> Tracker:
+        """Gives a tracker that was not started yet."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def run_info(self, tmp_path: Path) -> RunInfo:
+        """Makes the description of the run for the tracker."""
+        config = {"seed": 3, "policy": {"model": "m", "temperature": None}, "tasks": ["a", "ü"]}
+        (tmp_path / "run").mkdir()
+        return RunInfo(tmp_path / "run", "a name", "0badcafe", config=config, provenance={"argv": ["ares_exp"]})
+
+    @pytest.fixture
+    def watched(self, tracker: Tracker) -> Iterator[SeveralTrackers]:
+        """Gives the tracker as a run has it; afterwards, whether it raised or failed is checked."""
+        watched = SeveralTrackers({"tracker": tracker})
+        yield watched
+        assert watched.failures == 0
+
+    def test_it_has_the_members_that_are_needed(self, tracker: Tracker) -> None:
+        assert isinstance(tracker, Tracker)
+
+    def test_it_records_a_run(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+        tracker.start(run_info)
+        for result in RESULTS:
+            watched.log_episode(result, _trajectory(result))
+        watched.log_system(SAMPLE)
+        tracker.finish(RunSummary(3, RESULTS))
+
+    def test_only_finish_takes_its_time(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+        began = time.monotonic()
+        tracker.start(run_info)
+        started = time.monotonic()
+        for number in range(100):
+            watched.log_episode(episode_result(number))
+            watched.log_system(SAMPLE)
+        logged = time.monotonic()
+        tracker.finish(RunSummary(3, RESULTS))
+        assert started - began < AT_ONCE_SEC
+        assert logged - started < AT_ONCE_SEC
+
+    def test_a_run_without_episodes(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+        tracker.start(run_info)
+        tracker.finish(RunSummary(0, ()))
+
+    def test_a_resumed_run(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+        tracker.start(replace(run_info, resumed=True, earlier=RESULTS[:2], group="sweep", tags=("a",)))
+        watched.log_episode(RESULTS[2])
+        tracker.finish(RunSummary(3, RESULTS))
+
+    def test_numbers_that_are_not_finite(self, tracker: Tracker, watched: SeveralTrackers, run_info: RunInfo) -> None:
+        tracker.start(run_info)
+        watched.log_episode(replace(RESULTS[0], reward=math.inf))
+        watched.log_system({"system/loop_lag_sec": math.nan})
+        tracker.finish(RunSummary(1, RESULTS[:1]))
+
+    def test_a_run_directory_that_cannot_be_written(self, tracker: Tracker, run_info: RunInfo) -> None:
+        run_info.run_dir.rmdir()
+        run_info.run_dir.write_text("a file")
+        watched = SeveralTrackers({"tracker": tracker})
+        tracker.start(run_info)
+        watched.log_episode(RESULTS[0])
+        tracker.finish(RunSummary(1, RESULTS[:1]))
+        assert watched.failures >= 0
+
+
+def _trajectory(result: EpisodeResult) -> EpisodeTrajectory:
+    known: dict[str, Any] = {"start_time": 10.0, "end_time": 12.5, "total_reward": result.reward, "num_steps": 0}
+    return EpisodeTrajectory(
+        result.episode_id, result.task_name, (), **known, truncated=False, outcome=result.outcome, error=result.error
+    )

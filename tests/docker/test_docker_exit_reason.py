@@ -1,0 +1,127 @@
+"""A container that ended says why."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import uuid
+
+import docker
+import pytest
+from docker.errors import NotFound
+
+from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker import engine as engine_module
+from ares_exp.containers.docker.exit_reason import exit_reason
+from ares_exp.errors import ContainerDiedError
+from tests.docker.engine_relay import EngineRelay
+
+pytestmark = [pytest.mark.docker, pytest.mark.once]
+
+IMAGE = "debian:bookworm-slim"
+SPEC = ContainerSpec("mortal", docker_image=IMAGE)
+SOON_SEC = 30.0
+MOST_LOGGED_EVENTS = 256
+
+
+async def last_words(box: Container, command: str = "true") -> str:
+    """What a container says whose end is near."""
+    async with asyncio.timeout(SOON_SEC):
+        while True:
+            try:
+                await box.exec(command)
+            except ContainerDiedError as error:
+                return str(error)
+
+
+async def gone(engine: docker.DockerClient, name: str) -> None:
+    async with asyncio.timeout(SOON_SEC):
+        try:
+            while True:
+                engine.api.inspect_container(name)
+                await asyncio.sleep(0.02)
+        except NotFound:
+            return
+
+
+async def test_out_of_memory() -> None:
+    async with DockerContainerFactory()(ContainerSpec("greedy", docker_image=IMAGE, memory_mb=32)) as box:
+        said = await last_words(box, "echo 1000 > /proc/1/oom_score_adj; tail /dev/zero")
+    assert said == "The container of greedy was killed for using more memory than its limit (memory_mb)."
+
+
+async def test_a_command_over_the_memory_limit_dies_alone() -> None:
+    async with DockerContainerFactory()(ContainerSpec("small", docker_image=IMAGE, memory_mb=64)) as box:
+        assert (await box.exec("tail /dev/zero", timeout_sec=60)).exit_code == 137
+        assert (await box.exec("echo next")).output == "next\n"
+
+
+async def test_an_exit_code(engine: docker.DockerClient) -> None:
+    entrypoint = '["sh", "-c", "until [ -e /go ]; do sleep 0.02; done; echo I serve nobody; exit 3"]'
+    image = f"ares-exp-test:{uuid.uuid4().hex}"
+    model = engine.containers.create(IMAGE)
+    try:
+        model.commit(*image.split(":"), changes=f"ENTRYPOINT {entrypoint}")
+    finally:
+        model.remove(force=True)
+    try:
+        async with DockerContainerFactory()(ContainerSpec("server", docker_image=image)) as box:
+            said = await last_words(box, "touch /go")  # whose own answer may be lost in the end of the box
+    finally:
+        engine.images.remove(image, force=True)
+    assert said.startswith("The container of server ended with exit code 3. Its first process")
+    assert said.endswith("I serve nobody")
+
+
+@pytest.mark.parametrize("how", ["kill", "remove"])
+async def test_ended_from_outside(engine: docker.DockerClient, how: str) -> None:
+    async with DockerContainerFactory()(SPEC) as box:
+        running = asyncio.create_task(box.exec("sleep 100"))
+        await box.exec("true")
+        peer = engine.containers.get(box.container_name)
+        await asyncio.to_thread(peer.kill if how == "kill" else lambda: peer.remove(force=True))
+        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+            await asyncio.wait_for(running, SOON_SEC)
+        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+            await box.exec("true")
+        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+            await box.download("/etc/hostname", "/nonexistent/x")
+
+
+async def test_the_cause_is_known_longer_than_the_engine_remembers(engine: docker.DockerClient) -> None:
+    async with DockerContainerFactory()(SPEC) as box, DockerContainerFactory()(SPEC) as other:
+        await asyncio.to_thread(engine.api.kill, box.container_name)
+        await gone(engine, box.container_name)
+
+        def talk() -> None:
+            for _ in range(MOST_LOGGED_EVENTS):
+                engine.api.exec_create(other.container_name, ["true"])
+
+        await asyncio.to_thread(talk)
+        assert "was killed from outside by signal 9" in await last_words(box)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # docker-py drops a socket that it could not connect
+async def test_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch, engine: docker.DockerClient) -> None:
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with DockerContainerFactory()(SPEC) as box:
+            await relay.close()
+            assert f"is out of reach: the engine at {relay.host} does not answer" in await last_words(box)
+        await gone(engine, box.container_name)  # our end of its stdin was lost
+    gc.collect()
+
+
+async def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with EngineRelay() as relay:
+        monkeypatch.setenv("DOCKER_HOST", relay.host)
+        async with DockerContainerFactory()(SPEC) as box:
+            seen_by_us = await engine_module.connect()
+            assert await asyncio.to_thread(exit_reason, seen_by_us, box.container_name) is None
+            relay.hangs = True
+            monkeypatch.setattr(engine_module, "INQUIRY_TIMEOUT_SEC", 0.3)
+            said = await asyncio.to_thread(exit_reason, seen_by_us, box.container_name)
+            relay.hangs = False
+        assert said is not None
+        assert f"is out of reach: the engine at {relay.host} hangs" in said

@@ -1,0 +1,49 @@
+"""The parts of Markdown that the pages are made of: tables, links, anchors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+GENERATED = "<!-- Written by `python -m tests.docs_reference`: change what it reads, not this file. -->\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown; bars within them are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines).replace("| --- ", "|---")
+
+
+def plain(text: str) -> str:
+    """Text in one line, as Markdown that shows it as it is; what stands between backticks stays."""
+    parts = " ".join(text.split()).split("`")
+    parts[::2] = [re.sub(r"([*<])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def without_fences(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def links(text: str) -> list[str]:
+    """Where the links of a page lead, as they are written."""
+    prose = re.sub(r"`[^`\n]*`", "", without_fences(text))
+    return re.findall(r"\]\(([^)\s]+)\)", prose)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", without_fences(text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+        number = 0
+        while (anchor := f"{slug}-{number}" if number else slug) in found:
+            number += 1
+        found.add(anchor)
+    return found

@@ -1,0 +1,293 @@
+"""Every command and example of the README and of the pages in docs/, as it stands there; their links; what they name.
+
+What a fence says decides: `bash` and `python` blocks are run, a block that begins with `# file: PATH` is written there
+first, and `console` and `py` are for what cannot run here (a key, a network, a service): of those, commands that play
+are composed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ares_exp
+from ares_exp.tasks.task_set import SAMPLES
+from tests.docs_reference.__main__ import DOCS
+from tests.docs_reference.__main__ import PAGES as GENERATED
+from tests.docs_reference.commands_page import comparable
+from tests.docs_reference.config_page import chosen_options, known_keys
+from tests.docs_reference.files_page import names, versions
+from tests.docs_reference.markdown import anchors, links, without_fences
+
+pytestmark = pytest.mark.once
+ROOT = Path(__file__).parent.parent.parent
+RUN, NOT_RUN = {"bash", "python"}, {"console", "py", "text", "yaml", "toml", "bibtex"}
+GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    kind: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        first = self.text.partition("\n")[0]
+        return first.removeprefix("# file: ") if first.startswith("# file: ") else None
+
+
+@dataclass(frozen=True)
+class Page:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(ROOT).as_posix()
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    @property
+    def is_generated(self) -> bool:
+        return "/reference/" in self.name
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        found = re.finditer(r"^```(\w*)\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
+        return [Block(self.name, self.text.count("\n", 0, one.start()) + 1, one[1], one[2]) for one in found]
+
+
+PAGES = [Page(path) for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob(".github/*.md"))]
+README = PAGES[0]
+BLOCKS = [block for page in PAGES for block in page.blocks]
+SETUP = [block for block in BLOCKS if block.kind == "bash" and "venv" in block.text]
+COMMANDS = [block for block in BLOCKS if block.kind == "bash" and block not in SETUP]
+SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
+COMPOSED = [
+    (block.id, line.partition("  #")[0].strip())
+    for block in BLOCKS
+    if block.kind == "console"
+    for line in block.text.replace("\\\n", " ").splitlines()
+    if line.startswith("python -m ares_exp ") and "…" not in line and not re.search(r"(resume|replay|_from)=", line)
+]
+
+
+def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
+    def mark(block: Block) -> pytest.MarkDecorator:
+        return pytest.mark.docker if "container=docker" in block.text and not always_local else pytest.mark.local
+
+    return [pytest.param(block, marks=mark(block), id=block.id) for block in chosen]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A directory with two tasks: all that the pages take for granted."""
+    for name in ("write-greeting", "count-records"):
+        shutil.copytree(SAMPLES / name, tmp_path / "tasks" / name)
+    return tmp_path
+
+
+def write_files(page: str, here: Path) -> None:
+    """Writes the files that a page shows."""
+    for block in BLOCKS:
+        if block.page == page and block.file is not None:
+            path = here / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text.partition("\n")[2])
+
+
+def run(command: str, here: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    shims = here / "shims"
+    shims.mkdir(exist_ok=True)
+    for name in ("python", "python3"):
+        if not (shims / name).exists():
+            (shims / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            (shims / name).chmod(0o755)
+    path = f"{shims}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=here,
+        env={**os.environ, "WANDB_MODE": "disabled", **env, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    assert README.blocks[:2] == SETUP
+    assert "-m ares_exp" in SETUP[0].text
+    assert "-m pytest" in SETUP[1].text
+    lines = README.text.splitlines()
+    for heading, block in zip(("Run the bundled tasks", "Run the tests"), SETUP, strict=True):  # .ci/run looks for them
+        [line] = [number for number, line in enumerate(lines, 1) if line.startswith(heading)]
+        assert line < block.line < line + 5
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.text.splitlines()) <= 250
+    assert len(README.text.split()) <= 2000
+
+
+def test_the_readmes_four_parts_have_ten_lines_at_most() -> None:
+    examples = [block for block in README.blocks if block.kind == "python" and block.file is not None]
+    assert [block.file for block in examples] == [f"my_{part}.py" for part in _PARTS]
+    for block in examples:
+        lines = [line for line in block.text.splitlines()[1:] if line]
+        assert len(lines) <= 10, block.id
+
+
+_PARTS = ("agent", "environment", "container", "collector")
+
+
+def test_every_fence_says_whether_it_is_run() -> None:
+    assert [block.id for block in BLOCKS if block.kind not in RUN | NOT_RUN] == []
+    assert len(COMMANDS) >= 20
+    assert len(SCRIPTS) >= 6
+    assert len(COMPOSED) >= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Page) -> None:
+    dead = []
+    for link in links(page.text):
+        if link.startswith(("https://", "mailto:")):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
+            dead.append(link)
+    assert dead == []
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        (page.path.parent / link.partition("#")[0]).resolve()
+        for page in PAGES
+        for link in links(page.text)
+        if not link.startswith(("https://", "#"))
+    }
+    lone = [page.name for page in PAGES[1:] if page.path.resolve() not in linked]
+    assert lone == [".github/pull_request_template.md"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_pages_are_current(name: str) -> None:
+    made, there = GENERATED[name](), (DOCS / name).read_text()
+    if name == "reference/commands.md":
+        made, there = comparable(made), comparable(there)
+    assert there == made, "python -m tests.docs_reference writes it"
+
+
+@pytest.mark.local
+def test_everything_in_a_run_directory_is_on_the_page(here: Path) -> None:
+    run_ = "python -m ares_exp env.limit=1 snapshot=every_step 'tracker=[wandb,jsonl,tensorboard]' hydra.run.dir=run"
+    done = run(f"{run_} 'collector=[json,jsonl,atif,parquet]'", here, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stdout + done.stderr
+    there = {path.name for path in (here / "run").iterdir()}
+    assert there - set(names()) == set()
+    assert len(there) >= 14
+
+
+def test_the_version_and_those_of_formats_are_the_same_everywhere() -> None:
+    [declared] = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared == ares_exp.__version__
+    assert f"version = {{{declared}}}" in README.text
+    newest = (DOCS / "changelog.md").read_text().partition("\n## ")[2].partition("\n## ")[0]
+    assert declared in newest.partition("\n")[0]
+    line = " ".join(newest.split()).partition("Formats written by this version: ")[2].partition(". ")[0]
+    assert line == ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def test_the_readmes_table_of_groups_has_every_option() -> None:
+    section = README.text.partition("## The config")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE)
+    assert sorted(group for group, _ in rows) == GROUPS
+    for group, options in rows:
+        files = (ROOT / "conf" / group).glob("*.yaml")
+        assert sorted(re.findall(r"`(\w+)`", options)) == sorted(path.stem for path in files)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_and_keys_that_a_page_names_are_there(page: Page) -> None:
+    text = re.sub(r"^```(?:python|py)\n.*?^```$", "", page.text, flags=re.DOTALL | re.MULTILINE)
+    of_a_group = rf"(?<![\w@./-])({'|'.join(GROUPS)})"
+    there = chosen_options() | set(re.findall(r"options/(\w+)/(\w+)\.yaml", page.text))
+    there |= {("env", "nim"), ("policy", "mine"), ("container", "null")}
+    assert sorted(set(re.findall(rf"{of_a_group}=([a-z]\w*)\b(?!=)", text)) - there) == []
+    keys = re.findall(rf"{of_a_group}((?:\.[a-z]\w*)+)(?==|`)", without_fences(text))
+    others = {"agent.name", "snapshot.json"}
+    assert sorted({f"{group}{key}" for group, key in keys if not known_keys(f"{group}{key}")} - others) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_files_that_a_page_names_are_there(page: Page) -> None:
+    prose = re.findall(r"`([^`\n]+)`", without_fences(page.text))
+    paths = {word for text in prose for word in re.findall(r"^(?:ares_exp|tests|conf)/[\w/.-]*$", text)}
+    of_tasks = {"tests/.harborignore"}
+    assert sorted(path for path in paths - of_tasks if not ((ROOT / path).exists() or path.endswith("-v0"))) == []
+    dotted = {word for text in prose for word in re.findall(r"(?<![\w/.])ares_exp(?:\.\w+)+", text)}
+    assert sorted(name for name in dotted - {"ares_exp.plugins"} if not resolves(name)) == []
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or a name in one."""
+    owner, _, last = name.rpartition(".")
+    if importlib.util.find_spec(owner) is None:
+        return False
+    module = importlib.import_module(owner)
+    return hasattr(module, last) or importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.is_generated], ids=lambda page: page.name)
+def test_keys_are_listed_on_the_generated_page_alone(page: Page) -> None:
+    rows = re.findall(r"^\| `([\w.]+)`(?:, `[\w.]+`)* \|", page.text, re.MULTILINE)
+    assert [key for key in rows if "." in key and known_keys(key)] == []
+
+
+@pytest.mark.parametrize("block", blocks(COMMANDS))
+def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
+    write_files(block.page, here)
+    command = block.text.replace("http://127.0.0.1:8000/v1", endpoint.url)
+    wandb = "offline" if block.page in ("README.md", "docs/trackers.md") else "disabled"  # where its files matter
+    done = run(command, here, OPENAI_API_KEY="sk-test", WANDB_MODE=wandb)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search(r"warning: .*(collector|tracker)\b.* failed", done.stderr), done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", [command for _, command in COMPOSED], ids=[where for where, _ in COMPOSED])
+def test_a_command_that_cannot_run_here_is_composed(command: str, here: Path) -> None:
+    done = run(f"{command} --cfg job", here)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", blocks(SCRIPTS, always_local=True))
+def test_an_example(block: Block, here: Path) -> None:
+    write_files(block.page, here)
+    if "outputs/first" in block.text:
+        assert run("python -m ares_exp tracker=none hydra.run.dir=outputs/first", here).returncode == 0
+    (here / "example.py").write_text(block.text)
+    done = run("python -W error example.py", here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -1,0 +1,96 @@
+"""Every option of every group composes, and its arguments bind to the constructor behind it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from ares_exp.config.hydra_setup import set_up_hydra
+from ares_exp.config.instantiate import instantiate_group, instantiate_several
+from ares_exp.config.option_arguments import arguments_of
+from ares_exp.config.option_files import constructor_defaults
+from ares_exp.config.options import conf_dir, find_options
+from ares_exp.config.overrides import dotted_items
+from ares_exp.config.schema import GROUPS, ExperimentConfig, keys
+from ares_exp.errors import ConfigError
+
+OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _schema() -> None:
+    set_up_hydra()
+
+
+def composed(group: str, option: str) -> Any:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        node = compose("config", overrides=[f"{group}={option}"])[group]
+    return node.get(option, node)  # of some groups several options can be chosen: each has a node of its own
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_an_option_composes_with_every_argument_of_its_constructor(group: str, option: str) -> None:
+    node = composed(group, option)
+    arguments = {str(key) for key in node if not str(key).startswith("_")}
+    parameters = inspect.signature(get_object(node["_target_"])).parameters.values()
+    named = {one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    assert arguments == (set() if node.get("_partial_") else named - {"clock"})
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_a_file_holds_only_what_differs_from_the_constructor(group: str, option: str) -> None:
+    settings = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
+    defaults = constructor_defaults(composed(group, option)["_target_"])
+    assert [key for key, value in settings.items() if key in defaults and value == defaults[key]] == []
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_argument_is_explained(group: str, option: str) -> None:
+    [found] = [one for one in find_options(group) if one.name == option]
+    arguments = arguments_of(found)
+    assert [one.key for one in arguments if not one.prose] == []
+    node = OmegaConf.to_container(composed(group, option), resolve=False)
+    keys = [key for key, _ in dotted_items(node) if not key.startswith("_")]
+    assert sorted(one.key.removeprefix(f"{group}.").removeprefix(f"{option}.") for one in arguments) == sorted(keys)
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "policy"])
+def test_an_option_that_makes_something_else_is_refused(group: str) -> None:
+    config = OmegaConf.create({group: {"_target_": "builtins.int"}})
+    for make in (instantiate_group, instantiate_several):
+        with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make .*, got int, which has no `"):
+            make(config, group)
+    several = OmegaConf.create({group: {"one": {"_target_": "builtins.int"}}})
+    with pytest.raises(ConfigError, match=f"Expected the option of `{group}` to make "):
+        instantiate_several(several, group)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_composes(name: str) -> None:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", overrides=[f"experiment={name}"])
+    assert set(config) == {*GROUPS, *(item.name for item in keys())}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(conf_dir().glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
+def test_an_option_opens_with_its_description(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if "@package" not in line]
+    assert lines[0].startswith("# ")
+    assert len(lines[0]) < 140
+
+
+def test_every_key_has_prose_and_a_default_of_its_type() -> None:
+    defaults = OmegaConf.structured(ExperimentConfig)
+    for item in keys():
+        assert item.metadata["prose"]
+        assert item.name in defaults

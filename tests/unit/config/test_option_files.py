@@ -1,0 +1,106 @@
+"""Options of the user's own: what a file leaves out, and what it says of the rest."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.cli.help import render_help
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.option_files import constructor_defaults
+from ares_exp.errors import ConfigError
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int = 3
+
+
+PART = Part()
+
+
+class Policy:
+    """Answers."""
+
+    def __init__(
+        self,
+        depth: int = 1,
+        *,
+        name: str,
+        mode: Mode = Mode.FAST,
+        words: tuple[str, ...] = ("a",),
+        part: Part = PART,
+        clock: Callable[[], float] = time.time,
+        **more: Any,
+    ) -> None:
+        """Answers.
+
+        Args:
+            depth: How deep; `None` is not.
+            name: Its name.
+        """
+
+
+TARGET = f"{Policy.__module__}.Policy"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        (tmp_path / "policy").mkdir(exist_ok=True)
+        (tmp_path / "policy" / "mine.yaml").write_text(text)
+        return tmp_path
+
+    return write
+
+
+def test_what_a_file_leaves_out_is_as_the_constructor_has_it(write: Callable[[str], Path]) -> None:
+    folder = write(f"# Mine\n_target_: {TARGET}\nname: ${{policy.mode}}\nmine: 1\n")
+    policy = compose_config(["policy=mine", "policy.depth=2", "policy.part.size=4"], config_dirs=[folder]).policy
+    expected = {"depth": 2, "name": "fast", "mode": "fast", "words": ["a"], "part": {"size": 4}, "mine": 1}
+    assert dict(policy) == {"_target_": TARGET, **expected}
+    assert next(iter(policy)) == "_target_"
+
+
+def test_what_has_no_default_has_to_be_given(write: Callable[[str], Path]) -> None:
+    config = compose_config(["policy=mine"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
+    with pytest.raises(ConfigError, match=r"`policy\.(name|depth)` is needed and has no default: set `policy\."):
+        instantiate_group(config, "policy")
+    config = compose_config(["policy=mine", "policy.name=x"], config_dirs=[write(f"_target_: {TARGET}\ndepth: ???\n")])
+    with pytest.raises(ConfigError, match=r"`policy\.depth` is needed"):
+        instantiate_group(config, "policy")
+
+
+@pytest.mark.parametrize(
+    "text", ["_target_: no.such.Class\na: 1\n", "_target_: TARGET\n_partial_: true\na: 1\n", "a: 1\n"]
+)
+def test_other_files_are_taken_as_they_are(write: Callable[[str], Path], text: str) -> None:
+    policy = compose_config(["policy=mine"], config_dirs=[write(text.replace("TARGET", TARGET))]).policy
+    assert {key: value for key, value in policy.items() if not str(key).startswith("_")} == {"a": 1}
+
+
+def test_a_default_that_no_config_can_hold_is_left_out() -> None:
+    expected = {"depth": 1, "name": "???", "mode": "fast", "words": ["a"], "part": {"size": 3}}
+    assert constructor_defaults(TARGET) == expected
+
+
+def test_help_shows_what_can_be_set_of_an_option(write: Callable[[str], Path]) -> None:
+    folder = write(f"# Mine\n_target_: {TARGET}\nname: x  # what it is called\n")
+    text = render_help(["--help", "--config-dir", str(folder), "policy=mine"])
+    assert text.startswith(f"policy=mine  Mine\n  from {folder / 'policy' / 'mine.yaml'}\n")
+    assert "  policy.depth=1\n      How deep; `null` is not.\n" in text
+    assert "  policy.name=x\n      what it is called\n" in text
+    both = render_help(["--help", "policy=oracle", "snapshot=every_n"])
+    assert "policy=oracle" in both
+    assert "  snapshot.every=5\n" in both

@@ -1,0 +1,99 @@
+"""Which options count, what is said of those that do not, and of files that are none."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ares_exp.cli.help import print_help
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.options import conf_dir, config_dirs_of, find_options, option_problems
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.errors import ConfigError
+from ares_exp.listing.command_line import main
+from ares_exp.presets.configured_preset import ConfiguredPreset
+from ares_exp.records.record_files import MAX_YAML_BYTES
+from tests.installed_package import Site
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of options, one of which has a name that is taken."""
+    folder = tmp_path / "options"
+    for option, text in {"env/harbor": "# Mine\n_target_: mine.Source\n", "policy/mine": "_target_: x.y\n"}.items():
+        path = folder / f"{option}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    return folder
+
+
+def test_an_option_of_a_folder_never_takes_the_place_of_an_own_one_and_that_is_said(folder: Path) -> None:
+    [problem] = option_problems([folder])
+    assert f"`env=harbor` of {folder} is not to be had: ares_exp itself has an option of that name" in problem
+    assert f"Rename {folder / 'env' / 'harbor.yaml'}." in problem
+    composed = compose_config(["env=harbor"], config_dirs=[folder])
+    assert composed.env._target_ == "ares_exp.environments.harbor.HarborEnvironments"
+    [listed] = [one for one in find_options("env", [folder]) if one.name == "harbor"]
+    assert listed.origin == "built in"
+
+
+def test_a_plugin_comes_before_a_folder(site: Site, folder: Path) -> None:
+    site.install("fine", {"fine": "fine.conf"}, {"fine/conf/policy/mine.yaml": "_target_: fine.Policy\n"})
+    problem = option_problems([folder])[1]
+    assert f"`policy=mine` of {folder} is not to be had: the plugin `fine` has an option of that name" in problem
+    assert compose_config(["policy=mine"], config_dirs=[folder]).policy._target_ == "fine.Policy"
+
+
+def test_of_a_copy_what_differs_is_said(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(conf_dir(), copy)
+    assert option_problems([conf_dir(), copy]) == []
+    with (copy / "policy" / "oracle.yaml").open("a") as file:
+        file.write("# changed\n")
+    with (copy / "config.yaml").open("a") as file:
+        file.write("attempts: 3\n")
+    option, root = option_problems([copy])
+    assert f"Rename {copy / 'policy' / 'oracle.yaml'}." in option
+    assert root.startswith(f"{copy / 'config.yaml'} is not read: ")
+    assert f"{copy / 'experiment'}/NAME.yaml" in root
+
+
+@pytest.mark.parametrize("written", [["--config-dir", "a"], ["--config-dir=a"], ["-m", "-cd", "a", "seed=1"]])
+def test_folders_on_a_command_line(written: list[str]) -> None:
+    assert config_dirs_of(written) == [Path("a")]
+
+
+def test_help_the_list_and_a_preset_say_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    print_help(["--help", "--config-dir", str(folder)])
+    assert "warning: `env=harbor` of " in capsys.readouterr().err
+    assert main(["policies", "--config-dir", str(folder)]) == 0
+    assert "warning: `env=harbor` of " in capsys.readouterr().err
+    preset = ConfiguredPreset("harbor_samples", config_dirs=(folder,))
+    with caplog.at_level(logging.WARNING):
+        preset.get_env(selector=list, container_factory=LocalContainerFactory())
+    assert "`env=harbor` of " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"_target_: caf\xe9\n", "to be in UTF-8, found the byte 0xe9"),
+        (b"\xff\xfea\x00:\x00 \x001\x00", "to be in UTF-8, found the byte 0xff"),
+        (b"a: 1\x00\n", "special characters are not allowed"),
+        (b"a: [\n", "expected the node content"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"#" * (MAX_YAML_BYTES + 1), f"at most {MAX_YAML_BYTES:,} bytes, got {MAX_YAML_BYTES + 1:,}"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes, reason: str) -> None:
+    path = folder / "policy" / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        compose_config(["policy=mine"], config_dirs=[folder])
+    assert str(path) in str(caught.value)
+    assert reason in str(caught.value)

@@ -1,0 +1,70 @@
+"""`tracker=[wandb,jsonl]`: several trackers at once, composed and made as a job makes them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from ares_exp.config.hydra_setup import set_up_hydra
+from ares_exp.config.instantiate import instantiate_several
+from ares_exp.config.options import conf_dir
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.trackers.jsonl_tracker import JsonlTracker
+from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
+from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.wandb_tracker import WandbTracker
+
+
+@pytest.fixture(autouse=True)
+def _schema() -> None:
+    set_up_hydra()
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=[*overrides])
+
+
+def test_one_and_several_are_made_by_name() -> None:
+    assert {name: type(one) for name, one in instantiate_several(composed(), "tracker").items()} == {
+        "wandb": WandbTracker
+    }
+    several = instantiate_several(composed("tracker=[wandb,jsonl,tensorboard,none]"), "tracker")
+    assert {name: type(one) for name, one in several.items()} == {
+        "wandb": WandbTracker,
+        "jsonl": JsonlTracker,
+        "tensorboard": TensorboardTracker,
+        "none": NullTracker,
+    }
+
+
+def test_each_has_its_own_arguments(tmp_path: Path) -> None:
+    config = composed(
+        "tracker=[jsonl,tensorboard]", "tracker.jsonl.finish_timeout_sec=3", "tracker.tensorboard.finish_timeout_sec=4"
+    )
+    assert (config.tracker.jsonl.finish_timeout_sec, config.tracker.tensorboard.finish_timeout_sec) == (3, 4)
+    trackers = SeveralTrackers(instantiate_several(config, "tracker"))
+    trackers.start(RunInfo(run_dir=tmp_path, name="n", run_id="i"))
+    trackers.finish(RunSummary(0, ()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
+    assert trackers.failures == 0
+
+
+@pytest.mark.parametrize(("name", "kind"), [("jsonl", JsonlTracker), ("tensorboard", TensorboardTracker)])
+def test_an_option_shows_the_defaults_of_the_constructor(name: str, kind: type) -> None:
+    node = composed(f"tracker={name}").tracker[name]
+    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items() if key != "clock"}
+    assert {key: value for key, value in node.items() if key != "_target_"} == defaults
+
+
+def test_a_wrong_argument_of_one_is_named_in_full() -> None:
+    config = composed("tracker=[wandb,jsonl]", "tracker.jsonl.finish_timeout_sec=-1")
+    with pytest.raises(ConfigError, match=r"tracker\.jsonl\.finish_timeout_sec"):
+        instantiate_several(config, "tracker")

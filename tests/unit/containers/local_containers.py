@@ -1,0 +1,54 @@
+"""Containers for the tests of `container=local`, and the same tests run as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.bubblewrap import find_bwrap, is_privileged
+from ares_exp.containers.local.container import LocalContainer
+
+ROOT = Path(__file__).parent.parent.parent.parent
+NOBODY = 65534
+
+
+needs_local = pytest.mark.local
+as_root = pytest.mark.skipif(not is_privileged(), reason="only root's container has more users than root")
+
+
+def local_container(context: Path | None = None, **spec: object) -> LocalContainer:
+    """A container that is not started yet."""
+    return LocalContainerFactory()(ContainerSpec(name="test", context_dir=context, **spec))  # type: ignore[arg-type]
+
+
+STEADY_MOUNTS = ("unshare", "--mount", *(() if is_privileged() else ("--map-root-user",)))
+"""Before a bubblewrap that binds all mounts of the host: it fails when one of them goes meanwhile, as engines' do."""
+
+
+def as_ordinary_user(*arguments: str, timeout: float = 250) -> subprocess.CompletedProcess[str]:
+    """Runs this Python as `nobody`, root being ours; what we may not show him by our permissions is bound for him."""
+    shown = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
+    closed = {parent for path in shown for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH}
+    # Only the outermost: what lies below it is empty in the new one.
+    outer = sorted(path for path in closed if not any(parent in closed for parent in path.parents))
+    words = [word for path in outer for word in ("--perms", "0755", "--tmpfs", str(path))]
+    parents = [parent for path in shown for parent in reversed(path.parents) if closed.intersection(parent.parents)]
+    words += [word for path in parents for word in ("--perms", "0755", "--dir", str(path))]
+    words += [word for path in shown for word in ("--ro-bind", str(path), str(path))]
+    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return subprocess.run(
+        [*STEADY_MOUNTS, find_bwrap(), "--dev-bind", "/", "/", *words, "--", *user, sys.executable, "-B", *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

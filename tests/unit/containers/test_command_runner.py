@@ -1,0 +1,344 @@
+"""Commands on shells of the host: what has to do with the pool and with poor shells. The rest is in the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers import command_runner as shell_pool
+from ares_exp.containers.command_runner import CommandRunner
+from ares_exp.containers.container import Shell, User
+from ares_exp.containers.shell_channel import ChannelStream
+from ares_exp.errors import ContainerDiedError, ContainerError
+from tests.unit.containers.host_shell import HostShell, fields, host_channels
+
+SHELLS = [
+    pytest.param(tuple(shell.split()), id=shell)
+    for shell in ("sh", "bash", "dash", "busybox sh")
+    if shutil.which(shell.split()[0])
+]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the channel's shells live on Linux")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # it may end as its file is read
+        return False
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_any_posix_shell_will_do(shell: tuple[str, ...], tmp_path: Path) -> None:
+    async with host_channels(shell) as (channels, _):
+        result = await channels.exec("pwd; echo $A; exit 3", cwd=str(tmp_path), env={"A": "it's\n'"})
+        assert (result.output, result.exit_code) == (f"{tmp_path}\nit's '\n", 3)
+        assert (await channels.exec(f"x='{'y' * 200_000}'; echo ${{#x}}")).output == "200000\n"
+        assert (await channels.exec("true", cwd="/no/such")).exit_code == 126
+        late = await channels.exec(
+            "trap '' TERM; setsid sleep 99 & echo $!; (env -i sleep 99 & echo $!); kill -STOP $$", timeout_sec=1.5
+        )
+        assert late.timed_out
+        assert [is_alive(int(pid)) for pid in late.output.split()] == [False, False]
+
+
+async def test_a_poor_box(tmp_path: Path) -> None:
+    """Neither bash nor setsid: `sh` runs the commands, in the channel's own session."""
+    for program in ("sh", "cat", "sleep"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    async with host_channels(path=str(tmp_path)) as (channels, _):
+        result = await channels.exec("echo $0; sleep 99 & echo $!; wait", timeout_sec=1.5)
+        assert result.timed_out
+        shell, pid = result.output.split()
+        assert shell == "sh"
+        assert not is_alive(int(pid))
+        assert (await channels.exec("echo next")).output == "next\n"
+
+
+@pytest.mark.parametrize("shell", ["bash -c", "sh -c"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "set -x; echo traced",
+        "echo one\nno-such-program\necho three >&2",
+        "echo before\n(",
+        "set -v; trap 'echo bye >&2' EXIT; false",
+        "echo $0 $-",
+        "echo $FROM_FILE; sh -c 'kill -KILL $$'",
+    ],
+    ids=["trace", "line number", "syntax", "verbose", "name", "BASH_ENV"],
+)
+async def test_a_command_is_read_as_if_started_by_hand(shell: Shell, command: str, tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("FROM_FILE=read\n")
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "BASH_ENV": str(tmp_path / "env")}
+    program, option = shell.split()
+    by_hand = subprocess.run(  # noqa: ASYNC221 (it takes a millisecond)
+        [program if program == "sh" else str(shutil.which(program)), option, command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        text=True,
+        check=False,
+    )
+    async with host_channels(shell=shell) as (channels, _):
+        result = await channels.exec(command, env=env)
+    code = by_hand.returncode
+    assert (result.output, result.exit_code) == (by_hand.stdout, code if code >= 0 else 128 - code)
+
+
+def signal_all_of(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process and all below it, which are stopped first."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            signal_all_of(int(child), number)
+    os.kill(pid, number)
+
+
+async def test_two_shells_take_turns_with_commands_that_follow_each_other() -> None:
+    async with host_channels() as (channels, opened):
+        for n in range(40):
+            assert (await channels.exec(f"echo {n}")).output == f"{n}\n"
+        assert len(opened) == 2
+
+
+async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    async with host_channels() as (channels, opened):
+        assert (await channels.exec(f"(read line <{fifo}; echo noise) & echo started")).output == "started\n"
+        assert (await channels.exec("echo other")).output == "other\n"
+        await channels.exec(f"echo go >{fifo}")
+        await asyncio.sleep(0.5)
+        count = len(opened)
+        results = await asyncio.gather(*(channels.exec("sleep 0.3; echo x") for _ in range(count)))
+        assert [result.output for result in results] == ["x\n"] * count
+        assert len(opened) <= count + 1  # all of them, and one to end a command with
+
+
+async def test_shells_that_died_while_idle_are_replaced() -> None:
+    async with host_channels() as (channels, opened):
+        await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(5)))
+        await asyncio.sleep(0.5)  # they idle: the next one's processes have been forked
+        for one in opened:
+            signal_all_of(one.process.pid, signal.SIGKILL)
+        assert (await channels.exec("echo fine")).output == "fine\n"
+        late = await channels.exec("echo partial; sleep 99", timeout_sec=1.5)
+        assert (late.output, late.timed_out) == ("partial\n", True)
+
+
+async def test_a_command_that_stops_the_shell_around_it() -> None:
+    async with host_channels() as (channels, _):
+        late = await channels.exec("echo partial; kill -STOP $PPID; sleep 99", timeout_sec=1.5)
+        assert (late.output, late.timed_out) == ("partial\n", True)
+        assert (await channels.exec("echo next")).output == "next\n"
+
+
+async def until_killed(opened: list[HostShell]) -> None:
+    """Waits until one of the stopped shells, which might still begin its command, has been killed."""
+    async with asyncio.timeout(10):
+        while all(one.process.poll() != -signal.SIGKILL for one in opened):  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.02)
+
+
+async def test_shells_that_were_stopped_while_idle_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_pool, "_BEGIN_SEC", 1.0)
+    async with host_channels() as (channels, opened):
+        await channels.exec("true")
+        await asyncio.sleep(0.2)  # the next one's process has been forked
+        for one in opened:
+            signal_all_of(one.process.pid, signal.SIGSTOP)
+        assert (await channels.exec("echo once >&2; echo next")).output == "once\nnext\n"
+        await until_killed(opened)
+
+
+async def test_a_time_limit_ends_the_wait_for_a_stopped_shell(tmp_path: Path) -> None:
+    async with host_channels() as (channels, opened):
+        await channels.exec("true")
+        await asyncio.sleep(0.2)
+        for one in opened:
+            signal_all_of(one.process.pid, signal.SIGSTOP)
+        late = await channels.exec(f"echo never; touch {tmp_path}/ran", timeout_sec=0.3)
+        assert (late.output, late.timed_out) == ("", True)
+        await until_killed(opened)
+        assert not (tmp_path / "ran").exists()
+
+
+async def test_stderr_apart(tmp_path: Path) -> None:
+    async with host_channels() as (channels, _):
+        script = "echo out; echo err >&2; printf '\\377' >&2; exit 3"
+        result = await channels.exec(script, separate_stderr=True, cwd=str(tmp_path))
+        assert (result.output, result.stderr, result.exit_code) == ("out\n", "err\n\ufffd", 3)
+        both = await asyncio.gather(*(channels.exec(f"echo {n} >&2", separate_stderr=True) for n in range(8)))
+        assert [(one.output, one.stderr) for one in both] == [("", f"{n}\n") for n in range(8)]
+        late = await channels.exec("echo out; echo err >&2; sleep 99", separate_stderr=True, timeout_sec=1.5)
+        assert (late.output, late.stderr, late.timed_out) == ("out\n", "err\n", True)
+        noisy = await channels.exec("sleep 0.3 & echo begun >&2", separate_stderr=True)
+        assert noisy.stderr == "begun\n"
+        assert (await channels.exec("echo err >&2")).stderr is None
+
+
+async def test_cancelling_many_at_once_kills_all(tmp_path: Path) -> None:
+    async with host_channels() as (channels, _):
+        tasks = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(12)]
+        async with asyncio.timeout(20):
+            while len([path for path in tmp_path.iterdir() if path.stat().st_size]) < len(tasks):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        assert all(isinstance(error, asyncio.CancelledError) for error in done)
+        assert not any(is_alive(int(path.read_text())) for path in tmp_path.iterdir())
+
+
+async def test_a_kill_that_is_asked_for_during_others_is_not_forgotten(tmp_path: Path) -> None:
+    async with host_channels() as (channels, _):
+        commands = [asyncio.create_task(channels.exec(f"echo $$ >{tmp_path}/{n}; exec sleep 99")) for n in range(3)]
+        async with asyncio.timeout(20):
+            while len([path for path in tmp_path.iterdir() if path.stat().st_size]) < len(commands):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        pids = [int((tmp_path / str(n)).read_text()) for n in range(3)]
+        async with channels._killer._lock:
+            kills = [asyncio.create_task(channels._killer.kill(None, "none", pid)) for pid in pids[:2]]
+            await asyncio.sleep(0)  # both wait for their turn
+        for _ in range(3):
+            await asyncio.sleep(0)  # the first kills for both
+        kills.append(asyncio.create_task(channels._killer.kill(None, "none", pids[2])))
+        await asyncio.wait_for(asyncio.gather(*kills), 20)
+        assert not any(is_alive(pid) for pid in pids)
+        assert [one.exit_code for one in await asyncio.wait_for(asyncio.gather(*commands), 20)] == [137] * 3
+
+
+async def test_shells_whose_next_process_died_are_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_pool, "_BEGIN_SEC", 600.0)
+    async with host_channels() as (channels, opened):
+        await asyncio.gather(*(channels.exec("sleep 0.2") for _ in range(3)))
+        await asyncio.sleep(0.5)  # they idle: the next one's processes have been forked
+        for pid, parent, session in [row for path in Path("/proc").glob("[0-9]*/stat") if (row := fields(path))]:
+            if pid == session and parent in descendants(opened):
+                with contextlib.suppress(ProcessLookupError):  # what helped the last command may just have ended
+                    os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            assert (await channels.exec("echo next")).output == "next\n"
+            assert (await channels.exec("echo next >&2", separate_stderr=True)).stderr == "next\n"
+
+
+def descendants(opened: list[HostShell]) -> set[int]:
+    """The processes of the shells' own sessions."""
+    rows = [row for path in Path("/proc").glob("[0-9]*/stat") if (row := fields(path))]
+    return {pid for pid, _, session in rows if session in {one.process.pid for one in opened}}
+
+
+# A container whose `sh` has the key and says what it likes. The argument is the last mark.
+LIAR = r"""
+while IFS= read -r line; do
+  case $line in *hello*) key=${line#*036} key=${key%% *}; break ;; esac
+done
+printf '\036%s hello 0|\036\036%s ready\036' $key $key
+while IFS= read -r line; do
+  case $line in *start*) printf '\036%s start 999999999\036\036%s %s\036' $key $key "$1" ;; esac
+done
+"""
+
+
+@pytest.mark.parametrize("mark", ["start x", "999999999999", "x", "sink x", "x" * 20_000])
+async def test_marks_that_are_none_cost_the_shell(mark: str) -> None:
+    async with host_channels(("sh", "-c", LIAR, "sh", mark)) as (channels, _):
+        result = await asyncio.wait_for(channels.exec("true"), 20)
+        assert (result.output, result.exit_code) == ("", 137)
+
+
+async def test_what_cannot_be_sent_is_refused() -> None:
+    async with host_channels() as (channels, opened):
+        for command, env in [("echo \ud800", {}), ("true", {"A": "\ud800"}), ("a\0b", {}), ("true", {"a-b": ""})]:
+            with pytest.raises(ValueError, match="Expected"):
+                await channels.exec(command, env=env)
+        assert opened == []
+
+
+async def test_a_second_cancellation_does_not_skip_the_killing(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    async with host_channels() as (channels, _):
+        task = asyncio.create_task(channels.exec(f"echo $$ >{begun}; exec sleep 4999"))
+        async with asyncio.timeout(20):
+            while not (begun.exists() and begun.stat().st_size):  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not is_alive(int(begun.read_text()))
+
+
+async def test_closing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    async with host_channels() as (channels, _):
+        running = asyncio.create_task(channels.exec(f"echo >{tmp_path}/fifo; sleep 5"))
+        await channels.exec(f"read line <{tmp_path}/fifo")
+        await channels.close()
+        with pytest.raises(ContainerDiedError, match="was stopped while a command ran"):
+            await running
+        with pytest.raises(ContainerDiedError, match="has been stopped"):
+            await channels.exec("true")
+        await channels.close()
+
+
+class Mute:
+    """A shell that says something and ends, as an engine does that cannot start one."""
+
+    def __init__(self, words: bytes) -> None:
+        self._words = [words]
+        self.closed = False
+
+    async def read(self) -> bytes:
+        return self._words.pop() if self._words else b""
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (b"unable to find user x\r\n", ContainerError, "as x: unable to find user x"),
+        (b"", ContainerError, "at once"),
+    ],
+)
+async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception], message: str) -> None:
+    stream = Mute(words)
+
+    async def open_stream(user: User | None) -> ChannelStream:
+        return stream
+
+    channels = CommandRunner(open_stream)
+    with pytest.raises(error, match=message):
+        await channels.exec("true", user="x")
+    assert stream.closed
+    await channels.close()
+
+
+async def test_what_is_no_shell_is_tried_once_more_and_not_for_ever() -> None:
+    """What it says may be what an agent has written into the place of `sh`."""
+    opened: list[Mute] = []
+
+    async def open_stream(user: User | None) -> ChannelStream:
+        opened.append(Mute(b"chdir to cwd\n"))
+        return opened[-1]
+
+    channels = CommandRunner(open_stream, try_again=lambda why: why == "chdir to cwd")
+    with pytest.raises(ContainerError, match=r"No shell could be opened in the container .*: chdir to cwd"):
+        await channels.exec("true")
+    assert [one.closed for one in opened] == [True, True]
+    await channels.close()

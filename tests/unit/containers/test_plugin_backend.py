@@ -1,0 +1,89 @@
+"""A container backend of a plugin is known wherever backends are known by their names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ares_exp.config.targets import find_part, option_targets
+from ares_exp.containers import clean
+from ares_exp.harbor_export.command_line import main as export
+from ares_exp.running.provenance import collect_provenance
+from ares_exp.wrappers.source_gym import container_factory
+from tests.installed_package import Site
+from tests.unit.harbor_export.recorded_run import record, tried
+
+MODULE = """
+from ares_exp.containers.container import ContainerFactoryBase
+from ares_exp.containers.leftover import Leftover
+from ares_exp.errors import ContainerServiceError
+
+class MoonFactory(ContainerFactoryBase):
+    name = "moon"
+    harbor_name = "modal"
+
+    def __call__(self, spec): ...
+    async def preflight(self): ...
+    def check(self, spec): return []
+
+    @classmethod
+    def find_leftovers(cls, *, images=False, snapshots=False):
+        yield Leftover("crater", "c1", "run X", is_stale=True, created=None, remove=lambda: "")
+        if images:
+            raise ContainerServiceError("The moon does not answer.")
+"""
+
+
+@pytest.fixture(autouse=True)
+def moon(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin, alone on this machine."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such.sock")
+    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
+    monkeypatch.setattr(clean, "find_short_lived", list)
+    files = {
+        "moonbase/__init__.py": "from moonbase.factory import MoonFactory\n",
+        "moonbase/factory.py": MODULE,
+        "moonbase/conf/container/moon.yaml": "# The moon\n_target_: moonbase.MoonFactory\n",
+        "moonbase/conf/container/mars.yaml": "# Not there\n_target_: moonbase.MarsFactory\n",
+    }
+    site.install("moonbase", {"moon": "moonbase.conf"}, files)
+
+
+def test_it_is_found_by_its_option_and_by_its_class() -> None:
+    assert option_targets("container")["moon"] == "moonbase.MoonFactory"
+    assert find_part("container", "moonbase.MoonFactory") is find_part("container", "moonbase.factory.MoonFactory")
+    assert find_part("container", "moonbase.factory.ContainerFactoryBase") is None, "no option is made from it"
+    assert find_part("container", "os.system") is None
+
+
+def test_clean_asks_it_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert clean.main(["clean"]) == clean.EXIT_OK
+    said = capsys.readouterr().out
+    assert "crater         c1  of run X\n" in said
+    assert "Mars was left out. `moonbase.MarsFactory`, which an option names, cannot be imported" in said
+    assert clean.main(["clean", "--images"]) == clean.EXIT_REMAINS
+    said = capsys.readouterr().out
+    assert "The moon does not answer.\n" in said
+    assert "crater" in said, "what was found before counts"
+
+
+def test_the_gymnasium_wrappers_take_it_by_name() -> None:
+    assert container_factory("moon").name == "moon"
+    with pytest.raises(ValueError, match=r"'docker', .*'moon' or a container factory, got 'sun'"):
+        container_factory("sun")
+
+
+def test_an_export_has_harbors_name_of_it(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", [tried()], config={"container": {"_target_": "moonbase.MoonFactory"}})
+    assert export([str(run), "-o", str(tmp_path / "jobs")]) == 0
+    config = json.loads((tmp_path / "jobs" / "run" / "config.json").read_text())
+    assert config["environment"]["type"] == "modal"
+
+
+def test_provenance_has_the_version_of_its_package() -> None:
+    packages = collect_provenance()["packages"]
+    assert packages["moonbase"] == "1.0"
+    assert packages["docker"] is not None
+    assert "pytest" not in packages

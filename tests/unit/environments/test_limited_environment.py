@@ -1,0 +1,185 @@
+"""Limits of a run around environments that know nothing of them, and around such as do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ares_exp.environment import EnvironmentWrapper, EpisodeReport, LimitName, TimeStep, restart, truncation
+from ares_exp.environment import transition as mid
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.limited_environment import LimitedEnvironment
+from ares_exp.errors import EpisodeStateError
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.rollout import run_episode
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.records import serialize_llm_response
+
+ANSWER = LLMResponse.from_text("on", usage=Usage(6, 4), cost=0.25)
+
+
+class Endless:
+    """Counts its steps, for ever; gives half a point for each."""
+
+    def __init__(self) -> None:
+        self.count, self.closed, self.stuck = 0, 0, False
+        self.actions: list[Any] = []
+
+    async def reset(self) -> TimeStep[str]:
+        self.count = 0
+        return restart("step 0")
+
+    async def step(self, action: Any) -> TimeStep[str]:
+        self.actions.append(action)
+        if self.stuck:
+            await asyncio.Event().wait()
+        self.count += 1
+        return mid(f"step {self.count}", 0.5)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Scoring(Endless):
+    """Can be asked to end."""
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
+        return truncation(self.count / 10) if limit != "cost" else None
+
+
+class Timed(Endless):
+    """Keeps a time limit by itself, and ends when there is no answer."""
+
+    time_left_sec = 0.01
+
+    def grant_time(self, seconds: float) -> None: ...
+
+    async def step(self, action: Any) -> TimeStep[str]:
+        return truncation(0.0) if action is None else await super().step(action)
+
+
+def limits(agent_sec: float | None = None, **more: Any) -> EpisodeLimits:
+    return EpisodeLimits(time=TimeLimits(agent_timeout_sec=agent_sec), **more)
+
+
+async def play(env: LimitedEnvironment, steps: int) -> TimeStep[Any]:
+    time_step = await env.reset()
+    for _ in range(steps):
+        assert not time_step.last()
+        time_step = await env.step(ANSWER)
+    return time_step
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps", "name"),
+    [(limits(steps=3), 3, "steps"), (limits(tokens=11), 2, "tokens"), (limits(cost=1.0), 4, "cost")],
+)
+async def test_one_that_knows_of_no_limits_obeys_them(limit: EpisodeLimits, steps: int, name: str) -> None:
+    inner = Endless()
+    env = LimitedEnvironment(inner, limit)
+    assert await play(env, steps) == TimeStep("LAST", None, 1.0, f"step {steps}")
+    assert (env.report().truncated_by, env.step_count, inner.closed) == (name, steps, 1)
+    with pytest.raises(EpisodeStateError, match="has ended its episode"):
+        await env.step(ANSWER)
+    assert await play(env, steps) == env.time_step, "the next episode has all of it again"
+
+
+async def test_finishing_on_the_step_that_reaches_a_limit_is_termination() -> None:
+    class Short(Endless):
+        async def step(self, action: Any) -> TimeStep[Any]:
+            return TimeStep("LAST", 1.0, 0.0, None)
+
+    env = LimitedEnvironment(Short(), limits(steps=1))
+    assert await play(env, 1) == TimeStep("LAST", 1.0, 0.0, None)
+    assert env.report() == EpisodeReport()
+    with pytest.raises(EpisodeStateError, match="has ended its episode"):
+        await env.step(ANSWER)
+
+
+async def test_one_that_can_end_is_asked_to_and_scored() -> None:
+    env = LimitedEnvironment(Scoring(), limits(steps=2, cost=0.75))
+    assert await play(env, 2) == truncation(0.2)
+    assert env.report().truncated_by == "steps"
+    unable = LimitedEnvironment(Scoring(), limits(cost=0.25))
+    assert await play(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
+
+
+async def test_what_an_episode_has_used_before_counts_once() -> None:
+    env = LimitedEnvironment(Endless(), limits(steps=3), used=EpisodeUsage(num_steps=2))
+    assert (await play(env, 1)).last()
+    assert (await play(env, 3)).last()
+
+
+async def test_steps_with_actions_of_another_package_count() -> None:
+    env = LimitedEnvironment(Endless(), limits(steps=2, cost=1.0))
+    await env.reset()
+    assert (await env.step("left")).mid()
+    assert (await env.step("right")).last()
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, EnvironmentWrapper], ids=["bare", "wrapped"])
+async def test_the_time_limit_is_kept_around_one_that_has_none(wrap: Any) -> None:
+    inner = Endless()
+    env = LimitedEnvironment(wrap(inner), limits(0.05))
+    assert env.time_left_sec is None
+    await env.reset()
+    assert 0 < (env.time_left_sec or 0) <= 0.05
+    env.grant_time(60)
+    assert (env.time_left_sec or 0) > 50
+    assert await env.step(None) == TimeStep("LAST", None, 1.0, "step 0")
+    assert (inner.actions, env.time_left_sec, env.report().truncated_by) == ([], None, "time")
+
+
+async def test_time_that_is_up_in_the_middle_of_a_step_ends_the_episode() -> None:
+    inner = Scoring()
+    env = LimitedEnvironment(inner, limits(0.05))
+    await env.reset()
+    inner.stuck = True
+    last = await asyncio.wait_for(env.step(ANSWER), 30)
+    assert (last, inner.closed) == (TimeStep("LAST", None, 1.0, "step 0"), 1), "nobody knows in what state it is"
+
+
+async def test_an_answer_after_the_time_limit_is_not_applied() -> None:
+    inner = Scoring()
+    env = LimitedEnvironment(inner, limits(0.02))
+    await env.reset()
+    await asyncio.sleep(0.03)
+    assert (await env.step(ANSWER), inner.actions) == (truncation(0.0), [])
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, EnvironmentWrapper], ids=["bare", "wrapped"])
+async def test_one_that_keeps_time_by_itself_is_told_that_there_is_no_answer(wrap: Any) -> None:
+    async def policy(request: Any) -> LLMResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    last = await asyncio.wait_for(run_episode(LimitedEnvironment(wrap(Timed()), limits(3600)), policy), 30)
+    assert last == truncation(0.0)
+
+
+@pytest.mark.parametrize(("given", "total"), [(0.5, 1.0), (0.0, None)])
+async def test_its_trajectory_has_the_limit_and_the_rewards_that_were_given(given: float, total: float | None) -> None:
+    class Giving(Endless):
+        async def step(self, action: Any) -> TimeStep[str]:
+            return (await super().step(action))._replace(reward=given)
+
+    collector = MemoryTrajectoryCollector()
+    env = TrajectoryCollectingEnvironment(LimitedEnvironment(Giving(), limits(steps=3)), collector)
+    time_step = await env.reset()
+    while not time_step.last():
+        time_step = await env.step(ANSWER)
+    assert env.trajectory is not None
+    episode = env.trajectory
+    assert (episode.outcome, episode.truncated, episode.limit, episode.total_reward) == (
+        "truncated",
+        True,
+        "steps",
+        total,
+    )
+    assert (episode.task_name, episode.num_steps) == ("Giving", 4)
+    assert episode.steps[-1].action == serialize_llm_response(ANSWER)

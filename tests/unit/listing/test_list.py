@@ -1,0 +1,186 @@
+"""`python -m ares_exp.list`: every option is there, and what is not known is no error."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.config.options import conf_dir, find_options
+from ares_exp.config.plugins import OPTION_GROUPS
+from ares_exp.listing import choices
+from ares_exp.listing.choices import GROUP_OF
+from ares_exp.listing.command_line import main
+from tests.installed_package import Site
+
+
+@pytest.fixture
+def listed(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the command prints as JSON."""
+
+    def listed(*arguments: str) -> Any:
+        assert main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return listed
+
+
+def test_everything_that_can_be_chosen_is_listed(listed: Any) -> None:
+    assert {*GROUP_OF.values()} == {*OPTION_GROUPS}
+    sections = listed()
+    for section, group in GROUP_OF.items():
+        rows = {row["name"]: row for row in sections[section] if row["from"] == "built in"}
+        assert {*rows} == {path.stem for path in (conf_dir() / group).glob("*.yaml")}, section
+        assert all(row["description"] for row in rows.values())
+    tasks = {row["name"]: row["tasks"] for row in sections["envs"]}
+    assert tasks["harbor_samples"] == 6
+    assert listed("env") == {"envs": sections["envs"]}, "the name of the group will do"
+
+
+def test_tasks_are_listed_with_what_is_known_of_them(listed: Any) -> None:
+    [row] = listed("tasks", "env=harbor_samples", "env.tasks=fix-*")["tasks"]
+    assert (row["index"], row["name"], row["image"]) == (0, "fix-moving-average", "Dockerfile")
+    assert row["stages"] == [{"name": "", "agent_timeout_sec": 600.0, "verifier_timeout_sec": 60.0}]
+
+
+def test_tables_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", "env.limit=1"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).endswith("0 access-log-report 1 300 s 60 s Dockerfile ? ?")
+    assert main(["containers"]) == 0
+    assert "a bubblewrap container" in capsys.readouterr().out
+    assert main(["plugins"]) == 0
+    assert capsys.readouterr().out == "plugins\n  none\n\n"
+
+
+def test_a_count_that_cannot_be_had_is_unknown(site: Site, listed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    harbor = "_target_: ares_exp.environments.harbor.HarborEnvironments\n"
+    options = {"gone": f"{harbor}path: /nowhere\n", "needs": f"{harbor}path: ???\n", "odd": "_target_: os.getcwd\n"}
+    options |= {"torn": "a: [\n", "missing": "_target_: wanting.missing.Class\n"}
+    options["exits"] = "_target_: sys.exit\n"
+    site.install("wanting", {"wanting": "wanting.conf"}, {f"wanting/conf/env/{k}.yaml": v for k, v in options.items()})
+    rows = {row["name"]: row for row in listed("envs")["envs"]}
+    assert {name: rows[name]["tasks"] for name in options} == dict.fromkeys(options)
+    assert rows["gone"]["from"] == "plugin wanting"
+    assert main(["envs"]) == 0
+    assert " ? " in capsys.readouterr().out
+
+
+def test_options_of_a_folder_of_ones_own(tmp_path: Path, listed: Any) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "two.yaml").write_text("# Two of them\ndefaults: [harbor]\nlimit: 2\n")
+    [row] = [row for row in listed("envs", "--config-dir", str(tmp_path))["envs"] if row["name"] == "two"]
+    assert (row["tasks"], row["description"], row["from"]) == (2, "Two of them", str(tmp_path))
+    assert len(listed("tasks", "env=two", f"--config-dir={tmp_path}")["tasks"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["polices"], "Did you mean `policies`"),
+        (["env=harbor"], "Overrides go with `tasks`"),
+        (["envs", "env=harbor"], "Only `tasks` takes overrides"),
+        (["tasks", "env=harbr"], "Did you mean `harbor`"),
+        (["tasks", "env.path=/nowhere"], "/nowhere"),
+        (["tasks", "env.pth=x"], "env.path"),
+        (["tasks", "agent"], "agent"),
+        (["envs", "--config-dir", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_a_mistake_is_one_paragraph(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+@pytest.mark.once
+def test_a_pipe_that_is_closed_early_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "ares_exp.list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+NOISY = """
+import threading
+
+print("imported")
+release = threading.Event()
+
+class Source:
+    path, loads_offline = None, True
+
+    def load(self, report):
+        print("loading")
+        return self.names()
+
+    def names(self):
+        return ["a", "b"]
+
+    def check(self, parts, *, report): pass
+    def make(self, task_name, parts): pass
+
+class Stuck(Source):
+    def names(self):
+        release.wait()
+
+class Leaving(Source):
+    def names(self):
+        raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def noisy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin whose environments print, raise, hang and are not there."""
+    classes = {"noisy": "Source", "stuck": "Stuck", "leaving": "Leaving", "missing": "Missing"}
+    options = {f"noisy/conf/env/{name}.yaml": f"_target_: noisy.{made}\n" for name, made in classes.items()}
+    site.install("noisy", {"noisy": "noisy.conf"}, {"noisy/__init__.py": NOISY, **options})
+    monkeypatch.delitem(sys.modules, "noisy", raising=False)
+
+
+@pytest.mark.usefixtures("noisy")
+def test_plugins_that_print_or_fail_spoil_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site" / "noisy" / "conf" / "env" / "stuck.yaml").unlink()
+    monkeypatch.setattr(choices, "COUNT_TIMEOUT_SEC", 100.0)
+    assert main(["envs", "--json"]) == 0
+    out, err = capsys.readouterr()
+    tasks = {row["name"]: row["tasks"] for row in json.loads(out)["envs"]}
+    assert (tasks["leaving"], tasks["missing"], tasks["noisy"]) == (None, None, 2)
+    assert {"imported", "loading"} <= {*err.splitlines()}
+    leaving, missing = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert leaving == "warning: The tasks of `env=leaving` (plugin noisy) cannot be counted: SystemExit: 3"
+    assert missing.startswith("warning: The tasks of `env=missing` (plugin noisy) cannot be counted: ")
+    assert "noisy.Missing" in missing
+
+
+@pytest.mark.usefixtures("noisy")
+def test_a_plugin_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "COUNT_TIMEOUT_SEC", 0.05)
+    [stuck] = [option for option in find_options("env") if option.name == "stuck"]
+    said: list[str] = []
+    try:
+        assert choices.count_tasks(stuck, [], said.append) is None
+    finally:
+        importlib.import_module("noisy").release.set()
+        for thread in [one for one in threading.enumerate() if one.name == "count stuck"]:
+            thread.join(60)
+    assert said == [
+        "The tasks of `env=stuck` (plugin noisy) cannot be counted: TimeoutError: it takes longer than 0.05 s"
+    ]
+
+
+def test_what_is_built_in_and_cannot_be_counted_is_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs"]) == 0
+    assert capsys.readouterr().err == ""

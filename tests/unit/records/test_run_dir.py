@@ -1,0 +1,164 @@
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import RunDir, RunLogHandler, append_line, open_regular, write_atomically
+
+
+def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "a" / "b")
+    with run_dir.owned():
+        assert run_dir.episodes.read_text() == ""
+        with pytest.raises(ConfigError, match="is under way"), RunDir(run_dir.path).owned(resume=True):
+            pass
+    with pytest.raises(ConfigError, match="holds another run"), RunDir(run_dir.path).owned():
+        pass
+    with RunDir(run_dir.path).owned(resume=True):
+        assert run_dir.episodes.read_text() == ""
+
+
+def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="run directory"), RunDir(tmp_path / "file" / "run").owned():
+        pass
+
+
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_atomically(path, "old")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "folder", "new")
+    assert path.read_text() == "old"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "x.json"]
+
+
+def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
+    text = "broken \ud83d emoji"
+    append_line(tmp_path / "x.jsonl", {"text": text})
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": text}
+    write_atomically(tmp_path / "x.yaml", text)
+    assert "emoji" in (tmp_path / "x.yaml").read_text()
+
+
+def test_a_line_that_does_not_fit_is_not_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    append_line(path, {"n": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+        with pytest.raises(OSError, match=r"No space|too large"):
+            append_line(path, {"text": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    append_line(path, {"n": 2})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"n": 1}, {"n": 2}]
+
+
+def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", 'pass"word-1234')
+    append_line(tmp_path / "x.jsonl", {"text": 'it is pass"word-1234.'})
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
+
+
+def test_lines_are_appended(tmp_path: Path) -> None:
+    for number in range(3):
+        append_line(tmp_path / "x.jsonl", {"n": number, "text": "ä\n"})
+    assert [json.loads(line)["n"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == [0, 1, 2]
+
+
+def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "episodes.jsonl").symlink_to("mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_line(tmp_path / "episodes.jsonl", {"n": 1})
+    with pytest.raises(ConfigError), RunDir(tmp_path).owned(resume=True):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("name", ["answers", "trajectories", "snapshots", "files", "branch_point", "tensorboard"])
+def test_a_folder_that_is_somewhere_else_is_refused(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("../elsewhere")
+    with pytest.raises(ConfigError, match=f"these are links: {name}"), RunDir(tmp_path / "run").owned(resume=resume):
+        pass
+    assert not (tmp_path / "run" / "episodes.jsonl").exists()
+
+
+def test_a_run_directory_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to("elsewhere")
+    with RunDir(tmp_path / "run").owned():
+        assert (tmp_path / "elsewhere" / "episodes.jsonl").exists()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="regular file"):
+        open_regular(tmp_path / "pipe")
+
+
+def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> None:
+    refused = tmp_path / "outputs" / "default" / "now"
+    (refused / ".hydra").mkdir(parents=True)
+    (refused / ".hydra" / "config.yaml").write_text("")
+    RunDir(refused).discard()
+    assert not refused.exists()
+    assert refused.parent.exists(), "somebody else's"
+    (refused / ".hydra").mkdir(parents=True)
+    (refused / "mine.txt").write_text("")
+    RunDir(refused).discard()
+    assert (refused / "mine.txt").exists()
+    started = RunDir(tmp_path / "started")
+    with started.owned():
+        started.discard()
+    assert started.episodes.exists()
+
+
+def test_what_a_killed_process_left_of_its_writing_goes(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    left = [tmp_path / ".summary.json.7.tmp", run_dir.answers / ".a.jsonl.7.tmp", tmp_path / "parquet" / ".a.7.tmp"]
+    of_others = [run_dir.files, run_dir.snapshots, tmp_path / "wandb"]
+    kept = [tmp_path / "a.tmp", *(folder / ".theirs.tmp" for folder in of_others)]
+    for path in (*left, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    run_dir.sweep_up()
+    assert [path for path in (*left, *kept) if path.exists()] == kept
+
+
+def test_a_log_that_cannot_be_opened_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a run
+    (tmp_path / "run").mkdir()
+    handler = RunLogHandler(tmp_path / "run" / "run.log", delay=True)
+    shutil.rmtree(tmp_path / "run")
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.warning("lost")
+    (tmp_path / "run").mkdir()
+    logger.warning("written")
+    handler.close()
+    assert (tmp_path / "run" / "run.log").read_text() == "written\n"
+
+
+def test_a_log_is_not_written_to_what_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a run
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run.log").symlink_to("mine")
+    handler = RunLogHandler(tmp_path / "run.log", delay=True)
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.warning("theirs")
+    handler.close()
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -1,0 +1,114 @@
+"""What is taken for a secret, and that it goes nowhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ares_exp.records.secrets import KnownSecrets, is_sensitive, mask_known_secrets, protect, scrub, scrub_argv
+
+SECRETS = """
+    api_key API_KEY apiKey apikey OPENAI_API_KEY wandb-key access_key key api_keys secret SECRET_VALUE client_secrets
+    token HF_TOKEN authToken auth_tokens bearer password PGPASSWORD db-password passwd credentials Authorization
+    basic_auth set-cookie policy.api_key ++policy.headers.Authorization
+"""
+OTHERS = """
+    api_key_env reward_key max_output_tokens prompt_tokens tokens tokenizer eos_token cost_per_token token_budget
+    keyword monkey author authors credentials_file seed identity_token_file SSH_AUTH_SOCK auth_url secret_name sort_key
+    public_key _ step_metric key_env passing env.reward_key
+"""
+
+
+@pytest.mark.parametrize("key", SECRETS.split())
+def test_names_of_secrets(key: str) -> None:
+    assert is_sensitive(key)
+
+
+@pytest.mark.parametrize("key", [*OTHERS.split(), ""])
+def test_names_of_other_things(key: str) -> None:
+    assert not is_sensitive(key)
+
+
+def test_values_under_sensitive_keys_are_masked_at_any_depth() -> None:
+    config = {
+        "policy": {"api_key": "hunter2", "api_key_env": "OPENAI_API_KEY", "headers": [{"Authorization": "Bearer x"}]},
+        "credentials": {"user": "me", "retries": 3, "list": ["a", None]},
+        "reward_key": "accuracy",
+        "max_output_tokens": 512,
+    }
+    assert scrub(config) == {
+        "policy": {"api_key": "***", "api_key_env": "OPENAI_API_KEY", "headers": [{"Authorization": "***"}]},
+        "credentials": {"user": "***", "retries": 3, "list": ["***", None]},
+        "reward_key": "accuracy",
+        "max_output_tokens": 512,
+    }
+
+
+def test_what_is_no_secret_though_its_key_sounds_like_one() -> None:
+    config = {"api_key": None, "auth": False, "token": 3, "password": "", "secret": "${OPENAI_API_KEY}"}
+    assert scrub(config) == config
+    assert scrub({"api_key": "${KEY:-default-secret}"}) == {"api_key": "***"}
+
+
+def test_the_original_is_untouched() -> None:
+    config = {"a": {"api_key": "hunter2"}}
+    scrub(config)
+    assert config == {"a": {"api_key": "hunter2"}}
+
+
+def test_values_of_secret_environment_variables_are_masked_wherever_they_turn_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "sk-0123456789")
+    monkeypatch.setenv("MY_TOKEN", "short")
+    monkeypatch.setenv("MY_PLACE", "an ordinary value")
+    config = {"note": "use sk-0123456789, it is short", "place": "an ordinary value"}
+    assert scrub(config) == {"note": "use ***, it is short", "place": "an ordinary value"}
+    assert scrub_argv(["note=sk-0123456789"]) == ["note=***"]
+
+
+def test_the_working_directory_of_the_shell_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/home/me/experiments")
+    assert scrub({"path": "/home/me/experiments/tasks"}) == {"path": "/home/me/experiments/tasks"}
+
+
+def test_known_secrets_are_found_in_bytes_as_they_are_and_as_json_spells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", 'sk-"é"-012345')
+    monkeypatch.setenv("MY_PLACE", "an ordinary value")
+    known = KnownSecrets()
+    for data in ('x sk-"é"-012345 x'.encode(), json.dumps({"key": 'sk-"é"-012345'}).encode()):
+        assert known.found_in(data)
+    assert not known.found_in(b"an ordinary value, sk-, 012345")
+    assert known.longest >= len('sk-"é"-012345'.encode())
+    monkeypatch.setenv("MY_API_KEY", "")
+    assert not KnownSecrets().found_in(b"")
+
+
+def test_what_becomes_a_secret_between_two_lines_is_masked_in_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "was-0815-1 is-0815-22 typed-0815-333"
+    monkeypatch.setenv("SOME_API_KEY", "was-0815-1")
+    assert mask_known_secrets(line) == "*** is-0815-22 typed-0815-333"
+    monkeypatch.setenv("SOME_API_KEY", "is-0815-22")
+    assert mask_known_secrets(line) == "was-0815-1 *** typed-0815-333"
+    protect(["typed-0815-333"])
+    assert mask_known_secrets(line) == "was-0815-1 *** ***"
+    monkeypatch.delenv("SOME_API_KEY")
+    assert mask_known_secrets(line) == "was-0815-1 is-0815-22 ***"
+
+
+def test_the_user_part_of_a_url_is_masked() -> None:
+    assert scrub({"base_url": "https://me:pw@example.org/v1"}) == {"base_url": "https://***@example.org/v1"}
+    assert scrub({"url": "https://example.org/@me", "mail": "me@example.org"}) == {
+        "url": "https://example.org/@me",
+        "mail": "me@example.org",
+    }
+
+
+def test_command_lines() -> None:
+    argv = ["ares_exp", "-m", "seed=1,2", "policy.api_key=hunter2", "+policy.headers={Authorization: Bearer x}"]
+    argv += ["policy.api_key_env=KEY", "++policy.extra={'token':'x'}", "env.path=a=b", "policy.max_output_tokens=5"]
+    assert scrub_argv(argv) == [
+        *("ares_exp", "-m", "seed=1,2", "policy.api_key=***", "+policy.headers=***"),
+        *("policy.api_key_env=KEY", "++policy.extra=***", "env.path=a=b", "policy.max_output_tokens=5"),
+    ]

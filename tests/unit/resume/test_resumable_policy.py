@@ -1,0 +1,213 @@
+"""A policy that gives answers again: as long as what is asked is what was asked, and each of them is logged once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
+from ares_exp.resume.resumable_policy import ResumablePolicy
+from ares_exp.rollout import AnswerDeadline, EpisodeEvents
+from ares_exp.trajectories.records import serialize_llm_request
+
+
+class Client:
+    """Answers with a number, and keeps what it was asked and told."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.error: Exception | None = None
+        self.thinks = False
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        self.asked.append(str(request.messages[-1]["content"]))
+        if self.thinks:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return LLMResponse.from_text(f"new {len(self.asked)}", cost=1.0)
+
+
+class Placed(Client):
+    """One with a place of its own, as the second of scripted replies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, str | None]] = []
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        self.told.append((str(request.messages[-1]["content"]), answer.text if answer is not None else None))
+
+
+class Told(EpisodeEvents):
+    """Is in the given stages, one for each time that it is asked; keeps the answers that are to be paid for."""
+
+    def __init__(self, *stages: int) -> None:
+        super().__init__()
+        self.stages = iter(stages)
+        self.answers: list[str] = []
+
+    @property
+    def num_stages(self) -> int:
+        return next(self.stages, 0)
+
+    def paid(self, answer: LLMResponse) -> None:
+        self.answers.append(answer.text)
+
+
+def request(text: str) -> LLMRequest:
+    return LLMRequest([{"role": "user", "content": text}])
+
+
+EARLIER = [
+    Exchange(serialize_llm_request(request(f"q{number} at 12:00:0{number}")), LLMResponse.from_text(f"a{number}"))
+    for number in range(3)
+]
+
+
+def resumed(folder: Path, client: Client | None = None, **options: Any) -> tuple[ResumablePolicy, Client]:
+    client = client or Client()
+    log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
+    assert log.begin(EARLIER)
+    return ResumablePolicy(client, log, **{"earlier": EARLIER, **options}), client
+
+
+def logged(folder: Path) -> list[str]:
+    [log] = logged_episodes(folder)
+    return [answer.text for answer in answers(log.exchanges)]
+
+
+async def said(policy: ResumablePolicy, *texts: str) -> list[str]:
+    return [(await policy(request(text))).text for text in texts]
+
+
+async def test_answers_are_given_again_and_then_asked_for(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path)
+    texts = ["q0 at 12:00:00", "q1 at 12:00:01", "q2 at 18:30:59", "q3"]
+    assert await said(policy, *texts) == ["a0", "a1", "a2", "new 1"]
+    assert client.asked == ["q3"]
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (3, None)
+    assert logged(tmp_path) == ["a0", "a1", "a2", "new 1"]
+
+
+async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path)
+    texts = ["q0 at 12:00:00", "something else", "q2 at 12:00:02"]
+    assert await said(policy, *texts) == ["a0", "new 1", "new 2"]
+    assert client.asked == texts[1:]
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
+    assert logged(tmp_path) == ["a0", "new 1", "new 2"]
+
+
+async def test_where_it_differs_it_may_start_anew(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, on_divergence="restart")
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(ResumeDivergedError, match="at step 1"):
+        await policy(request("something else"))
+    assert client.asked == []
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
+
+
+async def test_a_disk_without_room_where_it_differs_is_no_error_of_the_policy(tmp_path: Path) -> None:
+    policy, _ = resumed(tmp_path / "answers")
+    (tmp_path / "answers" / "e.jsonl").unlink()
+    (tmp_path / "answers").rmdir()
+    (tmp_path / "answers").write_text("no folder")
+    assert await said(policy, "something else", "and more") == ["new 1", "new 2"]
+
+
+async def test_after_a_snapshot_it_goes_on_in_the_middle(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, begin_at=2)
+    assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
+    assert (len(policy.given_again.answers), client.asked) == (3, ["q3"])
+
+
+async def test_what_had_no_answer_in_time_has_none_again(tmp_path: Path) -> None:
+    earlier = [EARLIER[0], EARLIER[1]._replace(answer=None), EARLIER[2]._replace(stage=1)]
+    client, events = Placed(), Told(0, 0, 1, 1, 1)
+    policy, _ = resumed(tmp_path, client, earlier=earlier, events=events)
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(UnansweredError):
+        await policy(request("q1 at 12:00:01"))
+    assert await said(policy, "q2 at 12:00:02", "q3") == ["a2", "new 1"]
+    assert (client.asked, policy.given_again.diverged_at) == (["q3"], None)
+    assert [one.text for one in policy.given_again.answers] == ["a0", "a2"]
+    assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", None), ("q2 at 12:00:02", "a2")]
+
+
+async def test_a_stage_that_ended_while_its_agent_was_at_work_ends_there(tmp_path: Path) -> None:
+    """There is more time than there was: nobody has to think."""
+    earlier = [EARLIER[0], EARLIER[1]._replace(stage=1)]
+    events = Told(0, 0, 0)
+    policy, client = resumed(tmp_path, earlier=earlier, events=events)
+    assert await said(policy, "q0 at 12:00:00") == ["a0"]
+    with pytest.raises(UnansweredError):
+        await policy(request("what was not asked"))
+    events.stages = iter([1, 1, 1])
+    assert await said(policy, "q1 at 12:00:01", "q2") == ["a1", "new 1"]
+    assert (client.asked, policy.given_again.diverged_at, len(policy.given_again.answers)) == (["q2"], None, 2)
+    [log] = logged_episodes(tmp_path)
+    assert [(one.answer and one.answer.text, one.stage) for one in log.exchanges] == [
+        ("a0", 0),
+        (None, 0),
+        ("a1", 1),
+        ("new 1", 1),
+    ]
+
+
+async def test_what_has_no_answer_in_time_is_logged(tmp_path: Path) -> None:
+    events = EpisodeEvents()
+    policy, client = resumed(tmp_path, begin_at=2, events=events)
+    assert await said(policy, "q2 at 12:00:02") == ["a2"]
+    client.error = TimeoutError()
+    with pytest.raises(TimeoutError):
+        await policy(request("q3"))
+    assert len(logged_episodes(tmp_path)[0].exchanges) == 3, "its own error: the time was not up"
+
+    async def ask_in_time() -> None:
+        events.deadline = AnswerDeadline(60, 0.01)
+        async with events.deadline.timer:
+            await policy(request("q3"))
+
+    client.thinks = True
+    with pytest.raises(TimeoutError):
+        await ask_in_time()
+    client.thinks, events.deadline = False, None
+    client.error = UnansweredError("none was recorded")
+    with pytest.raises(UnansweredError):
+        await policy(request("q4"))
+    [log] = logged_episodes(tmp_path)
+    assert [one.answer for one in log.exchanges[3:]] == [None, None]
+
+
+async def test_a_policy_with_a_place_of_its_own_is_told(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, Placed(), begin_at=1)
+    assert isinstance(client, Placed)
+    await said(policy, "q1 at 12:00:01", "something else")
+    assert client.told == [("q0 at 12:00:00", "a0"), ("q1 at 12:00:01", "a1")]
+    assert client.asked == ["something else"]
+
+
+async def test_what_has_no_answer_is_not_logged(tmp_path: Path) -> None:
+    policy, client = resumed(tmp_path, begin_at=3)
+    client.error = PolicyError("down")
+    with pytest.raises(PolicyError, match="down"):
+        await policy(request("q3"))
+    assert logged(tmp_path) == ["a0", "a1", "a2"]
+
+
+async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
+    events = Told()
+    policy, client = resumed(tmp_path, begin_at=2, events=events)
+    await said(policy, "q2 at 12:00:02", "q3")
+    client.error = RefusalError("no")
+    client.error.answer = LLMResponse.from_text("I refuse")
+    with pytest.raises(RefusalError):
+        await policy(request("q4"))
+    assert events.answers == ["new 1", "I refuse"]

@@ -1,0 +1,348 @@
+"""The experiment with small environments of the test's own: whatever happens, every episode has its row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.code_agent import as_agent_factory
+from ares_exp.containers.container import as_container_factory
+from ares_exp.environment import TimeStep, restart, termination, transition
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import as_source
+from ares_exp.errors import ConfigError, PreflightError, UserError
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.policy import Policy
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_summary import RunSummary
+from ares_exp.running.components import Components, Settings
+from ares_exp.running.experiment import Experiment
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
+
+REQUEST = LLMRequest([{"role": "user", "content": "?"}])
+
+
+class OneStep:
+    """One request, then reward 1. `trouble` may be told to act up in `step` or `close`."""
+
+    def __init__(self, name: str, trouble: Callable[[str], Any]) -> None:
+        self.current_task = SimpleNamespace(name=name)
+        self.trouble = trouble
+
+    async def reset(self) -> TimeStep[Any]:
+        await self.trouble("reset")
+        return restart(REQUEST)
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        await self.trouble("step")
+        return termination(1.0)
+
+    async def close(self) -> None:
+        await self.trouble("close")
+
+    async def __aenter__(self) -> OneStep:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def no_trouble(where: str) -> None:
+    await asyncio.sleep(0)
+
+
+class Source:
+    path = None
+
+    def __init__(self, count: int, trouble: Callable[[str], Any]) -> None:
+        self.count, self.trouble = count, trouble
+
+    def load(self, report: object) -> list[str]:
+        return [f"task-{number}" for number in range(self.count)]
+
+    def check(self, parts: object, *, report: object) -> None: ...
+
+    def make(self, task_name: str, parts: object) -> OneStep:
+        return OneStep(task_name, self.trouble)
+
+
+class Ready:
+    """A container factory and an agent factory that nothing is asked of."""
+
+    name = "none"
+
+    async def preflight(self) -> None: ...
+
+
+class Answers(Policy):
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("a")
+
+
+def experiment(
+    tmp_path: Path, *, count: int = 3, concurrency: int = 1, trouble: Any = no_trouble, **parts: Any
+) -> Experiment:
+    run_dir = parts.pop("run_dir", None) or RunDir(tmp_path / "run")
+    limits = parts.pop("limits", EpisodeLimits())
+    with run_dir.owned():
+        pass
+    components: dict[str, Any] = {
+        "source": Source(count, trouble),
+        "agent_factory": Ready(),
+        "container_factory": Ready(),
+        "policy": Answers(),
+        "wrapper": drive_directly,
+        "collectors": {"json": JsonTrajectoryCollector(tmp_path / "trajectories")},
+        "tracker": NullTracker(),
+        **parts,
+    }
+    chosen = Settings(attempts=1, concurrency=concurrency, seed=0, limits=limits, policy_timeout_sec=60)
+    entered = {
+        "source": as_source(components.pop("source")),
+        "agent_factory": as_agent_factory(components.pop("agent_factory")),
+        "container_factory": as_container_factory(components.pop("container_factory")),
+        "collectors": {name: as_collector(one) for name, one in components.pop("collectors").items()},
+    }
+    return Experiment(Components(**components, **entered), chosen, run_dir)
+
+
+async def play(made: Experiment, tmp_path: Path) -> RunSummary:
+    names = await made.prepare()
+    summary = await made.run(names, RunInfo(run_dir=tmp_path, name="n", run_id="i"))
+    await made.close(summary)
+    return summary
+
+
+def rows(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
+
+
+class Endless(OneStep):
+    """Goes on for ever."""
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        await self.trouble("step")
+        return transition(REQUEST)
+
+
+@pytest.mark.parametrize("wrapper", [drive_directly, drive_async_gym, drive_sync_gym])
+@pytest.mark.parametrize(
+    ("limits", "name", "steps"),
+    [
+        (EpisodeLimits(steps=2), "steps", 2),
+        (EpisodeLimits(tokens=30), "tokens", 3),
+        (EpisodeLimits(cost=0.25), "cost", 1),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None),
+    ],
+)
+async def test_limits_hold_for_an_environment_that_knows_of_none(
+    tmp_path: Path, limits: EpisodeLimits, name: str, steps: int | None, wrapper: Any
+) -> None:
+    class Endlessly(Source):
+        def make(self, task_name: str, parts: object) -> OneStep:
+            return Endless(task_name, self.trouble)
+
+    class Dear(Policy):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            await asyncio.sleep(0.01)
+            return LLMResponse.from_text("a", usage=Usage(8, 2), cost=0.25)
+
+    source = Endlessly(2, no_trouble)
+    made = experiment(tmp_path, source=source, policy=Dear(), limits=limits, wrapper=wrapper, concurrency=2)
+    assert not (await play(made, tmp_path)).complete, "nothing was scored"
+    for row in rows(tmp_path):
+        assert (row["outcome"], row["reward"]) == ("truncated", None)
+        assert row["error"] == {"type": "limit", "message": f"limit reached: {name}", "limit": name}
+        episode = EpisodeTrajectory.load(tmp_path / "trajectories" / f"{row['episode_id']}.json")
+        assert (episode.outcome, episode.limit, episode.total_reward) == ("truncated", name, None)
+        assert episode.task_name == row["task_name"]
+        assert episode.steps[-1].observation is not None
+        assert steps in (None, row["num_steps"])
+
+
+async def test_everything_is_played_and_written(tmp_path: Path) -> None:
+    summary = await play(experiment(tmp_path, count=20, concurrency=4), tmp_path)
+    assert summary.complete
+    assert len(rows(tmp_path)) == 20
+    assert len(list((tmp_path / "trajectories").iterdir())) == 20
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["mean_reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (asyncio.CancelledError("mine"), "cancelled"),
+        (SystemExit(3), "policy_error"),
+        (ValueError("\ud83d"), "policy_error"),
+        (TimeoutError(), "policy_error"),
+    ],
+)
+async def test_whatever_a_policy_raises_is_a_row_and_the_others_go_on(
+    tmp_path: Path, error: BaseException, outcome: str
+) -> None:
+    class FailsOnce(Answers):
+        calls = 0
+
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            self.calls += 1
+            if self.calls == 1:
+                raise error
+            return await super().__call__(request)
+
+    summary = await play(experiment(tmp_path, policy=FailsOnce()), tmp_path)
+    assert [row["outcome"] for row in rows(tmp_path)] == [outcome, "completed", "completed"]
+    assert not summary.complete
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_container_backend_that_holds_something_is_closed(
+    tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Holding(Ready):
+        closed = 0
+
+        async def close(self) -> None:
+            self.closed += 1
+            if fails:
+                raise OSError("no engine")
+
+    factory = Holding()
+    summary = await play(experiment(tmp_path, container_factory=factory), tmp_path)
+    assert factory.closed == 1
+    assert len(summary.results) == 3
+    assert ("The container backend could not be closed: OSError: no engine" in caplog.text) is fails
+
+
+async def test_a_reward_that_was_reached_survives_a_failing_close(tmp_path: Path) -> None:
+    async def fails_in_close(where: str) -> None:
+        if where == "close":
+            raise RuntimeError("cannot close")
+
+    summary = await play(experiment(tmp_path, trouble=fails_in_close), tmp_path)
+    assert [(row["outcome"], row["reward"]) for row in rows(tmp_path)] == [("completed", 1.0)] * 3
+    assert summary.complete
+
+
+class FailingTracker(NullTracker):
+    def start(self, run: object) -> None:
+        raise RuntimeError("no")
+
+    def log_episode(self, result: object) -> None:
+        raise RuntimeError("no")
+
+    def finish(self, summary: object) -> None:
+        raise RuntimeError("no")
+
+
+async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -> None:
+    summary = await play(experiment(tmp_path, tracker=FailingTracker()), tmp_path)
+    assert [row["reward"] for row in rows(tmp_path)] == [1.0] * 3
+    assert summary.recording_failures == 4
+    assert summary.complete
+
+
+async def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(RunDir):
+        def append_episode(self, data: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    summary = await play(experiment(tmp_path, run_dir=Full(tmp_path / "run")), tmp_path)
+    assert len(summary.results) == 3
+    assert summary.recording_failures == summary.unwritten_rows == 3
+    assert not summary.complete
+    assert "No space left" in caplog.text
+
+
+async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ares_exp.running.scheduler.INTERRUPT_GRACE_SEC", 0.3)
+    waiting = asyncio.Semaphore(0)
+
+    async def unwinds_slowly(where: str) -> None:
+        if where != "step":
+            return
+        waiting.release()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(30)
+            raise
+
+    made = experiment(tmp_path, count=5, concurrency=3, trouble=unwinds_slowly)
+    playing = asyncio.create_task(play(made, tmp_path))
+    for _ in range(3):
+        await waiting.acquire()
+    began = time.monotonic()
+    made.interrupt()
+    summary = await playing
+    assert time.monotonic() - began < 25  # unwinding takes 30 s
+    assert summary.interrupted
+    assert [result.outcome.value for result in summary.results] == ["cancelled"] * 3
+    assert [row["outcome"] for row in rows(tmp_path)] == ["cancelled"] * 3
+
+
+async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
+    class Slow(RunDir):
+        def append_episode(self, data: Any) -> None:
+            time.sleep(0.05)
+            super().append_episode(data)
+
+    made = experiment(tmp_path, count=40, concurrency=40, run_dir=Slow(tmp_path / "run"))
+    playing = asyncio.create_task(play(made, tmp_path))
+    await asyncio.sleep(0.1)
+    made.interrupt()
+    summary = await playing
+    assert len(summary.results) == len(rows(tmp_path))
+    assert len(summary.results) == 40
+
+
+async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:
+    for moment in range(40):  # some of them fall between the end of an episode and the writing of its row
+        folder = tmp_path / str(moment)
+        made = experiment(folder, count=12, concurrency=12)
+        playing = asyncio.create_task(play(made, folder))
+        await asyncio.sleep(0.001 * moment)
+        made.interrupt()
+        summary = await playing
+        assert len(summary.results) == len(rows(folder))
+
+
+class OneAtATime:
+    def begin_episode(self, *, task_name: str) -> None: ...
+    def record_step(self, record: object) -> None: ...
+    def end_episode(self, *, truncated: bool = False) -> Any: ...
+
+
+async def test_a_collector_that_knows_no_handles_needs_concurrency_1(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="concurrency=1"):
+        await experiment(tmp_path, collectors={"mine": OneAtATime()}, concurrency=2).prepare()
+    made = experiment(tmp_path / "alone", collectors={"mine": OneAtATime()}, concurrency=1)
+    assert (await play(made, tmp_path)).complete
+
+
+async def test_all_failing_preflights_are_named(tmp_path: Path) -> None:
+    class NotReady(Ready):
+        async def preflight(self) -> None:
+            raise PreflightError("no engine")
+
+    class NoKey(Answers):
+        async def preflight(self) -> None:
+            raise PreflightError("no key")
+
+    with pytest.raises(UserError, match=r"(?s)no engine.*no key"):
+        await experiment(tmp_path, container_factory=NotReady(), policy=NoKey()).prepare()

@@ -1,0 +1,275 @@
+"""Progress: what is counted, the plain lines, the bar on a real pseudo-terminal, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.running.progress import Progress
+from ares_exp.terminal.terminal import format_duration, format_number
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Lines(io.StringIO):
+    """A stream on which a test can wait for a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Semaphore(0)
+
+    def flush(self) -> None:
+        super().flush()
+        self.written.release()
+
+
+def _result(task_name: str, reward: float | None) -> EpisodeResult:
+    outcome = Outcome.AGENT_ERROR if reward is None else Outcome.COMPLETED
+    return EpisodeResult("id", task_name, 0, 0, outcome, reward)
+
+
+def _threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, "waited 60 s in vain"
+        time.sleep(0.01)
+
+
+def test_the_line_says_what_is_known_and_no_more() -> None:
+    clock = Clock()
+    progress = Progress(4, stream=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), clock=clock)
+    assert progress.line() == "0/4 done · 0.0 s"
+    for name in ("a", "b", "c"):
+        progress.episode_started(name)
+    clock.now += 6.0
+    assert progress.line() == "0/4 done · 3 running · 6.0 s"
+    progress.episode_finished(_result("a", None))
+    assert progress.line() == "1/4 done · 2 running · ETA 18 s"
+    progress.episode_finished(_result("b", 1.0))
+    progress.episode_finished(_result("c", 0.5))
+    assert progress.line() == "3/4 done · reward 0.75 · ETA 2.0 s"
+    progress.episode_started("d")
+    progress.episode_finished(_result("d", 0.5))
+    assert progress.line() == "4/4 done · reward 0.67 · 6.0 s"
+
+
+def test_attempts_of_one_task_are_counted_apart() -> None:
+    progress = Progress(3, stream=io.StringIO())
+    progress.episode_started("a")
+    progress.episode_started("a")
+    progress.episode_finished(_result("a", 1.0))
+    assert "1/3 done | 1 running" in progress.line()
+
+
+def test_what_earlier_sessions_did_is_said_beside() -> None:
+    assert Progress(2, before=3, stream=io.StringIO()).line().startswith("0/2 done | 3 done before | 0")
+    assert Progress(0, before=5, stream=io.StringIO()).line().startswith("5 done before | 0")
+
+
+def test_an_episode_that_never_started_counts_as_done() -> None:
+    progress = Progress(1, stream=io.StringIO())
+    progress.episode_finished(_result("a", None))
+    assert progress.line().startswith("1/1 done | 0")
+
+
+def test_plain_lines_come_by_time_though_nothing_finishes() -> None:
+    stream, clock = Lines(), Clock()
+    progress = Progress(2, stream=stream, interval_sec=0.02, clock=clock)
+    progress.episode_started("a")  # before the first line can come
+    with progress:
+        for _ in range(3):
+            assert stream.written.acquire(timeout=60.0)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) >= 4
+    assert set(lines) == {"0/2 done | 1 running | 0.0 s"}
+
+
+def test_a_short_run_has_one_line_the_last_state() -> None:
+    stream = io.StringIO()
+    began = time.monotonic()
+    with Progress(1, stream=stream, interval_sec=60.0, clock=Clock()) as progress:
+        progress.episode_started("a")
+        progress.episode_finished(_result("a", 1.0))
+    assert time.monotonic() - began < 50.0
+    assert stream.getvalue() == "1/1 done | reward 1.00 | 0.0 s\n"
+
+
+def test_the_thread_ends_also_after_an_exception() -> None:
+    def interrupted() -> None:
+        with Progress(1, stream=io.StringIO()):
+            assert "progress" in _threads()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert "progress" not in _threads()
+
+
+def test_stop_is_idempotent_and_needs_no_start() -> None:
+    stream = io.StringIO()
+    progress = Progress(1, stream=stream)
+    progress.stop()
+    assert stream.getvalue() == ""
+    progress.start()
+    progress.stop()
+    progress.stop()
+    assert "progress" not in _threads()
+
+
+def test_a_closed_stream_does_not_end_the_run() -> None:
+    stream = io.StringIO()
+    stream.close()
+    with Progress(1, stream=stream, is_tty=False, interval_sec=0.01) as progress:
+        _wait_for(lambda: "progress" not in _threads())
+        progress.episode_finished(_result("a", 1.0))
+
+
+class Terminal:
+    """A pseudo-terminal: its stream, and what was written to it so far."""
+
+    def __init__(self) -> None:
+        self._master, slave = pty.openpty()
+        os.set_blocking(self._master, False)
+        self.stream: IO[str] = os.fdopen(slave, "w", encoding="utf-8")
+        self._seen = b""
+
+    def text(self) -> str:
+        try:
+            while data := os.read(self._master, 65536):
+                self._seen += data
+        except OSError:
+            pass
+        return self._seen.decode(errors="replace")
+
+    def plain(self) -> str:
+        """Without escape sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text())
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    opened = Terminal()
+    yield opened
+    opened.close()
+
+
+def test_a_terminal_shows_a_bar_with_the_running_tasks_and_keeps_its_cursor(terminal: Terminal) -> None:
+    with Progress(2, stream=terminal.stream) as progress:
+        progress.episode_started("fix-tests")
+        _wait_for(lambda: "0/2 done · 1 running" in terminal.plain())
+        _wait_for(lambda: "fix-tests" in terminal.plain())
+        assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE), "killed now, it must leave the cursor"
+        progress.episode_finished(_result("fix-tests", 1.0))
+    assert "1/2 done · reward 1.00" in terminal.plain()
+    assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE)
+    assert "progress" not in _threads()
+
+
+def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: Terminal) -> None:
+    handler = logging.StreamHandler(terminal.stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with Progress(2, stream=terminal.stream):
+            _wait_for(lambda: "0/2 done" in terminal.plain())
+            logging.getLogger("x").warning("a limit is not enforced")
+            _wait_for(lambda: "a limit is not enforced" in terminal.plain())
+        assert handler.stream is terminal.stream
+    finally:
+        logging.getLogger().removeHandler(handler)
+    lines = terminal.plain().replace("\r", "\n").splitlines()
+    assert "a limit is not enforced" in lines, "the line must stand alone"
+
+
+def test_output_that_goes_to_a_file_stays_there(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress(1, stream=terminal.stream):
+        _wait_for(lambda: "0/1 done" in terminal.plain())
+        print("to standard output")
+        print("to standard error", file=sys.stderr)
+    assert capfd.readouterr() == ("to standard output\n", "to standard error\n")
+
+
+def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress(1, stream=terminal.stream, clock=Clock()):
+        pass
+    assert terminal.text() == "0/1 done · 0.0 s\r\n"
+
+
+SCRIPT = """
+import sys, time
+from ares_exp.running.progress import Progress
+with Progress(2) as progress:
+    progress.episode_started("a")
+    time.sleep(100)
+"""
+
+
+def test_ctrl_c_leaves_the_terminal_in_order(terminal: Terminal) -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(command, stderr=terminal.stream, env=environment) as process:
+        try:
+            _wait_for(lambda: "0/2 done" in terminal.plain())
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60.0) != 0
+        finally:
+            process.kill()
+    assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE)
+    assert "KeyboardInterrupt" in terminal.plain()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.00"), (0.666, "0.67"), (-1.5, "-1.50"), (0.00123, "0.00123"), (123456.0, "1.23e+05")],
+)
+def test_numbers(value: float, text: str) -> None:
+    assert format_number(value) == text

@@ -1,0 +1,38 @@
+"""No object of ours is asked by a literal name: what it has is in a contract that the type checker reads."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "ares_exp"
+
+FOREIGN = {
+    "config/explain.py": {"full_key"},  # an error of omegaconf's
+    "containers/daytona/failures.py": {"status_code"},  # an error of the SDK's
+    "containers/daytona/provider_snapshot.py": {"value"},  # an enum of the SDK's, or a text
+    "containers/docker/container_lifetime.py": {"status_code"},  # an error of docker-py's
+    "containers/docker/engine.py": {"explanation"},  # likewise
+    "containers/egress_proxy.py": {"ipv4_mapped"},  # an address of the standard library
+    "filesystem/frames.py": {"compressor", "decompressor"},  # a threading.local
+    "journal/runtime.py": {"args", "__qualname__"},  # a function or a partial of the agent's
+    "journal/virtual_clock.py": {"__self__"},  # a function of `random`
+    "records/record_files.py": {"CSafeLoader"},  # of PyYAML, where it was built with it
+    "records/secrets.py": {"_data"},  # of os.environ
+    "terminal/terminal.py": {"encoding"},  # a stream
+    "wrappers/chat_text.py": {"messages", "system_prompt"},  # an observation of any environment's
+    "wrappers/spaces.py": {"messages"},  # likewise
+}
+"""Who asks what of objects that are not ours."""
+
+
+def asked(tree: ast.Module) -> set[str]:
+    """The literal names in calls of `getattr` and `hasattr`."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1]
+    names = [call.args[1] for call in calls if ast.unparse(call.func) in ("getattr", "hasattr")]
+    return {name.value for name in names if isinstance(name, ast.Constant)}
+
+
+def test_no_object_of_ours_is_asked_by_a_literal_name() -> None:
+    found = {path.relative_to(PACKAGE).as_posix(): asked(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == FOREIGN

@@ -1,0 +1,197 @@
+"""The contract: three methods are enough, and a wrapper passes on whatever else an environment can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.containers.activity import Activity
+from ares_exp.environment import (
+    Concurrent,
+    EnvironmentWrapper,
+    EpisodeReport,
+    Exportable,
+    Inspectable,
+    LimitName,
+    OneCallAtATime,
+    PastStep,
+    PendingRequest,
+    Recordable,
+    Reporting,
+    Timed,
+    TimeStep,
+    Truncating,
+    reset_environment,
+    restart,
+    termination,
+    transition,
+    truncation,
+)
+from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.rollout import EpisodeEvents, run_episode
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+
+CAPABILITIES = (Concurrent, Exportable, Inspectable, Recordable, Reporting, Timed, Truncating)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected", "flags"),
+    [
+        (restart("o"), ("FIRST", None, None, "o"), (True, False, False)),
+        (transition("o"), ("MID", 0.0, 1.0, "o"), (False, True, False)),
+        (transition("o", 0.5), ("MID", 0.5, 1.0, "o"), (False, True, False)),
+        (termination(1.0), ("LAST", 1.0, 0.0, None), (False, False, True)),
+        (truncation(0.25), ("LAST", 0.25, 1.0, None), (False, False, True)),
+        (truncation(None), ("LAST", None, 1.0, None), (False, False, True)),
+    ],
+)
+def test_each_kind_of_step(step: TimeStep[str], expected: tuple[object, ...], flags: tuple[bool, ...]) -> None:
+    assert tuple(step) == expected
+    assert (step.first(), step.mid(), step.last()) == flags
+
+
+class Bare:
+    """All that an environment needs."""
+
+    closed = 0
+
+    async def reset(self) -> TimeStep[str]:
+        return restart("first")
+
+    async def step(self, action: Any) -> TimeStep[str]:
+        return termination(1.0)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Able(Bare):
+    """Has every capability, and derives from nothing: another package's."""
+
+    step_count = 3
+    current_task = "a task"
+    time_step = transition("pending")
+    time_left_sec = 7.0
+    activity = Activity(0.5)
+    past_steps = (PastStep(restart("first"), None, 1.0, None, 0.5, Activity()),)
+
+    def __init__(self) -> None:
+        self.granted = 0.0
+        self.asked: list[object] = []
+
+    def report(self) -> EpisodeReport:
+        return EpisodeReport(task_name="a task", truncated_by="luck")
+
+    def grant_time(self, seconds: float) -> None:
+        self.granted += seconds
+
+    async def truncate(self, limit: LimitName) -> TimeStep[Any]:
+        return truncation(0.25)
+
+    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> Any:
+        self.asked.append((output_dir, snapshot_id))
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Any]:
+        return [(n, diversify)]
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        return (PendingRequest(1, "main", "pending"),)
+
+
+def wrappers(env: Any) -> list[EnvironmentWrapper]:
+    return [
+        EnvironmentWrapper(env),
+        EnvironmentWrapper(EnvironmentWrapper(env)),
+        TrajectoryCollectingEnvironment(env, NullTrajectoryCollector()),
+    ]
+
+
+def test_a_wrapper_has_each_member_of_each_capability_itself() -> None:
+    members = {name for kind in CAPABILITIES for name in vars(kind) if not name.startswith("_")}
+    assert members <= vars(EnvironmentWrapper).keys()
+    assert set(CAPABILITIES) <= set(EnvironmentWrapper.__mro__)
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_a_wrapper_passes_every_capability_on(number: int) -> None:
+    env = Able()
+    wrapper = wrappers(env)[number]
+    assert wrapper.unwrapped is env
+    assert wrapper.report() == env.report()
+    assert (wrapper.step_count, wrapper.current_task, wrapper.time_step) == (3, "a task", transition("pending"))
+    assert wrapper.time_left_sec == 7.0
+    wrapper.grant_time(2.0)
+    assert env.granted == 2.0
+    assert (wrapper.activity, wrapper.past_steps) == (env.activity, env.past_steps)
+    assert wrapper.pending_requests() == (PendingRequest(1, "main", "pending"),)
+    await wrapper.export_state("store", snapshot_id="mine")
+    assert env.asked == [("store", "mine")]
+    assert [*await wrapper.fork(2, diversify=True)] == [(2, True)]
+    assert await wrapper.truncate("steps") == truncation(0.25)
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_what_an_environment_cannot_do_has_its_neutral_value(number: int) -> None:
+    wrapper = wrappers(Bare())[number]
+    assert wrapper.report() == EpisodeReport()
+    assert (wrapper.step_count, wrapper.current_task, wrapper.time_step, wrapper.time_left_sec) == (0, None, None, None)
+    assert (wrapper.activity, wrapper.past_steps, wrapper.pending_requests()) == (None, (), ())
+    wrapper.grant_time(1.0)
+    assert await wrapper.truncate("steps") is None
+    for capture in (wrapper.export_state("store"), wrapper.fork(1)):
+        with pytest.raises(SnapshotUnsupportedError, match="Bare has no `export_state`"):
+            await capture
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_three_methods_are_an_environment(number: int) -> None:
+    async def policy(request: Any) -> LLMResponse:
+        return LLMResponse.from_text("yes")
+
+    env = Bare()
+    for played in (env, wrappers(env)[number]):
+        assert (await run_episode(played, policy, EpisodeEvents())).reward == 1.0
+    assert env.closed == 2
+    async with wrappers(env)[number] as entered:
+        assert (await entered.reset(seed=4)).observation == "first"
+    assert env.closed == 3
+
+
+async def test_options_that_cannot_be_honoured_are_refused() -> None:
+    class TakesSeed(Bare):
+        async def reset(self, seed: int | None = None) -> TimeStep[str]:
+            return restart(f"seed {seed}")
+
+    class TakesAnything(Bare):
+        async def reset(self, **more: Any) -> TimeStep[Any]:
+            return restart(more)
+
+    env = EnvironmentWrapper(EnvironmentWrapper(TakesSeed()))
+    assert (await env.reset(seed=3, options={})).observation == "seed 3"
+    with pytest.raises(TypeError, match=r"TakesSeed.reset\(\) does not take them, got {'task': 'a'}"):
+        await env.reset(seed=3, options={"task": "a"})
+    given = {"seed": 3, "options": {"task": "a"}}
+    assert (await reset_environment(TakesAnything(), **given)).observation == given  # type: ignore[arg-type]
+
+
+async def test_one_call_at_a_time() -> None:
+    calls, go_on = OneCallAtATime(), asyncio.Event()
+
+    async def step() -> None:
+        with calls.during("step()"):
+            await go_on.wait()
+
+    stepping = asyncio.create_task(step())
+    await asyncio.sleep(0)
+    with pytest.raises(EpisodeStateError, match=r"reset\(\) while step\(\) is under way"), calls.during("reset()"):
+        pass
+    go_on.set()
+    await stepping
+    with calls.during("reset()"):
+        assert calls.under_way == "reset()"

@@ -1,0 +1,125 @@
+"""The direction of imports between the folders of the package, and how many modules lie loose at its top."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ares_exp"
+
+FLOORS = (
+    ("errors", "cancellation", "backoff", "terminal"),
+    ("llms",),
+    ("records",),
+    ("config", "filesystem", "statistics"),
+    ("containers",),
+    ("environment",),
+    ("rollout", "snapshots"),
+    ("trajectories",),
+    ("journal", "policies", "tasks"),
+    ("agents", "resume", "trackers"),
+    ("environments", "reporting", "sweeps"),
+    ("running", "harbor_export", "testing"),
+    ("presets",),
+    ("wrappers", "listing"),
+    ("gym", "cli"),
+    ("__main__", "compare", "merge", "list", "export_job"),
+)
+"""From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""
+
+COMMANDS = ("compare", "merge", "list", "export_job")
+"""Packages that keep a command's old name, with `__main__` alone."""
+
+TYPES_ONLY = {("errors", "llms"), ("environment", "snapshots")}
+"""An exception carries the answer that was paid for, and names its type; so does the contract what is exported."""
+
+
+FOLDERS = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+
+
+def modules() -> list[Path]:
+    return [path for path in PACKAGE.rglob("*.py") if "samples" not in path.parts]
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def room_exists(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """The rooms that a module imports from, and whether for types only."""
+    tree = ast.parse(path.read_text())
+    type_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module == "ares_exp":
+            names = [f"ares_exp.{alias.name}" for alias in node.names if not alias.name.startswith("__")]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ares_exp."):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("ares_exp.")]
+        yield from ((room(name), id(node) in type_only) for name in names)
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    rooms |= {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert sorted(rooms) == sorted(name for floor in FLOORS for name in floor)
+
+
+def test_imports_go_down() -> None:
+    floor_of = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+    wrong = []
+    for path in modules():
+        relative = path.relative_to(PACKAGE)
+        own = relative.parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue  # the public names, imported when they are first used
+        for imported, is_type in imports(path):
+            allowed = imported == own or (is_type and (own, imported) in TYPES_ONLY)
+            if not allowed and floor_of[imported] >= floor_of[own]:
+                wrong.append(f"{relative} imports {imported}")
+    assert wrong == []
+
+
+def test_the_package_itself_is_imported_for_its_version_alone() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {ast.unparse(node)}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "ares_exp"
+        and any(
+            not (PACKAGE / alias.name).exists() and not (PACKAGE / f"{alias.name}.py").exists() for alias in node.names
+        )
+        and [alias.name for alias in node.names] != ["__version__"]
+    ]
+    assert found == []
+
+
+def test_few_modules_lie_loose() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 8
+    for name in COMMANDS:
+        assert sorted(path.name for path in (PACKAGE / name).glob("*.py")) == ["__init__.py", "__main__.py"]
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in PACKAGE.glob("*/__init__.py")), ids=lambda path: path.name
+)
+def test_every_folder_says_what_it_holds_and_who_imports_it(folder: Path) -> None:
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    if folder.name in COMMANDS:
+        assert f"python -m ares_exp.{folder.name}" in said
+    else:
+        assert "mport" in said.split("\n\n")[1]

@@ -1,0 +1,798 @@
+"""Each suite finds what is wrong with a part: every one of its tests fails on a part that is broken for it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.activity import Activity
+from ares_exp.containers.container import ContainerFactoryBase, ExecResult
+from ares_exp.environment import (
+    EpisodeReport,
+    PastStep,
+    PendingRequest,
+    restart,
+    termination,
+    transition,
+    truncation,
+)
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts, SourceBase
+from ares_exp.errors import DivergenceError, EpisodeStateError, UserError
+from ares_exp.filesystem.delta import Delta, Entry
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.testing.agent_contract import AgentContract
+from ares_exp.testing.changes_contract import ChangesContract
+from ares_exp.testing.collector_contract import CollectorContract
+from ares_exp.testing.container_contract import ContainerContract
+from ares_exp.testing.echo_container import RehearsalContainer
+from ares_exp.testing.environment_contract import EnvironmentContract
+from ares_exp.testing.policy_contract import PolicyContract
+from ares_exp.testing.source_contract import SourceContract
+from ares_exp.testing.tracker_contract import TrackerContract
+from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tracker import RunInfo, TrackerBase
+from ares_exp.trajectories.collector import EpisodeCollector
+from ares_exp.trajectories.collector_guard import as_collector
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from tests.agents import careless_agents as careless
+
+FAILURES = (
+    AssertionError,
+    NotImplementedError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    UserError,
+    pytest.fail.Exception,
+)
+
+
+def case(test: str, broken: type) -> Any:
+    return pytest.param(test, broken, id=f"{broken.__name__}-{test.removeprefix('test_')}")
+
+
+# Sources
+
+
+class Room:
+    """An environment of one request."""
+
+    export_state = step_count = None
+
+    async def reset(self) -> Any:
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def close(self) -> None: ...
+
+
+class Rooms(SourceBase):
+    """A source that is as it should be."""
+
+    path = None
+    names: Iterable[str] = ("a", "b")
+
+    def load(self, report: Any) -> Any:
+        self.loaded = list(self.names)
+        return list(self.loaded)
+
+    def check(self, parts: Any, *, report: Any) -> None: ...
+
+    def make(self, task_name: str, parts: Any) -> Any:
+        return Room()
+
+
+class NoMake:
+    path = None
+
+    def load(self, report: Any) -> Any:
+        return ["a"]
+
+
+class TwiceTheSame(Rooms):
+    names = ("a", "a")
+
+
+class OtherEachTime(Rooms):
+    number = itertools.count()
+
+    def load(self, report: Any) -> Any:
+        return [f"a{next(self.number)}"]
+
+
+class Refuses(Rooms):
+    def check(self, parts: Any, *, report: Any) -> None:
+        raise UserError("Not with me.")
+
+
+class OneRoom(Rooms):
+    room = Room()
+
+    def make(self, task_name: str, parts: Any) -> Any:
+        return self.room
+
+
+class ClosesOnce(Rooms):
+    def __init__(self) -> None:
+        self.open = 1
+
+    async def close(self) -> None:
+        self.open -= 1
+        assert self.open >= 0
+
+    def make(self, task_name: str, parts: Any) -> Any:
+        return ClosesOnce()
+
+
+class BeginsInTheMiddle(Rooms):
+    def make(self, task_name: str, parts: Any) -> Any:
+        class Late(Room):
+            async def reset(self) -> Any:
+                return restart(None)
+
+        return Late()
+
+
+class ForgetfulDigest(Rooms):
+    number = itertools.count()
+
+    def digest(self, task_name: str) -> str:
+        return f"sha256:{next(self.number)}"
+
+
+class OtherTasks(Rooms):
+    @property
+    def tasks(self) -> Any:
+        return [Named("c")]
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class KeepsAll(Rooms):
+    @property
+    def tasks(self) -> Any:
+        return [Named(name) for name in self.names]
+
+
+class Promises(Rooms):
+    exports_state = True
+
+    def make(self, task_name: str, parts: Any) -> Any:
+        return object()
+
+
+SOURCES = [
+    case("test_it_has_the_members_that_are_needed", NoMake),
+    case("test_it_names_its_tasks", TwiceTheSame),
+    case("test_the_tasks_are_the_same_when_they_are_loaded_again", OtherEachTime),
+    case("test_its_tasks_can_be_played_with_these_parts", Refuses),
+    case("test_each_episode_has_an_environment_of_its_own", OneRoom),
+    case("test_what_was_never_reset_can_be_closed", ClosesOnce),
+    case("test_an_episode_begins", BeginsInTheMiddle),
+    case("test_a_digest_stays_the_same", ForgetfulDigest),
+    case("test_its_tasks_and_origins_are_those_that_it_names", OtherTasks),
+    case("test_tasks_that_are_not_kept_are_left_out", KeepsAll),
+    case("test_it_says_what_its_environments_can_do", Promises),
+    case("test_it_can_be_closed_twice", ClosesOnce),
+]
+
+
+class Nothing(ContainerFactoryBase):
+    name = "nothing"
+
+    def check(self, spec: Any) -> list[str]:
+        return []
+
+
+def of_source(made: Any) -> dict[str, Any]:
+    parts = EpisodeParts(Nothing(), ShellAgentFactory(), EpisodeLimits(), seed=0)  # type: ignore[abstract]
+    return {"source": made, "loaded": made, "names": list(made.load(print)), "parts": parts}
+
+
+@pytest.mark.parametrize(("test", "broken"), SOURCES)
+def test_a_broken_source_is_found(test: str, broken: type) -> None:
+    if broken is not NoMake:
+        run(SourceContract, test, of_source(Rooms()))
+    with pytest.raises(FAILURES):
+        run(SourceContract, test, of_source(broken()))
+
+
+# Environments
+
+
+class Whole:
+    """An environment that is as it should be, with every capability: two requests, then reward 1."""
+
+    time_left_sec: float | None = None
+    activity = None
+
+    def __init__(self) -> None:
+        self.step_count, self.current_task, self.time_step = 0, None, None
+        self.past_steps: Any = ()
+        self.truncated_by: str | None = None
+
+    def ask(self) -> LLMRequest:
+        return LLMRequest([{"role": "user", "content": f"{self.current_task} {self.step_count}"}])
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if options:
+            raise UserError("There are no options.")
+        self.step_count, self.current_task, self.truncated_by = 0, f"task {seed}", None
+        return self.show(restart(self.ask()), None)
+
+    async def step(self, action: Any) -> Any:
+        if self.time_step is None or self.time_step.last():
+            raise EpisodeStateError("Call reset() first.")
+        self.step_count += 1
+        if action is None:
+            return await self.truncate("time")
+        return self.show(transition(self.ask()) if self.step_count < 3 else termination(1.0), action)
+
+    async def close(self) -> None:
+        self.time_step = None
+
+    async def truncate(self, limit: Any) -> Any:
+        self.truncated_by = limit
+        return self.show(truncation(0.5), None)
+
+    def show(self, step: Any, action: Any) -> Any:
+        before = () if step.first() else self.past_steps
+        self.past_steps = (*before, PastStep(step, action, 0.0, None, 0.0, Activity()))
+        self.time_step = step
+        return step
+
+    def grant_time(self, seconds: float) -> None: ...
+
+    def report(self) -> Any:
+        return EpisodeReport(task_name=self.current_task, truncated_by=self.truncated_by)
+
+    def pending_requests(self) -> Any:
+        waits = self.time_step is not None and not self.time_step.last()
+        return (PendingRequest(0, "main", self.time_step.observation),) if waits else ()
+
+    async def export_state(self, output_dir: Any, *, snapshot_id: str | None = None) -> Any:
+        if self.time_step is None:
+            raise EpisodeStateError("Call reset() first.")
+        (output_dir / str(snapshot_id)).mkdir(parents=True)
+        (output_dir / str(snapshot_id) / "snapshot.json").touch()
+        return SimpleNamespace(snapshot_id=snapshot_id, step_count=self.step_count)
+
+    async def fork(self, n: int, *, diversify: bool = False) -> Any:
+        return [copy.copy(self) for _ in range(n)]
+
+
+class FirstIsMid(Whole):
+    async def reset(self, **given: Any) -> Any:
+        await super().reset(**given)
+        return self.show(transition(self.ask()), None)
+
+
+class NoDiscount(Whole):
+    async def step(self, action: Any) -> Any:
+        return (await super().step(action))._replace(discount=0.5)
+
+
+class InfiniteReward(Whole):
+    async def step(self, action: Any) -> Any:
+        step = await super().step(action)
+        return step._replace(reward=math.inf) if step.last() else step
+
+
+class NeverAnew(Whole):
+    async def reset(self, **given: Any) -> Any:
+        return self.time_step or await super().reset(**given)
+
+
+class StepsAlways(Whole):
+    async def step(self, action: Any) -> Any:
+        if self.time_step is None or self.time_step.last():
+            await self.reset()
+        return await super().step(action)
+
+
+class ClosedForever(Whole):
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def reset(self, **given: Any) -> Any:
+        assert not self.closed
+        return await super().reset(**given)
+
+
+class LeavesTask(Whole):
+    async def reset(self, **given: Any) -> Any:
+        self.task = asyncio.create_task(asyncio.sleep(60))
+        return await super().reset(**given)
+
+
+class Doorless(Whole):
+    async def __aenter__(self) -> Any:
+        raise RuntimeError("no door")
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class Unseeded(Whole):
+    number = itertools.count()
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return await super().reset(seed=next(self.number), options=options)
+
+
+class AnyOption(Whole):
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return await super().reset(seed=seed)
+
+
+class NotRecorded(Whole):
+    async def step(self, action: Any) -> Any:
+        return SimpleNamespace(**(await super().step(action))._asdict(), last=lambda: True)
+
+
+class NoLimitNamed(Whole):
+    def report(self) -> Any:
+        return EpisodeReport(truncated_by="steps")
+
+
+class CountsFromOne(Whole):
+    async def reset(self, **given: Any) -> Any:
+        first = await super().reset(**given)
+        self.step_count = 1
+        return first
+
+
+class KeepsTime(Whole):
+    time_left_sec = 100.0
+
+
+class NotTruncated(Whole):
+    async def truncate(self, limit: Any) -> Any:
+        return self.show(termination(1.0), None)
+
+
+class WrongPast(Whole):
+    def show(self, step: Any, action: Any) -> Any:
+        super().show(step, action)
+        self.past_steps = self.past_steps[:1]
+        return step
+
+
+class NoFile(Whole):
+    async def export_state(self, output_dir: Any, *, snapshot_id: str | None = None) -> Any:
+        if self.time_step is None:
+            raise EpisodeStateError("Call reset() first.")
+        return SimpleNamespace(snapshot_id=snapshot_id, step_count=self.step_count)
+
+
+class OtherRequest(Whole):
+    def pending_requests(self) -> Any:
+        return (PendingRequest(0, "main", None),) if self.time_step is not None else ()
+
+
+ENVIRONMENTS = [
+    case("test_an_episode_begins_with_first", FirstIsMid),
+    case("test_the_steps_of_an_episode", NoDiscount),
+    case("test_the_steps_of_an_episode", InfiniteReward),
+    case("test_a_reset_in_mid_episode_begins_another", NeverAnew),
+    case("test_a_reset_after_the_end_begins_another", NeverAnew),
+    case("test_no_step_before_the_first_reset", StepsAlways),
+    case("test_no_step_after_the_end", StepsAlways),
+    case("test_it_can_be_closed_at_any_time", ClosedForever),
+    case("test_nothing_runs_on_when_it_is_closed", LeavesTask),
+    case("test_it_can_be_entered_and_left", Doorless),
+    case("test_the_same_seed_gives_the_same_task", Unseeded),
+    case("test_options_that_mean_nothing_are_refused", AnyOption),
+    case("test_its_episodes_are_recorded", NotRecorded),
+    case("test_reporting", NoLimitNamed),
+    case("test_inspectable", CountsFromOne),
+    case("test_timed", KeepsTime),
+    case("test_truncating", NotTruncated),
+    case("test_recordable", WrongPast),
+    case("test_exportable", NoFile),
+    case("test_concurrent", OtherRequest),
+]
+
+
+@pytest.mark.parametrize(("test", "broken"), ENVIRONMENTS)
+def test_a_broken_environment_is_found(
+    test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ares_exp.testing.environment_contract.GRACE_SEC", 0.2)
+    run(EnvironmentContract, test, {"environment": Whole(), "tmp_path": tmp_path / "good"})
+    with pytest.raises((*FAILURES, RuntimeError, TimeoutError)):
+        run(EnvironmentContract, test, {"environment": broken(), "tmp_path": tmp_path / "broken"})
+
+
+# Policies
+
+
+class Talker(Policy):
+    """A policy that is as it should be."""
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("fine")
+
+
+class SaysText(Policy):
+    async def __call__(self, request: LLMRequest) -> Any:
+        return "fine"
+
+
+class Pays(Policy):
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("fine", cost=-1.0)
+
+
+class Scribbles(Policy):
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        object.__setattr__(request, "temperature", 0.5)
+        return LLMResponse.from_text("fine")
+
+
+class OneEpisode(Talker):
+    busy = False
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        assert not self.busy
+        self.busy = True
+        await asyncio.sleep(0)
+        self.busy = False
+        return LLMResponse.from_text("fine")
+
+
+class Counts(Policy):
+    """Its clients count what they answer, and forget to when somebody else does."""
+
+    def for_episode(self, episode: EpisodeSpec) -> Any:
+        class Client:
+            count = 0
+
+            async def __call__(self, request: LLMRequest) -> LLMResponse:
+                self.count += 1
+                return LLMResponse.from_text(str(self.count))
+
+            def advance(self, request: LLMRequest, answer: Any) -> None: ...
+
+        return Client()
+
+
+class Undecided(Talker):
+    needs_solution = None  # type: ignore[assignment]
+
+
+class BadSeed(Talker):
+    def seed_of(self, task_name: str, attempt: int) -> int:
+        return -1
+
+
+class Speechless(Talker):
+    def report(self, results: Any) -> Any:
+        return object()
+
+
+class ClosedOnce(Talker):
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+        assert self.closed == 1
+
+
+POLICIES = [
+    case("test_it_answers", SaysText),
+    case("test_it_answers", Pays),
+    case("test_the_request_stays_as_it_was", Scribbles),
+    case("test_concurrent_episodes_are_each_answered", OneEpisode),
+    case("test_a_client_with_a_place_of_its_own_goes_past_answers", Counts),
+    case("test_it_says_whether_it_needs_the_solution", Undecided),
+    case("test_the_seed_of_an_episode", BadSeed),
+    case("test_what_it_has_to_say_of_a_run", Speechless),
+    case("test_it_can_be_closed_twice", ClosedOnce),
+]
+
+
+@pytest.mark.parametrize(("test", "broken"), POLICIES)
+def test_a_broken_policy_is_found(test: str, broken: type) -> None:
+    given = {"question": LLMRequest([{"role": "user", "content": "?"}])}
+    if broken is not Counts:
+        run(PolicyContract, test, {"policy": Talker(), **given}, may_skip=True)
+    with pytest.raises(FAILURES):
+        run(PolicyContract, test, {"policy": broken(), **given})
+
+
+# Collectors
+
+
+class Memory(MemoryTrajectoryCollector):
+    """A collector with one thing wrong."""
+
+
+class NoEnd:
+    def begin_episode(self, *, task_name: str) -> None: ...
+    def record_step(self, record: Any) -> None: ...
+
+
+class LosesSteps(Memory):
+    def record_step(self, record: Any, *, episode: Any = None) -> None:
+        if record.step_type != "MID":
+            super().record_step(record, episode=episode)
+
+
+class NeverTruncated(Memory):
+    def end_episode(self, *, truncated: bool = False, **more: Any) -> Any:
+        return super().end_episode(**more)
+
+
+class ZeroReward(Memory):
+    def end_episode(self, **given: Any) -> Any:
+        from dataclasses import replace
+
+        found = super().end_episode(**given)
+        return replace(found, total_reward=found.total_reward or 0.0)
+
+
+class OneId(Memory):
+    def begin_episode(self, **given: Any) -> Any:
+        return super().begin_episode(**{**given, "episode_id": "e"})
+
+
+class Silent(Memory):
+    def _resolve(self, episode: Any) -> Any:
+        try:
+            return super()._resolve(episode)
+        except RuntimeError:
+            return self.begin_episode(task_name="?")
+
+
+class OwnId(Memory):
+    def begin_episode(self, *, task_name: str, **given: Any) -> Any:
+        return super().begin_episode(task_name=task_name)
+
+
+class LastOpened(Memory):
+    def _resolve(self, episode: Any) -> Any:
+        return next(reversed(self._open.values()))
+
+
+class ClosedForGood(EpisodeCollector):
+    open = True
+
+    def close(self) -> None:
+        assert self.open
+        self.open = False
+
+
+COLLECTORS = [
+    case("test_it_has_the_members_that_are_needed", NoEnd),
+    case("test_an_episode_has_its_steps", LosesSteps),
+    case("test_truncation", NeverTruncated),
+    case("test_a_missing_reward_is_none", ZeroReward),
+    case("test_one_episode_after_the_other", OneId),
+    case("test_no_step_without_an_episode", Silent),
+    case("test_no_end_without_an_episode", Silent),
+    case("test_no_step_after_the_end", Silent),
+    case("test_what_is_known_of_an_episode_is_kept", OwnId),
+    case("test_concurrent_episodes_are_kept_apart", LastOpened),
+    case("test_with_several_open_one_must_be_named", LastOpened),
+    case("test_it_can_be_closed_twice", ClosedForGood),
+]
+
+
+@pytest.mark.parametrize(("test", "broken"), COLLECTORS)
+def test_a_broken_collector_is_found(test: str, broken: type) -> None:
+    good = MemoryTrajectoryCollector()
+    run(CollectorContract, test, {"collector": good, "complete": good})
+    made = broken()
+    with pytest.raises(FAILURES):
+        run(CollectorContract, test, {"collector": made, "complete": made if broken is NoEnd else as_collector(made)})
+
+
+# Trackers
+
+
+class Notes(TrackerBase):
+    """A tracker that is as it should be."""
+
+    def start(self, run: RunInfo) -> None: ...
+    def log_episode(self, result: Any, trajectory: Any = None) -> None: ...
+    def finish(self, summary: Any) -> None: ...
+
+
+class NoFinish:
+    def start(self, run: RunInfo) -> None: ...
+    def log_episode(self, result: Any) -> None: ...
+
+
+class FailsOnRows(Notes):
+    def log_episode(self, result: Any, trajectory: Any = None) -> None:
+        raise OSError("no")
+
+
+class Slow(Notes):
+    def log_system(self, sample: Any) -> None:
+        time.sleep(0.01)
+
+
+class NeedsEpisodes(Notes):
+    def finish(self, summary: Any) -> None:
+        assert summary.results
+
+
+class OnlyNew(Notes):
+    def start(self, run: RunInfo) -> None:
+        assert not run.resumed
+
+
+class OnlyFinite(Notes):
+    def log_episode(self, result: Any, trajectory: Any = None) -> None:
+        int(result.reward or 0)
+
+
+class Writes(Notes):
+    def start(self, run: RunInfo) -> None:
+        (run.run_dir / "notes").write_text("")
+
+
+TRACKERS = [
+    case("test_it_has_the_members_that_are_needed", NoFinish),
+    case("test_it_records_a_run", FailsOnRows),
+    case("test_only_finish_takes_its_time", Slow),
+    case("test_a_run_without_episodes", NeedsEpisodes),
+    case("test_a_resumed_run", OnlyNew),
+    case("test_numbers_that_are_not_finite", OnlyFinite),
+    case("test_a_run_directory_that_cannot_be_written", Writes),
+]
+
+
+@pytest.mark.parametrize(("test", "broken"), TRACKERS)
+def test_a_broken_tracker_is_found(test: str, broken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ares_exp.testing.tracker_contract.AT_ONCE_SEC", 0.5)
+
+    def play(tracker: Any, run_dir: Path) -> None:
+        run_dir.mkdir()
+        watched = SeveralTrackers({"tracker": tracker})
+        run(TrackerContract, test, {"tracker": tracker, "watched": watched, "run_info": RunInfo(run_dir, "n", "i")})
+        assert watched.failures == 0
+
+    play(Notes(), tmp_path / "good")
+    with pytest.raises((*FAILURES, OSError)):
+        play(broken(), tmp_path / "broken")
+
+
+# Agents
+
+
+class NotReady(ShellAgentFactory):
+    async def preflight(self) -> None:
+        raise UserError("no")
+
+
+class OneAgent(ShellAgentFactory):
+    def __call__(self, **given: Any) -> Any:
+        self.made = vars(self).get("made") or super().__call__(**given)
+        return self.made
+
+
+class TakesContext(ShellAgentFactory):
+    supports = frozenset({"messages", "mind_reading"})
+
+
+class PathOptions(ShellAgentFactory):
+    options: Any = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = {"templates_dir": Path("/")}  # type: ignore[misc]
+
+
+class OtherOptions(ShellAgentFactory):
+    options: Any = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = {"command_timeout_sec": 5.0 + len(options)}
+
+
+class Nameless(ShellAgentFactory):
+    name = ""  # type: ignore[assignment]
+
+
+AGENTS = [
+    case("test_preflight_passes", NotReady),
+    case("test_each_episode_has_an_agent_of_its_own", OneAgent),
+    case("test_it_works_on_a_task_and_can_be_run_again", careless.Now),
+    case("test_what_it_takes_besides_its_instruction", TakesContext),
+    case("test_its_options_make_the_same_factory_again", PathOptions),
+    case("test_its_options_make_the_same_factory_again", OtherOptions),
+    case("test_it_has_a_name", Nameless),
+]
+
+
+@pytest.mark.parametrize(("test", "broken"), AGENTS)
+def test_a_broken_agent_is_found(test: str, broken: type) -> None:
+    def given(factory: Any) -> dict[str, Any]:
+        return {"factory": factory, "container": RehearsalContainer(lambda command: command.removeprefix("echo "))}
+
+    run(AgentContract, test, given(ShellAgentFactory()))
+    with pytest.raises((*FAILURES, DivergenceError)):
+        run(AgentContract, test, given(broken if broken is careless.Now else broken()))
+
+
+# Containers
+
+
+class Mute:
+    """A box that runs nothing, and says that it did."""
+
+    image = None
+
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        return ExecResult("", 0, 0.0)
+
+    async def capture_changes(self, objects: Any) -> Delta:
+        return Delta("base", {"/a": Entry("file", mode=0o644)})
+
+
+@pytest.mark.parametrize(
+    ("suite", "test"),
+    [
+        (ContainerContract, "test_result_of_a_command"),
+        (ContainerContract, "test_commands_share_files_but_no_shell_state"),
+        (ContainerContract, "test_stdin_is_empty"),
+        (ContainerContract, "test_user"),
+        (ContainerContract, "test_unknown_user"),
+        (ContainerContract, "test_weird_names"),
+        (ChangesContract, "test_a_new_box_has_no_changes"),
+    ],
+)
+async def test_a_broken_container_is_found(suite: type, test: str) -> None:
+    given = {"box": Mute(), "objects": None}
+    with pytest.raises(FAILURES):
+        await call(suite, test, given)
+
+
+def call(suite: type, test: str, fixtures: dict[str, Any]) -> Any:
+    """Calls one test of a suite as pytest would."""
+    method: Callable[..., object] = vars(suite)[test]
+    names = method.__code__.co_varnames[1 : method.__code__.co_argcount]
+    return method(suite(), **{name: fixtures[name] for name in names})
+
+
+def run(suite: type, test: str, fixtures: dict[str, Any], *, may_skip: bool = False) -> None:
+    """Calls one that does not wait."""
+    try:
+        call(suite, test, fixtures)
+    except pytest.skip.Exception:
+        assert may_skip, "the suite left the test out"
+
+
+@pytest.mark.parametrize(
+    ("suite", "cases"),
+    [
+        (SourceContract, SOURCES),
+        (EnvironmentContract, ENVIRONMENTS),
+        (PolicyContract, POLICIES),
+        (CollectorContract, COLLECTORS),
+        (TrackerContract, TRACKERS),
+        (AgentContract, AGENTS),
+    ],
+)
+def test_no_test_of_a_suite_is_left_out(suite: type, cases: list[Any]) -> None:
+    assert {name for name in vars(suite) if name.startswith("test_")} == {one.values[0] for one in cases}

@@ -1,0 +1,396 @@
+"""The conformance suites on the parts of this package, and on some that were written without it.
+
+Containers: `tests/unit/containers/test_local_contract.py`, `tests/docker`, `tests/daytona`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.shell_agent import TEMPLATES as SHELL_TEMPLATES
+from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory, ShellTemplates
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.environment import MinimalEnvironment, TimeStep, restart, termination, transition
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.harbor import HarborEnvironments
+from ares_exp.environments.source import EnvironmentSource
+from ares_exp.environments.swebench import SweBenchEnvironments
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.errors import EpisodeStateError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.policies.replay import ReplayPolicy
+from ares_exp.policies.scripted import ScriptedPolicy
+from ares_exp.presets.registry import make
+from ares_exp.presets.tracked_environment import TrackedEnvironment
+from ares_exp.snapshots.schedule import SnapshotSchedule
+from ares_exp.tasks.harbor import load_task
+from ares_exp.tasks.task_set import SAMPLES
+from ares_exp.tasks.time_limits import TimeLimits
+from ares_exp.testing.agent_contract import AgentContract
+from ares_exp.testing.collector_contract import CollectorContract
+from ares_exp.testing.environment_contract import EnvironmentContract
+from ares_exp.testing.policy_contract import PolicyContract
+from ares_exp.testing.source_contract import SourceContract
+from ares_exp.testing.tracker_contract import TrackerContract
+from ares_exp.trackers.jsonl_tracker import JsonlTracker
+from ares_exp.trackers.null_tracker import NullTracker
+from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
+from ares_exp.trackers.tracker import RunInfo, Tracker
+from ares_exp.trackers.wandb_tracker import WandbTracker
+from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collectors.atif_collector import AtifTrajectoryCollector
+from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
+from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
+from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
+from ares_exp.trajectories.collectors.parquet_collector import ParquetTrajectoryCollector
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_request
+from tests.agents.stateful_agent import StatefulAgentFactory
+from tests.agents.thorough_agent import ThoroughAgentFactory, answer
+from tests.loopback_endpoint import LoopbackEndpoint
+from tests.loopback_endpoint import answer as completion
+from tests.swebench_rows import make_repository, make_row, write_rows
+from tests.unit.containers.local_containers import needs_local
+from tests.unit.environments.test_ares_adapter import Wrapped, adapted
+from tests.unit.trajectories.chats import chat, write
+
+# Sources
+
+
+@needs_local
+class TestHarbor(SourceContract):
+    @pytest.fixture
+    def source(self) -> EnvironmentSource:
+        return HarborEnvironments(tasks=["write-greeting", "count-records"])
+
+
+@needs_local
+@pytest.mark.once
+class TestSweBench(SourceContract):
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> EnvironmentSource:
+        repository = make_repository(tmp_path / "repositories")
+        return SweBenchEnvironments(
+            dataset=str(write_rows(tmp_path / "rows.jsonl", make_row(*repository))),
+            build=True,
+            repository=str(repository[0]),
+            cache_dir=tmp_path / "cache",
+            test_command="python3 -m unittest -v {modules}",
+            log_parser="unittest",
+        )
+
+
+class TestTwentyQuestions(SourceContract):
+    @pytest.fixture
+    def source(self) -> EnvironmentSource:
+        return TwentyQuestionsEnvironments(limit=2)
+
+
+class TestPluginSource(SourceContract):
+    """One that has what a source needs at least, written without this package's classes."""
+
+    @pytest.fixture
+    def source(self, nim: None) -> EnvironmentSource:
+        from ares_nim.environment import NimEnvironments
+
+        made: EnvironmentSource = NimEnvironments(matches=[3, 5])
+        return made
+
+
+# Environments
+
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+
+
+def code_environment() -> CodeEnvironment:
+    """Two tasks in local containers."""
+    return CodeEnvironment(
+        [load_task(SAMPLES / name) for name in ("write-greeting", "count-records")],
+        container_factory=LocalContainerFactory(),
+        code_agent_factory=ShellAgentFactory(),
+        limits=EpisodeLimits(time=TimeLimits(agent_timeout_sec=100.0)),
+    )
+
+
+class Bare:
+    """What an environment needs at least."""
+
+    left = 0
+
+    async def reset(self) -> TimeStep[Any]:
+        self.left = 3
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        if self.left == 0:
+            raise EpisodeStateError("Call reset() first.")
+        self.left -= 1
+        return transition(LLMRequest([{"role": "user", "content": "?"}])) if self.left else termination(1.0)
+
+    async def close(self) -> None: ...
+
+
+class TestBareEnvironment(EnvironmentContract):
+    @pytest.fixture
+    def environment(self) -> MinimalEnvironment:
+        return Bare()
+
+
+@needs_local
+class TestCodeEnvironment(EnvironmentContract):
+    replies = ("Hm.", SUBMIT)
+
+    @pytest.fixture
+    def environment(self) -> MinimalEnvironment:
+        return code_environment()
+
+
+@needs_local
+@pytest.mark.once
+class TestWrappers(EnvironmentContract):
+    """Around the same environment, all that the package puts around one."""
+
+    replies = ("Hm.", SUBMIT)
+
+    @pytest.fixture
+    def environment(self, tmp_path: Path) -> MinimalEnvironment:
+        schedule = SnapshotSchedule(tmp_path / "snapshots", every=1)
+        inside = TrajectoryCollectingEnvironment(
+            schedule.around(code_environment(), episode_id="e"), NullTrajectoryCollector()
+        )
+        return TrackedEnvironment(inside, NullTracker())
+
+
+@needs_local
+class TestPreset(EnvironmentContract):
+    replies = ("Hm.", SUBMIT)
+
+    @pytest.fixture
+    def environment(self) -> MinimalEnvironment:
+        return make("harbor_samples:0:2")
+
+
+class TestTwentyQuestionsEnvironment(EnvironmentContract):
+    replies = ("Is it alive?",)
+
+    @pytest.fixture
+    def environment(self) -> MinimalEnvironment:
+        return make("twenty_questions:0:3")
+
+
+class TestAresEnvironment(EnvironmentContract):
+    @pytest.fixture
+    def environment(self) -> MinimalEnvironment:
+        return adapted(Wrapped())
+
+
+class TestPluginEnvironment(EnvironmentContract):
+    replies = ("1",)
+
+    @pytest.fixture
+    def environment(self, nim: None) -> MinimalEnvironment:
+        from ares_nim.environment import Nim
+
+        made: MinimalEnvironment = Nim(6)
+        return made
+
+
+# Policies
+
+
+class TestOracle(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> LLMClient:
+        return OraclePolicy()
+
+
+class TestScripted(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> LLMClient:
+        return ScriptedPolicy(replies={"contract": ["one", "two"]})
+
+
+RECORDED = chat(length=4)
+
+
+class TestReplay(PolicyContract):
+    task_name = RECORDED.task_name
+
+    @pytest.fixture
+    def policy(self, tmp_path: Path) -> LLMClient:
+        write(tmp_path / "trajectories" / "e.json", RECORDED)
+        return ReplayPolicy(trajectory=tmp_path / "trajectories", strict=False)
+
+    @pytest.fixture
+    def question(self) -> LLMRequest:
+        assert RECORDED.steps[0].observation is not None
+        return deserialize_llm_request(RECORDED.steps[0].observation)
+
+
+class TestChatCompletions(PolicyContract):
+    @pytest.fixture
+    def policy(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMClient]:
+        monkeypatch.setenv("CONTRACT_API_KEY", "sk-0")
+        with LoopbackEndpoint(otherwise=completion("fine")) as endpoint:
+            yield ChatCompletionsPolicy(model="m", base_url=endpoint.url, api_key_env="CONTRACT_API_KEY")
+
+
+class TestPlainClient(PolicyContract):
+    """A function, which is all that a policy needs to be."""
+
+    @pytest.fixture
+    def policy(self) -> LLMClient:
+        async def fine(request: LLMRequest) -> LLMResponse:
+            return LLMResponse.from_text("fine")
+
+        return fine
+
+
+# Collectors
+
+
+@pytest.fixture(
+    params=[
+        lambda path: AtifTrajectoryCollector(path),
+        lambda path: JsonTrajectoryCollector(path),
+        lambda path: JsonTrajectoryCollector(path, compression="zstd"),
+        lambda path: JsonlTrajectoryCollector(path / "all.jsonl"),
+        lambda path: MemoryTrajectoryCollector(),
+        lambda path: ParquetTrajectoryCollector(path),
+    ],
+    ids=["atif", "json", "zstd", "jsonl", "memory", "parquet"],
+)
+def bundled_collector(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryCollector:
+    """Each collector that keeps episodes."""
+    made: TrajectoryCollector = request.param(tmp_path / "trajectories")
+    return made
+
+
+class TestCollectors(CollectorContract):
+    @pytest.fixture
+    def collector(self, bundled_collector: TrajectoryCollector) -> TrajectoryCollector:
+        return bundled_collector
+
+
+class TestNullCollector(CollectorContract):
+    keeps_steps = False
+
+    @pytest.fixture
+    def collector(self) -> TrajectoryCollector:
+        return NullTrajectoryCollector()
+
+
+class OneAtATime:
+    """What a collector needs at least, and no handles."""
+
+    def __init__(self) -> None:
+        self._inside: MemoryTrajectoryCollector = MemoryTrajectoryCollector()
+
+    def begin_episode(self, *, task_name: str) -> object:
+        return self._inside.begin_episode(task_name=task_name)
+
+    def record_step(self, record: StepRecord) -> None:
+        self._inside.record_step(record)
+
+    def end_episode(self, *, truncated: bool = False) -> EpisodeTrajectory:
+        return self._inside.end_episode(truncated=truncated)
+
+
+class TestForeignCollector(CollectorContract):
+    @pytest.fixture
+    def collector(self) -> TrajectoryCollector:
+        return OneAtATime()
+
+
+# Trackers
+
+
+class TestNullTracker(TrackerContract):
+    @pytest.fixture
+    def tracker(self) -> Tracker:
+        return NullTracker()
+
+
+class TestJsonlTracker(TrackerContract):
+    @pytest.fixture
+    def tracker(self) -> Tracker:
+        return JsonlTracker()
+
+
+class TestTensorboardTracker(TrackerContract):
+    @pytest.fixture
+    def tracker(self) -> Tracker:
+        pytest.importorskip("tensorboardX")
+        return TensorboardTracker()
+
+
+@pytest.mark.once
+class TestWandbTracker(TrackerContract):
+    @pytest.fixture
+    def tracker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        return WandbTracker(mode="offline", finish_timeout_sec=100.0)
+
+
+class TestForeignTracker(TrackerContract):
+    """One that takes neither system metrics nor trajectories."""
+
+    @pytest.fixture
+    def tracker(self) -> Tracker:
+        class Least:
+            def start(self, run: RunInfo) -> None: ...
+            def log_episode(self, result: Any) -> None: ...
+            def finish(self, summary: Any) -> None: ...
+
+        return Least()
+
+
+# Agents
+
+
+class TestShellAgent(AgentContract):
+    @pytest.fixture
+    def factory(self) -> Any:
+        return ShellAgentFactory(command_timeout_sec=3.0)
+
+
+class TestAgentFunction(AgentContract):
+    @pytest.fixture
+    def factory(self) -> Any:
+        templates = ShellTemplates([SHELL_TEMPLATES])
+
+        def make(**given: Any) -> ShellAgent:
+            return ShellAgent(**given, templates=templates, command_timeout_sec=1.0, max_output_chars=100)
+
+        return make
+
+
+class TestThoroughAgent(AgentContract):
+    replies = ("fine", "true", "fine", "true", "fine", "done")
+
+    @pytest.fixture
+    def factory(self) -> Any:
+        return ThoroughAgentFactory()
+
+    @pytest.fixture
+    def container(self) -> Any:
+        from ares_exp.testing.echo_container import RehearsalContainer
+
+        return RehearsalContainer(answer)
+
+
+class TestStatefulAgent(AgentContract):
+    replies = ("a", "b", "done")
+
+    @pytest.fixture
+    def factory(self) -> Any:
+        return StatefulAgentFactory()

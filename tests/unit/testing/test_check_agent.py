@@ -1,0 +1,163 @@
+"""The check of agents: good ones pass it, and each bad one is found, where it goes astray, with what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.errors import (
+    AgentError,
+    AresExpError,
+    DivergenceError,
+    NondeterministicCallError,
+    SnapshotUnsupportedError,
+)
+from ares_exp.llms.request import LLMRequest
+from ares_exp.testing.check_agent import check_agent
+from ares_exp.testing.echo_container import RehearsalContainer
+from tests.agents import careless_agents as careless
+from tests.agents.stateful_agent import ForgetfulAgentFactory, StatefulAgentFactory
+from tests.agents.thorough_agent import ThoroughAgentFactory, answer
+
+SHELL_REPLIES = ["```bash\nls\n```", "no block", "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
+
+
+def shell_answer(command: str) -> str:
+    return command.removeprefix("echo ")
+
+
+async def test_the_shell_agent_passes() -> None:
+    container = RehearsalContainer(shell_answer)
+    assert await check_agent(ShellAgentFactory(), replies=SHELL_REPLIES, container=container) == 3
+    assert container.commands == 2
+
+
+async def test_the_thorough_agent_passes() -> None:
+    replies = ["fine", "true", "fine", "true", "fine", "done"]
+    assert await check_agent(ThoroughAgentFactory(), replies=replies, container=RehearsalContainer(answer)) == 6
+
+
+async def test_replies_may_depend_on_the_request() -> None:
+    asked: list[LLMRequest] = []
+
+    def reply(request: LLMRequest) -> str:
+        asked.append(request)
+        return SHELL_REPLIES[len(asked) - 1]
+
+    steps = await check_agent(ShellAgentFactory(), replies=reply, container=RehearsalContainer(shell_answer))
+    assert steps == len(asked) == 3
+
+
+async def test_no_more_than_so_many_replies_are_given() -> None:
+    assert await check_agent(ShellAgentFactory(), replies=lambda _: "hm", max_steps=2) == 2
+
+
+FOUND_AT = r"^Step 2: |^The agent, run again, did something else than recorded, after 2 LLM responses"
+"""While it runs, or when it is run again."""
+
+MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
+    (careless.ObjectId, DivergenceError, r"tmux new -s agent-\d+.*now .*agent-\d+"),
+    (careless.Now, DivergenceError, r"it was .*It is 2.*now it is .*It is 2"),
+    (careless.Entropy, DivergenceError, r"it was .*, now it is "),
+    (careless.TimeByName, DivergenceError, r"it was .*\d\.\d+.*, now it is .*\d\.\d+"),
+    (careless.OwnGenerator, DivergenceError, r"it was .*0\.\d+.*, now it is .*0\.\d+"),
+    (careless.SharedState, DivergenceError, r"it was .*I am agent 1\..* now it is .*I am agent 2\."),
+    (careless.ExtraCall, DivergenceError, r"recorded was an LLM request.*now a call for exec .*once more"),
+    (careless.SkippedCall, DivergenceError, r"recorded was a call for exec .*only once.*now an LLM request"),
+    (careless.ReturnsEarly, DivergenceError, r"recorded was an LLM request.*now it ended without"),
+    (careless.AnotherTimer, DivergenceError, r"recorded was a call for timer 0\.001, now 0\.002"),
+    (careless.Socket, NondeterministicCallError, r"`create_connection`"),
+    (careless.SocketInSecret, NondeterministicCallError, r"`create_connection`"),
+    (careless.ThreadThatCalls, NondeterministicCallError, r"`call_soon_threadsafe`"),
+    (careless.Subprocess, NondeterministicCallError, r"`subprocess_exec`"),
+    (careless.Swallower, DivergenceError, r"echo \d+.*now .*echo \d+"),
+    (careless.RunsAway, AgentError, r"goes round and round"),
+    (careless.NeverWakes, AgentError, r"waits for something that can never come"),
+]
+
+
+@pytest.mark.parametrize(("agent", "kind", "told"), MUTANTS, ids=[mutant[0].__name__ for mutant in MUTANTS])
+async def test_a_careless_agent_is_found(
+    agent: type[careless.CarelessAgent], kind: type[AresExpError], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hasattr(agent, "made"):
+        monkeypatch.setattr(agent, "made", 0)
+    with pytest.raises(kind) as caught:
+        await check_agent(agent, replies=["yes"] * 4)
+    assert type(caught.value) is kind
+    message = str(caught.value)
+    assert re.search(FOUND_AT, message), message
+    assert re.search(told, message), message
+
+
+async def test_other_settings_of_a_request_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(careless.OtherSettings, "made", 0)
+    told = r"after 0 LLM responses.*settings of an LLM request .* are not the recorded ones"
+    with pytest.raises(DivergenceError, match=told):
+        await check_agent(careless.OtherSettings, replies=["yes"])
+
+
+async def test_what_no_file_can_hold_is_found() -> None:
+    container = RehearsalContainer(careless.fails_in_its_own_way)
+    with pytest.raises(SnapshotUnsupportedError, match=r"OwnError \(fail\)"):
+        await check_agent(careless.ToldOfAnOwnError, replies=["yes"] * 4, container=container)
+
+
+async def test_an_agent_that_waits_where_it_had_ended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(careless.NeverReturns, "made", 0)
+    with pytest.raises(DivergenceError, match=r"where it had ended the first time"):
+        await check_agent(careless.NeverReturns, replies=["yes"] * 4)
+
+
+async def test_an_agent_that_asks_its_llm_for_nothing_is_refused() -> None:
+    with pytest.raises(AgentError, match=r"^Step 0: .*without a single LLM request"):
+        await check_agent(careless.AsksNothing, replies=["yes"])
+
+
+async def test_a_factory_may_be_a_local_class() -> None:
+    class Local(careless.CarelessAgent):
+        async def work(self, number: int) -> str:
+            return "Hello."
+
+    assert await check_agent(Local, replies=["yes"] * 9) == 4
+
+
+async def test_an_agent_that_gives_its_state_is_checked_by_that() -> None:
+    assert await check_agent(StatefulAgentFactory(), replies=["a", "b", "done"]) == 3
+    with pytest.raises(DivergenceError, match=r"^Step 1: .*asks its LLM something else"):
+        await check_agent(ForgetfulAgentFactory(), replies=["a", "b", "done"])
+
+
+async def test_an_agent_that_is_not_deterministic_and_gives_no_state_cannot_be_checked() -> None:
+    def factory(**given: Any) -> Any:
+        return careless.Now(**given)
+
+    factory.deterministic = False  # type: ignore[attr-defined]
+    with pytest.raises(SnapshotUnsupportedError, match=r"has no get_state\(\)"):
+        await check_agent(factory, replies=["yes"])
+
+
+async def test_checks_run_side_by_side() -> None:
+    async def one(number: int) -> int:
+        return await check_agent(
+            ThoroughAgentFactory(),
+            replies=["fine", "true", "fine", "done"],
+            instruction=f"Number {number}.",
+            container=RehearsalContainer(answer),
+        )
+
+    assert await asyncio.gather(*(one(number) for number in range(8))) == [4] * 8
+
+
+async def test_files_go_in_and_out_of_the_rehearsal_container(tmp_path: Any) -> None:
+    container = RehearsalContainer()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text(json.dumps(1))
+    await container.upload(tmp_path / "folder", "/there")
+    await container.download("/there", tmp_path / "back")
+    assert (tmp_path / "back" / "file").read_text() == "1"
