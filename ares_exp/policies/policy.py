@@ -53,9 +53,11 @@ class Policy(LLMClient):
     Attributes:
         needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
             after `preflight`.
+        model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
     """
 
     needs_solution: bool = False
+    model_name: str | None = None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request."""
