@@ -86,6 +86,7 @@ class ReplayPolicy(Policy):
         self._episodes = {}
         for episode in recorded:
             self._episodes.setdefault(episode.task_name, []).append(episode)
+        self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns the recording of that task: attempt n gets the n-th recorded one, modulo their number."""
