@@ -175,6 +175,24 @@ async def test_limits_hold_for_an_environment_that_knows_of_none(
         assert steps in (None, row["num_steps"])
 
 
+async def test_what_nothing_is_recorded_of_is_left_out(tmp_path: Path) -> None:
+    class Recorded(Answers):
+        recorded_tasks = ("task-1", "task-9")
+
+    class Keeping(Source):
+        kept: Any = None
+
+        def keep(self, task_names: list[str]) -> None:
+            self.kept = task_names
+
+    source = Keeping(3, no_trouble)
+    made = experiment(tmp_path, source=source, policy=Recorded())
+    assert await made.prepare() == source.kept == ["task-1"]
+    assert made.warnings == ["Left out, because nothing is recorded of them: task-0, task-2."]
+    with pytest.raises(ConfigError, match=r"Expected one of the recorded tasks \(task-1, task-9\) .* has task-0\."):
+        await experiment(tmp_path / "other", count=1, policy=Recorded()).prepare()
+
+
 async def test_everything_is_played_and_written(tmp_path: Path) -> None:
     summary = await play(experiment(tmp_path, count=20, concurrency=4), tmp_path)
     assert summary.complete
