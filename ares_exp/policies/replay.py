@@ -86,6 +86,7 @@ class ReplayPolicy(Policy):
         self._episodes = {}
         for episode in recorded:
             self._episodes.setdefault(episode.task_name, []).append(episode)
+        self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns the recording of that task: attempt n gets the n-th recorded one, modulo their number."""
@@ -166,7 +167,9 @@ class _Replayed:
         if position >= len(steps):
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
-                f"and the agent asks for one more (request {position})."
+                f"and the agent asks for one more (request {position}).",
+                step=position - 1,
+                why="the agent asks for one action more than recorded",
             )
         tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
         if self._strict and self.steps[-1].match not in tolerated:
@@ -200,7 +203,9 @@ class _Replayed:
             )
         raise ReplayDivergenceError(
             f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "
-            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same."
+            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same.",
+            step=step.step,
+            why=words,
         )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,10 +99,13 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
             raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
         return _resume(Path(str(named.value())).expanduser(), flags, own)
     ref = EpisodeRef.parse(str(named.value()))
-    needed = (_replay if verb == "replay" else _branch)(ref, typed)
+    needed, tasks = (_replay if verb == "replay" else _branch)(ref, typed)
     values = {key: value for key, value in values_of(ref.run).items() if key not in ASKED_FOR}
-    if isinstance(env := values.get("env"), dict):
+    env = values.get("env")
+    if isinstance(env, dict):
         values["env"] = {key: NO_SELECTION.get(key, value) for key, value in env.items()}
+    if isinstance(env, dict) and "tasks" in env and not any(one.key_or_group == "env" for one in typed):
+        needed = [*needed, f"env.tasks={listed(tasks)}"]  # the job itself narrows what another environment loads
     return _composed(ref.run, values, flags, needed, own)
 
 
@@ -146,8 +149,8 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
     return Command([*flags, *again, *(str(one.input_line) for one in typed)], source=sweep.path)
 
 
-def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
-    """Expands `replay=`. All recorded attempts are played, unless `attempts=` is given."""
+def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> tuple[list[str], Collection[str]]:
+    """Expands `replay=`; returns the recorded tasks, too. All attempts are played, unless `attempts=` is given."""
     _refuse(typed, "replay", "policy", "the recorded answers are the policy")
     for key in BRANCH_KEYS:
         _refuse(typed, "replay", key, "it belongs to `branch_from=<run>/<episode>@<step>`")
@@ -159,20 +162,20 @@ def _replay(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
         named = f" One that did not end has to be named: `replay={ref.run.path}/{others[0]}`." if others else ""
         raise ConfigError(f"Expected the trajectory of an episode in {ref.run.path}, found none.{named}")
     attempts = Counter(episode.task_name for episode in episodes)
-    return [
+    needed = [
         f"replay={quoted(str(ref))}",
         "policy=replay",
         f"policy.trajectory={quoted(str(ref.run.path))}",
         f"policy.episode={'null' if ref.episode is None else quoted(ref.episode.episode_id)}",
         "policy.strict=false",
-        f"env.tasks={listed(attempts)}",
         f"attempts={max(attempts.values())}",
         "snapshot=none",
     ]
+    return needed, attempts
 
 
-def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
-    """Composes the overrides of a branch; the job itself does the branching."""
+def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> tuple[list[str], Collection[str]]:
+    """Composes the overrides of a branch, and returns its task; the job itself does the branching."""
     _refuse(typed, "branch_from", "attempts", "`branches` is their number")
     episode = ref.episode
     if episode is None or ref.step is None:
@@ -182,11 +185,7 @@ def _branch(ref: EpisodeRef, typed: Sequence[Override]) -> list[str]:
             else "its episodes are in episodes.jsonl"
         )
         raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {ref}: {have}.")
-    return [
-        f"branch_from={quoted(str(ref))}",
-        f"env.tasks={listed([episode.task_name])}",
-        "attempts=${branches}",
-    ]
+    return [f"branch_from={quoted(str(ref))}", "attempts=${branches}"], [episode.task_name]
 
 
 def _refuse(typed: Sequence[Override], verb: str, key: str, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 BUDGET_INTERVAL_SEC = 2.0
 """Seconds between two checks of the budgets while nothing is paid for."""
+
+SHOWN_TASKS = 5
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +95,29 @@ class Experiment:
         if parts.source.needs_container:
             preflights = [parts.container_factory.preflight(), *preflights, parts.agent_factory.preflight()]
         _raise_all(await asyncio.gather(*preflights, return_exceptions=True))
+        names = self._narrowed(names)
         episode_parts = self._maker.episode_parts(self._settings.seed)
         await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
         return names
+
+    def _narrowed(self, task_names: Sequence[str]) -> Sequence[str]:
+        """Leaves out the tasks that there is nothing recorded of, when recorded episodes are branched or replayed."""
+        parts = self._parts
+        recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
+        if recorded is None:
+            return task_names
+        kept = [name for name in task_names if name in recorded]
+        if not kept:
+            raise ConfigError(
+                f"Expected one of the recorded tasks ({_some(recorded)}) among those of {name_of(parts.source)}, which "
+                f"has {_some(task_names)}. Choose the `env` that they were recorded in."
+            )
+        if len(kept) < len(task_names):
+            parts.source.keep(kept)
+            if parts.branching is None:
+                left_out = _some([name for name in task_names if name not in recorded])
+                self._warn(f"Left out, because nothing is recorded of them: {left_out}.")
+        return kept
 
     async def run(
         self,
@@ -378,6 +400,12 @@ class Experiment:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             logger.warning("%s", sentence)
+
+
+def _some(names: Collection[str]) -> str:
+    """Lists names, the first ones of many."""
+    shown = ", ".join(list(names)[:SHOWN_TASKS])
+    return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
 
 
 def _raise_all(outcomes: Sequence[object]) -> None:

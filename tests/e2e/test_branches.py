@@ -98,6 +98,27 @@ def test_a_run_without_snapshots_is_played_again_up_to_the_step(tmp_path: Path) 
     assert the_same(one, other, 4), "both start from what it came to be"
 
 
+def test_a_branch_in_an_environment_that_selects_no_tasks(tmp_path: Path) -> None:
+    (tmp_path / "options" / "env").mkdir(parents=True)
+    (tmp_path / "options" / "env" / "plain.yaml").write_text("# all of them\n_target_: plain.PlainEnvironments\n")
+    (tmp_path / "plain.py").write_text(
+        "from ares_exp.environments.harbor import HarborEnvironments\n\n\n"
+        "class PlainEnvironments(HarborEnvironments):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(limit=2)\n"
+    )
+    words = ("--config-dir", "options", "env=plain", "policy=scripted", f"policy.replies=[{quoted(SUBMIT)}]")
+    played = [sys.executable, "-m", "ares_exp", *words, "tracker=none", "snapshot=every_step", "hydra.run.dir=a"]
+    subprocess.run(played, cwd=tmp_path, check=True, timeout=110, capture_output=True)
+    task = rows(tmp_path, "a")[1]["task_name"]
+    branched = play(tmp_path, "b", f"branch_from=a/{task}@0", "branches=2", replies=[SUBMIT])
+    assert branched.returncode == 0, branched.stderr
+    assert [row["task_name"] for row in rows(tmp_path, "b")] == [task, task]
+    gone = play(tmp_path, "c", f"branch_from=a/{task}@0", "env=twenty_questions", replies=[SUBMIT])
+    assert gone.returncode == 2
+    assert "no `export_state`" in gone.stderr
+
+
 def test_a_branch_of_a_branch_knows_its_root(tmp_path: Path) -> None:
     assert play(tmp_path, "a", replies=[DRAW, SUBMIT]).returncode == 0
     middle = play(tmp_path, "b", "branch_from=a/write-greeting@0", "snapshot=every_step", replies=[GREET, SUBMIT])

@@ -113,6 +113,22 @@ def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
     assert rewards(tmp_path / "run") == [1.0, 1.0]
 
 
+def test_a_run_of_it_is_replayed_though_its_environment_selects_no_tasks(run: Cli, tmp_path: Path) -> None:
+    assert run("ares_exp", *RUN, "attempts=2", "hydra.run.dir=run").returncode == 0
+    whole = run("ares_exp", "replay=run", "hydra.run.dir=whole")
+    assert (whole.returncode, whole.stderr.count("warning")) == (0, 0), whole.stderr
+    assert len(rewards(tmp_path / "whole")) == 6
+    [trajectory] = (tmp_path / "run" / "trajectories").glob("nim_5__1__*")
+    one = run("ares_exp", f"replay=run/{trajectory.stem}", "hydra.run.dir=one")
+    assert one.returncode == 0, one.stderr
+    assert "Left out, because nothing is recorded of them: nim_3, nim_6." in one.stderr
+    [episode] = json.loads((tmp_path / "one" / "replay.json").read_text())["episodes"]
+    assert (episode["task_name"], episode["score"]) == ("nim_5", 1.0)
+    refused = run("ares_exp", f"branch_from=run/{trajectory.stem}@1")
+    assert refused.returncode == 2
+    assert "have no `export_state`" in refused.stderr
+
+
 def test_it_is_there_in_the_processes_of_a_sweep(run: Cli, tmp_path: Path) -> None:
     swept = ("env.matches=[3],[6]", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep")
     done = run("ares_exp", "-m", *RUN, *swept)
