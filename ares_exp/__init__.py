@@ -32,7 +32,10 @@ if TYPE_CHECKING:
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
     from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
+    from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector as NullTrajectoryCollector
     from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
+    from ares_exp.trajectories.records import serialize_llm_request as serialize_llm_request
+    from ares_exp.trajectories.records import serialize_llm_response as serialize_llm_response
     from ares_exp.wrappers.wrap import wrap_as_gym as wrap_as_gym
 
 _OWNERS = {
@@ -48,6 +51,7 @@ _OWNERS = {
     "LLMRequest": "ares_exp.llms.request",
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",
+    "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
     "TimeStep": "ares_exp.environment",
     "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
@@ -58,6 +62,8 @@ _OWNERS = {
     "register_env": "ares_exp.presets.registry",
     "register_preset": "ares_exp.presets.registry",
     "run_episode": "ares_exp.rollout",
+    "serialize_llm_request": "ares_exp.trajectories.records",
+    "serialize_llm_response": "ares_exp.trajectories.records",
     "wrap_as_gym": "ares_exp.wrappers.wrap",
 }
 

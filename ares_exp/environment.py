@@ -24,10 +24,11 @@ from typing import (
     NamedTuple,
     Protocol,
     Self,
-    TypeVar,
     cast,
     runtime_checkable,
 )
+
+from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
 
 from ares_exp.containers.activity import Activity
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
@@ -41,12 +42,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 StepType = Literal["FIRST", "MID", "LAST"]
-ObservationT = TypeVar("ObservationT", covariant=True)
+ActionT = TypeVar("ActionT", contravariant=True, default=Any)
+ObservationT = TypeVar("ObservationT", covariant=True, default=Any)
+RewardT = TypeVar("RewardT", covariant=True, default=float)
+DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
 
 
-class TimeStep(NamedTuple, Generic[ObservationT]):
-    """One time step.
+class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
+    """One time step; in signatures `TimeStep[LLMRequest]`, or with the types of reward and discount after it.
 
     Attributes:
         step_type: `"FIRST"` from `reset()`, `"MID"` while the episode is running, `"LAST"` when it has ended.
@@ -57,8 +61,8 @@ class TimeStep(NamedTuple, Generic[ObservationT]):
     """
 
     step_type: StepType
-    reward: float | None
-    discount: float | None
+    reward: RewardT | None
+    discount: DiscountT | None
     observation: ObservationT | None
 
     def first(self) -> bool:
@@ -121,11 +125,11 @@ class MinimalEnvironment(Protocol):
     `reset_environment` calls a `reset()` without them, too.
     """
 
-    async def reset(self) -> TimeStep[Any]:
+    async def reset(self) -> TimeStep[Any, Any, Any]:
         """Starts an episode (abandoning one under way) and returns its FIRST step."""
         ...
 
-    async def step(self, action: Any) -> TimeStep[Any]:
+    async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
         """Applies `action` to the pending observation and returns the next step.
 
         `None` means that the policy's time was up, so that there is no answer. Only a `Timed` environment is ever
@@ -140,10 +144,22 @@ class MinimalEnvironment(Protocol):
 
 
 @runtime_checkable
-class Environment(MinimalEnvironment, Protocol):
-    """An environment that is also an asynchronous context manager, like all environments of this package."""
+class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, DiscountT]):
+    """An environment that is also an asynchronous context manager, like all environments of this package.
 
-    async def __aenter__(self) -> Environment:
+    In signatures also `Environment[LLMResponse, LLMRequest]`, with the types of reward and discount after them if they
+    are not floats.
+    """
+
+    async def reset(self) -> TimeStep[ObservationT, RewardT, DiscountT]:
+        """Starts an episode (abandoning one under way) and returns its FIRST step."""
+        ...
+
+    async def step(self, action: ActionT) -> TimeStep[ObservationT, RewardT, DiscountT]:
+        """Applies `action` to the pending observation and returns the next step."""
+        ...
+
+    async def __aenter__(self) -> Environment[ActionT, ObservationT, RewardT, DiscountT]:
         """Returns the environment itself."""
         ...
 
@@ -160,6 +176,7 @@ class EpisodeReport:
 
     Attributes:
         task_name: Name of the task; `None` when the environment has no tasks, or before the first `reset()`.
+        agent: Name of its code agent in records; `None` when it has none.
         seed: Seed of the episode; `None` when the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
@@ -181,6 +198,7 @@ class EpisodeReport:
     """
 
     task_name: str | None = None
+    agent: str | None = None
     seed: int | None = None
     attempt: int | None = None
     truncated_by: str | None = None
@@ -413,9 +431,9 @@ class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, 
         await leave(self._env, exc_type, exc, traceback)
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report; an empty one when it has none."""
+        """Returns the wrapped environment's report; when it has none, one with the name of its current task alone."""
         reporting = _capability(self._env, Reporting)
-        return reporting.report() if reporting is not None else EpisodeReport()
+        return reporting.report() if reporting is not None else EpisodeReport(task_name=_name_of(self.current_task))
 
     @property
     def step_count(self) -> int:
@@ -496,6 +514,17 @@ def _capability(env: MinimalEnvironment, kind: type[T]) -> T | None:
     `isinstance` alone takes tens of microseconds with a Protocol, also for a class that derives from it.
     """
     return cast("T", env) if kind in type(env).__mro__ or isinstance(env, kind) else None
+
+
+@runtime_checkable
+class _Named(Protocol):
+    name: str
+
+
+def _name_of(task: object) -> str | None:
+    """Returns the name of a current task; `None` where it has none."""
+    name = task.name if isinstance(task, _Named) else task
+    return name if isinstance(name, str) else None
 
 
 async def enter(env: MinimalEnvironment) -> None:

@@ -16,7 +16,7 @@ AresExpError
 │   │   └── AgentSetupTimeoutError
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
-│   │   ├── ReplayDivergenceError     the request differs from the recorded one
+│   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
 │   │   ├── ResumeDivergedError     likewise, in a resumed attempt, which is then started again
 │   │   ├── UnansweredError           there was no answer in time when the request was first asked, so there is none now
 │   │   ├── EndpointError             the endpoint gave no usable answer: `status`, `code`, `retryable`
@@ -65,7 +65,7 @@ AresExpError
 │   ├── SnapshotMismatchError     restored with another task, agent or base image than it was made with
 │   ├── JournalError
 │   │   ├── NondeterministicCallError  the agent reached for the world past its container and its LLM
-│   │   └── DivergenceError            the agent, run again, did something else than recorded
+│   │   └── DivergenceError            the agent, run again, did something else than recorded: `step`, `entry`, `why`
 │   └── RestoreError              the container could not be given its files back
 ├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
@@ -146,12 +146,32 @@ class PolicyTimeoutError(PolicyError, TimeoutError):
     """The policy gave no answer within the run's limit on one."""
 
 
-class ReplayDivergenceError(PolicyError):
-    """A replayed episode received a request that differs from the recorded one."""
+class _Divergence(Exception):
+    """An episode that is played again does something else than recorded.
+
+    Attributes:
+        step: The time step, from 0, at which it does: how many answers the agent had got in this stage. `None` where no
+            step does it (no episode is recorded, or the comparison is not of steps).
+        entry: The entry of the agent's journal, from 0; `None` where requests are compared, not journals.
+        why: What differs, in words: the recorded one and the one of now. The message has it, too.
+    """
+
+    def __init__(self, message: str, *, step: int | None = None, entry: int | None = None, why: str = "") -> None:
+        super().__init__(message)
+        self.step = step
+        self.entry = entry
+        self.why = why or message
 
 
-class ResumeDivergedError(PolicyError):
-    """A resumed attempt asks something else than before the interruption; it is started again from the beginning."""
+class ReplayDivergenceError(_Divergence, PolicyError):
+    """A replayed episode received a request that differs from the recorded one. Has `step`, `entry` and `why`."""
+
+
+class ResumeDivergedError(_Divergence, PolicyError):
+    """A resumed attempt asks something else than before the interruption; it is started again from the beginning.
+
+    Has `step`, `entry` and `why`.
+    """
 
 
 class UnansweredError(PolicyError):
@@ -403,8 +423,8 @@ class NondeterministicCallError(JournalError):
     """The agent used something outside its container, its LLM and its event loop."""
 
 
-class DivergenceError(JournalError):
-    """The agent, run again against the journal, did something else than recorded."""
+class DivergenceError(_Divergence, JournalError):
+    """The agent, run again against the journal, did something else than recorded. Has `step`, `entry` and `why`."""
 
 
 class RestoreError(SnapshotError):

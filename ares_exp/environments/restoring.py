@@ -125,7 +125,8 @@ class Continuation:
         try:
             await episode.restore(changes, journal, elapsed_sec=facts.number("elapsed_sec"), state=state)
         except DivergenceError as error:
-            raise DivergenceError(f"{error}{_hint(snapshot, episode.setup.code_agent_factory)}") from None
+            told = f"{error}{_hint(snapshot, episode.setup.code_agent_factory)}"
+            raise DivergenceError(told, step=error.step, entry=error.entry, why=error.why) from None
         assert episode.host is not None
         if journal is None:
             factory = episode.setup.code_agent_factory
@@ -143,7 +144,9 @@ class Continuation:
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
             raise DivergenceError(
                 f"{self.snapshot.snapshot_dir}: the agent, given its state, asks its LLM something else than it did."
-                f"{_hint(self.snapshot, factory)}"
+                f"{_hint(self.snapshot, factory)}",
+                step=self.snapshot.step_count,
+                why="the agent, given its state, asks its LLM something else",
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:

@@ -102,5 +102,8 @@ class JournalReplay:
             f"The agent, run again, did something else than recorded, after {answers} LLM responses (entry {position} "
             f"of {len(self._entries)} of its journal): {why}. What it does may depend on its container, its LLM, "
             "asyncio, and the functions of the modules `time`, `random` and `uuid`; not on object ids, the order of "
-            "sets, datetime.now(), os.urandom or files of the host."
+            "sets, datetime.now(), os.urandom or files of the host.",
+            step=answers,
+            entry=position,
+            why=why,
         )

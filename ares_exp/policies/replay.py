@@ -167,7 +167,9 @@ class _Replayed:
         if position >= len(steps):
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
-                f"and the agent asks for one more (request {position})."
+                f"and the agent asks for one more (request {position}).",
+                step=position - 1,
+                why="the agent asks for one action more than recorded",
             )
         tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
         if self._strict and self.steps[-1].match not in tolerated:
@@ -201,7 +203,9 @@ class _Replayed:
             )
         raise ReplayDivergenceError(
             f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "
-            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same."
+            f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to answer all the same.",
+            step=step.step,
+            why=words,
         )
 
 

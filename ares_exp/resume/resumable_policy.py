@@ -96,7 +96,8 @@ class ResumablePolicy:
                 await self._end_stage(request, position)
                 raise UnansweredError("The stage of the task had ended before this request.")
             recorded, answer, _ = self._earlier[position]
-            if self._comparison.compare(position, recorded, serialize_llm_request(request)).match in _SAME:
+            compared = self._comparison.compare(position, recorded, serialize_llm_request(request))
+            if compared.match in _SAME:
                 self._advance(request, answer)
                 if answer is None:
                     raise UnansweredError("There was no answer to this request in time.")
@@ -106,7 +107,9 @@ class ResumablePolicy:
             if self._on_divergence == "restart":
                 raise ResumeDivergedError(
                     f"Played again, the episode asks something else at step {position} than it did: the attempt is "
-                    "started anew (resume_diverged=restart)."
+                    "started anew (resume_diverged=restart).",
+                    step=position,
+                    why=f"{compared.where}: {'; '.join(compared.diff)}",
                 )
             await in_thread(lambda: self._log.begin(self._earlier[:position]))
         try:

@@ -205,7 +205,8 @@ class _Check:
         if again != request:
             raise DivergenceError(
                 f"Step {step}: {kind}, given its state, asks its LLM something else: {again!r:.300}, "
-                f"and not {request!r:.300}."
+                f"and not {request!r:.300}.",
+                step=step,
             )
 
 

@@ -2,7 +2,8 @@
 
 Imports containers, the environment contract and records; imported by everything that records or reads episodes.
 
-`load(path)` gives the episodes of a run; it is imported when it is first used.
+`load(path)` gives the episodes of a run. Records, their collectors and the serialisation of requests and responses are
+importable from here too; each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -11,14 +12,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ares_exp.trajectories.collecting_environment import (
+        TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
+    )
+    from ares_exp.trajectories.collector import TrajectoryCollector as TrajectoryCollector
+    from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector as JsonTrajectoryCollector
+    from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector as NullTrajectoryCollector
+    from ares_exp.trajectories.records import EpisodeTrajectory as EpisodeTrajectory
+    from ares_exp.trajectories.records import StepRecord as StepRecord
+    from ares_exp.trajectories.records import deserialize_llm_request as deserialize_llm_request
+    from ares_exp.trajectories.records import deserialize_llm_response as deserialize_llm_response
+    from ares_exp.trajectories.records import serialize_llm_request as serialize_llm_request
+    from ares_exp.trajectories.records import serialize_llm_response as serialize_llm_response
     from ares_exp.trajectories.stored_episodes import StoredEpisode as StoredEpisode
     from ares_exp.trajectories.stored_episodes import StoredEpisodes as StoredEpisodes
     from ares_exp.trajectories.stored_episodes import load as load
 
 _OWNERS = {
+    "EpisodeTrajectory": "ares_exp.trajectories.records",
+    "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
+    "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
+    "StepRecord": "ares_exp.trajectories.records",
     "StoredEpisode": "ares_exp.trajectories.stored_episodes",
     "StoredEpisodes": "ares_exp.trajectories.stored_episodes",
+    "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
+    "TrajectoryCollector": "ares_exp.trajectories.collector",
+    "deserialize_llm_request": "ares_exp.trajectories.records",
+    "deserialize_llm_response": "ares_exp.trajectories.records",
     "load": "ares_exp.trajectories.stored_episodes",
+    "serialize_llm_request": "ares_exp.trajectories.records",
+    "serialize_llm_response": "ares_exp.trajectories.records",
 }
 
 __all__ = sorted(_OWNERS)

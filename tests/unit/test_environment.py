@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
     Concurrent,
+    Environment,
     EnvironmentWrapper,
     EpisodeReport,
     Exportable,
@@ -32,6 +34,7 @@ from ares_exp.environment import (
     truncation,
 )
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -54,6 +57,34 @@ CAPABILITIES = (Concurrent, Exportable, Inspectable, Recordable, Reporting, Time
 def test_each_kind_of_step(step: TimeStep[str], expected: tuple[object, ...], flags: tuple[bool, ...]) -> None:
     assert tuple(step) == expected
     assert (step.first(), step.mid(), step.last()) == flags
+
+
+class Typed(Environment[LLMResponse, LLMRequest, float, float]):
+    """One that says what it takes and gives."""
+
+    async def reset(self) -> TimeStep[LLMRequest, float, float]:
+        return restart(LLMRequest([]))
+
+    async def step(self, action: LLMResponse) -> TimeStep[LLMRequest, float, float]:
+        return TimeStep[LLMRequest, float, float]("LAST", 1.0, 0.0, None)
+
+    async def close(self) -> None:
+        pass
+
+    async def __aenter__(self) -> Typed:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+async def test_time_steps_and_environments_take_type_arguments() -> None:
+    environment: Environment[LLMResponse, LLMRequest] = Typed()
+    time_step: TimeStep[LLMRequest] = await environment.reset()
+    assert time_step.observation == LLMRequest([])
+    assert (await environment.step(LLMResponse.from_text("done"))).last()
+    assert isinstance(environment, Environment)
+    assert typing.get_type_hints(Typed.reset)["return"] == TimeStep[LLMRequest] == TimeStep[LLMRequest, float, float]
 
 
 class Bare:

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 import ares_exp
+import ares_exp.trajectories
 
 SURFACE = {
     "CodeEnvironment",
@@ -18,6 +19,7 @@ SURFACE = {
     "LLMRequest",
     "LLMResponse",
     "LocalContainerFactory",
+    "NullTrajectoryCollector",
     "ShellAgentFactory",
     "TimeStep",
     "TrajectoryCollectingEnvironment",
@@ -28,6 +30,8 @@ SURFACE = {
     "register_env",
     "register_preset",
     "run_episode",
+    "serialize_llm_request",
+    "serialize_llm_response",
     "wrap_as_gym",
 }
 HEAVY = {"wandb", "docker", "daytona", "openai", "gymnasium", "numpy", "jinja2", "zstandard"}
@@ -39,6 +43,13 @@ def test_the_public_names_are_these_and_all_resolve() -> None:
         assert getattr(ares_exp, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ares_exp.nothing  # noqa: B018
+
+
+def test_the_names_of_trajectories_resolve() -> None:
+    for name in ares_exp.trajectories.__all__:
+        assert getattr(ares_exp.trajectories, name).__doc__
+    assert ares_exp.trajectories.NullTrajectoryCollector is ares_exp.NullTrajectoryCollector
+    assert ares_exp.trajectories.serialize_llm_request is ares_exp.serialize_llm_request
 
 
 @pytest.mark.parametrize("module", ["ares_exp", "ares_exp.cli.main", "ares_exp.cli.job", "ares_exp.containers.local"])

@@ -56,14 +56,15 @@ def edit(snapshot: Path, change: Callable[[Metadata], object]) -> None:
     path.write_text(json.dumps(data))
 
 
-async def refused(snapshot: Path, kind: type[SnapshotError], told: str, **options: Any) -> None:
-    """Whether it is not restored, with that error, and nothing is left of the try."""
+async def refused(snapshot: Path, kind: type[SnapshotError], told: str, **options: Any) -> SnapshotError:
+    """Whether it is not restored, with that error, and nothing is left of the try; returns the error."""
     before = running_boxes()
     with pytest.raises(kind, match=told) as caught:
         await CodeEnvironment.load_from_state(snapshot, **options)
     assert type(caught.value) is kind
     assert running_boxes() == before
     assert asyncio.all_tasks() == {asyncio.current_task()}
+    return caught.value
 
 
 async def test_a_changed_task(snapshot: Path, tmp_path: Path) -> None:
@@ -111,7 +112,10 @@ async def test_an_agent_that_has_changed_its_ways(make_environment: Any, store: 
     await env.close()
     prompt[0] = "Good day."
     told = "message 1 of 1 of an LLM request is not the recorded one: now it is .*Good day.*written under Python 3"
-    await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
+    error = await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
+    assert isinstance(error, DivergenceError)
+    assert (error.step, error.entry) == (0, 0)
+    assert error.why.startswith("message 1 of 1 of an LLM request")
 
 
 async def test_an_agent_that_now_fails(make_environment: Any, store: Path) -> None:

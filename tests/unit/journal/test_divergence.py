@@ -21,7 +21,10 @@ async def twice(w: World) -> None:
 async def divergence(agent: Program, journal: Journal) -> str:
     with pytest.raises(DivergenceError) as caught:
         await again(agent, journal)
-    return str(caught.value)
+    error = caught.value
+    assert f"after {error.step} LLM responses (entry {error.entry} of " in str(error)
+    assert error.why in str(error)
+    return str(error)
 
 
 async def recorded(agent: Program = twice) -> Journal:

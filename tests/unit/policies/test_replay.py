@@ -95,8 +95,11 @@ async def test_strict_ends_at_the_first_request_that_differs(tmp_path: Path) -> 
     first, second, _ = requests(chat(length=4))
     client = policy.for_episode(EpisodeSpec("fix-bug"))
     await play(client, [first])
-    with pytest.raises(ReplayDivergenceError, match=r"Request 2 .*message 2 \(user\): recorded 'done 1', now 'done 7'"):
+    told = r"Request 2 .*message 2 \(user\): recorded 'done 1', now 'done 7'"
+    with pytest.raises(ReplayDivergenceError, match=told) as caught:
         await client(changed(second, "done 7"))
+    assert (caught.value.step, caught.value.entry) == (1, None)
+    assert caught.value.why.startswith("message 2 (user): recorded 'done 1', now 'done 7'")
     [episode] = policy.report([result(outcome=Outcome.POLICY_ERROR, reward=None)]).episodes
     assert [step.match for step in episode.steps] == [Match.EXACT, Match.DIFFERENT, Match.NOT_REACHED]
     assert episode.score == Score(1, 2), "what this policy did not let it reach does not count"
@@ -125,8 +128,10 @@ async def test_an_agent_that_asks_for_more_or_for_less(tmp_path: Path) -> None:
     asked = requests(chat(length=5))
     more, less = (policy.for_episode(EpisodeSpec("fix-bug", attempt)) for attempt in range(2))
     await play(more, asked[:2])
-    with pytest.raises(ReplayDivergenceError, match=r"has 2 actions, and the agent asks for one more \(request 3\)"):
+    told = r"has 2 actions, and the agent asks for one more \(request 3\)"
+    with pytest.raises(ReplayDivergenceError, match=told) as caught:
         await more(asked[2])
+    assert (caught.value.step, caught.value.entry) == (2, None)
     await play(less, asked[:1])
     results = [result(outcome=Outcome.POLICY_ERROR, reward=None), result(attempt=1)]
     report = policy.report(results)

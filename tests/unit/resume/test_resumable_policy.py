@@ -108,8 +108,10 @@ async def test_from_where_it_differs_the_policy_is_asked(tmp_path: Path) -> None
 async def test_where_it_differs_it_may_start_anew(tmp_path: Path) -> None:
     policy, client = resumed(tmp_path, on_divergence="restart")
     assert await said(policy, "q0 at 12:00:00") == ["a0"]
-    with pytest.raises(ResumeDivergedError, match="at step 1"):
+    with pytest.raises(ResumeDivergedError, match="at step 1") as caught:
         await policy(request("something else"))
+    assert (caught.value.step, caught.value.entry) == (1, None)
+    assert caught.value.why.startswith("message 0 (user): ")
     assert client.asked == []
     assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (1, 1)
 
