@@ -176,6 +176,7 @@ class EpisodeReport:
 
     Attributes:
         task_name: Name of the task; `None` when the environment has no tasks, or before the first `reset()`.
+        agent: Name of its code agent in records; `None` when it has none.
         seed: Seed of the episode; `None` when the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
@@ -197,6 +198,7 @@ class EpisodeReport:
     """
 
     task_name: str | None = None
+    agent: str | None = None
     seed: int | None = None
     attempt: int | None = None
     truncated_by: str | None = None
@@ -429,9 +431,9 @@ class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, 
         await leave(self._env, exc_type, exc, traceback)
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report; an empty one when it has none."""
+        """Returns the wrapped environment's report; when it has none, one with the name of its current task alone."""
         reporting = _capability(self._env, Reporting)
-        return reporting.report() if reporting is not None else EpisodeReport()
+        return reporting.report() if reporting is not None else EpisodeReport(task_name=_name_of(self.current_task))
 
     @property
     def step_count(self) -> int:
@@ -512,6 +514,17 @@ def _capability(env: MinimalEnvironment, kind: type[T]) -> T | None:
     `isinstance` alone takes tens of microseconds with a Protocol, also for a class that derives from it.
     """
     return cast("T", env) if kind in type(env).__mro__ or isinstance(env, kind) else None
+
+
+@runtime_checkable
+class _Named(Protocol):
+    name: str
+
+
+def _name_of(task: object) -> str | None:
+    """Returns the name of a current task; `None` where it has none."""
+    name = task.name if isinstance(task, _Named) else task
+    return name if isinstance(name, str) else None
 
 
 async def enter(env: MinimalEnvironment) -> None:

@@ -344,10 +344,12 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
     def report(self) -> EpisodeReport:
         """Facts about the episode; see `EpisodeReport`."""
         episode = self._episode
+        agent = self._setup.code_agent_factory.name
         if episode is None:
-            return EpisodeReport()
+            return EpisodeReport(agent=agent)
         return EpisodeReport(
             task_name=episode.task.name,
+            agent=agent,
             truncated_by=episode.truncated_by,
             rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
             stages=results_of(episode.task, episode.past_stages),

@@ -128,7 +128,7 @@ class ChatCompletionsPolicy(Policy):
                 the episode. A request that is refused is an error in any case.
             strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
         """
-        self._model = model
+        self._model = self.model_name = model
         self._sampling = {
             "temperature": temperature,
             "top_p": top_p,

@@ -36,6 +36,7 @@ class OraclePolicy(Policy):
     """
 
     needs_solution = True
+    model_name = ORACLE_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Solves first, then submits; what was said so far is in the request."""

@@ -53,11 +53,13 @@ class Policy(LLMClient):
     Attributes:
         needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
             after `preflight`.
+        model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
         recorded_tasks: The only tasks that it has answers for, of a policy that plays recorded episodes; known after
             `preflight`. `None`: any.
     """
 
     needs_solution: bool = False
+    model_name: str | None = None
     recorded_tasks: Collection[str] | None = None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:

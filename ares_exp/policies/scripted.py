@@ -18,6 +18,8 @@ SCRIPTED_MODEL = "scripted"
 class ScriptedPolicy(Policy):
     """Gives each episode its replies from the first one on; concurrent episodes do not share a place."""
 
+    model_name = SCRIPTED_MODEL
+
     @validate_call
     def __init__(self, *, replies: list[str] | dict[str, list[str]], repeat_last: bool = False) -> None:
         """Checks the replies.

@@ -125,6 +125,7 @@ class EpisodeMaker:
             "seed": planned.seed,
             **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
             "policy": name_of(self._parts.policy),
+            **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
             "ares_exp_version": __version__,
             **({"retry": planned.retry} if planned.retry else {}),
             **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),

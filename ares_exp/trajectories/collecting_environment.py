@@ -68,7 +68,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             env: What is recorded.
             collector: Where it goes; several by their names.
             episode_id: Id of the first episode, where the collector takes one; others are made up.
-            task_name: Name of the task, for an environment that does not report it.
+            task_name: Name of the task; by default the one that the environment reports.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
             listener: Hears how an episode ends.
             clock: Gives epoch seconds.
@@ -194,10 +194,11 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         image, lineage, edits = report.container_image, report.lineage, report.edits
         for sink in self._sinks:
             sink.begin(
-                task_name=report.task_name or self._task_name or type(self.unwrapped).__name__,
+                task_name=self._task_name or report.task_name or type(self.unwrapped).__name__,
                 episode_id=episode_id,
                 start_time=start_time,
-                metadata=self._metadata
+                metadata=({"agent": report.agent} if report.agent is not None else {})
+                | self._metadata
                 | ({"container_image": image} if image is not None else {})
                 | ({"lineage": freeze(lineage)} if lineage else {})
                 | ({"edits": freeze([edit.to_dict() for edit in edits])} if edits else {}),

@@ -129,8 +129,9 @@ class _AtifWriter:
             "name": str(metadata.get("agent") or "unknown"),
             "version": str(metadata.get("agent_version") or metadata.get("ares_exp_version") or "unknown"),
         }
-        if models := [step["model_name"] for step in self._steps if "model_name" in step]:
-            agent["model_name"] = models[0]
+        models = [step["model_name"] for step in self._steps if "model_name" in step]
+        if model := next(iter(models), metadata.get("model")):
+            agent["model_name"] = str(model)
         if self._tools:
             agent["tool_definitions"] = list(self._tools.values())
         metrics = [step["metrics"] for step in self._steps if "metrics" in step]

@@ -14,13 +14,13 @@ import pytest
 
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.containers.container import as_container_factory
-from ares_exp.environment import TimeStep, restart, termination, transition
+from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import as_source
-from ares_exp.errors import ConfigError, PreflightError, UserError
+from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.policies.policy import Policy
+from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.running.components import Components, Settings
@@ -28,6 +28,7 @@ from ares_exp.running.experiment import Experiment
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trajectories.atif.writer import to_atif
 from ares_exp.trajectories.collector_guard import as_collector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -364,3 +365,48 @@ async def test_all_failing_preflights_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"(?s)no engine.*no key"):
         await experiment(tmp_path, container_factory=NotReady(), policy=NoKey()).prepare()
+
+
+class Misnamed(OneStep):
+    """Reports another name than its source has for the task."""
+
+    def report(self) -> EpisodeReport:
+        return EpisodeReport(task_name=type(self).__name__)
+
+
+class MisnamedSource(Source):
+    def make(self, task_name: str, parts: object) -> OneStep:
+        return Misnamed(task_name, self.trouble)
+
+
+async def plain(request: LLMRequest) -> LLMResponse:
+    return LLMResponse.from_text("a")
+
+
+class NamedModel(Answers):
+    model_name = "small-1"
+
+
+class Careful(Ready):
+    name = "Careful"
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "known"), [(plain, ("plain", None)), (NamedModel(), ("NamedModel", "small-1"))], ids=["plain", "named"]
+)
+async def test_a_trajectory_has_the_names_that_the_run_knows(
+    tmp_path: Path, policy: Any, known: tuple[str, str | None], failing: bool
+) -> None:
+    async def trouble(where: str) -> None:
+        if failing and where == "reset":
+            raise AgentError("no")
+
+    source = MisnamedSource(2, trouble)
+    await play(experiment(tmp_path, source=source, policy=as_policy(policy), agent_factory=Careful()), tmp_path)
+    for row in rows(tmp_path):
+        episode = EpisodeTrajectory.load(tmp_path / "trajectories" / f"{row['episode_id']}.json")
+        assert episode.task_name == row["task_name"]
+        assert (episode.metadata["policy"], episode.metadata.get("model")) == known
+        assert episode.metadata["agent"] == "Careful"
+        assert to_atif(episode)[0]["agent"].get("model_name") == known[1]

@@ -3,6 +3,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,19 @@ async def test_a_completed_episode(tmp_path: Path, counting: Any) -> None:
     assert episode.steps[0].action is None
     assert episode.steps[-1].observation is None
     assert [len(s.observation["messages"]) for s in episode.steps if s.observation] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("task", ["nim_3", SimpleNamespace(name="nim_3")])
+async def test_the_task_of_an_environment_that_shows_it_and_reports_nothing(
+    tmp_path: Path, counting: Any, task: object
+) -> None:
+    class Shown(counting):  # type: ignore[misc]
+        report = None
+        step_count, time_step, current_task = 0, None, task
+
+    async with collect(Shown(1), tmp_path) as env:
+        await play(env)
+    assert [episode.task_name for episode in recorded(tmp_path)] == ["nim_3"]
 
 
 async def test_a_truncated_episode_names_the_limit(tmp_path: Path, counting: Any) -> None:
