@@ -150,6 +150,7 @@ def test_a_directory_relative_to_that_of_the_base_image_is_not_known(tmp_path: P
         ("ADD a.txt https://example.org/x /x/", ["a.txt"]),
         ("COPY --chown=a:b --chmod=755 a.txt /x", ["a.txt"]),
         ("COPY <<E a.txt /x/\nhello\nE", ["a.txt"]),
+        ("COPY << 'E' a.txt /x/\nhello\nE", ["a.txt"]),
         ("COPY a.txt \\\n\n  # comment\n  b.txt /x/", ["a.txt", "b.txt"]),
         ("RUN --mount=type=bind,source=d,target=/d --mount=type=cache,target=/c make", ["d/one", "d/s/two"]),
         ("RUN --mount=type=bind,from=x,source=d,target=/d make", None),
@@ -238,7 +239,7 @@ def test_the_text_before_the_first_need_of_a_file_is_built(tmp_path: Path) -> No
     [
         ("FROM debian\n", "a second FROM"),
         ("COPY --from=one /x /y\n", "COPY --from"),
-        ("RUN <<E\ntrue\nE\n", "here-document"),
+        ("COPY <<E /e\ntrue\nE\n", "here-document"),
         ('ENTRYPOINT ["/x"]\n', "ENTRYPOINT"),
         ("RUN --mount=type=secret,id=k true\n", "RUN --mount=type=secret"),
         ("ENV A=${B%x}\n", "substitution"),

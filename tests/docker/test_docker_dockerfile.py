@@ -38,6 +38,8 @@ def test_what_the_classic_builder_may_be_able_to_build_passes(tmp_path: Path, te
         ("FROM a\nRUN <<EOF\nFOO\nEOF\nRUN true\n", ["2: a here-document"]),
         ("FROM a\n\nCOPY <<'E' <<-F /x\nls\nE\nFOO\n\tF\nUSER 1\n", ["3: a here-document"]),
         ("FROM a\nRUN true && \\\n\n  cat <<E-1 > /x\nRUN --mount=x y\nE-1\n", ["2: a here-document"]),
+        ("FROM a\nRUN cat > /x << 'E F' && ls\nFOO\nE F\nRUN true\n", ["2: a here-document"]),
+        ("FROM a\nCOPY << EOF here.txt /x/\nFOO\nEOF\n", ["2: a here-document"]),
         ("FROM a\nRUN --network=none --mount=type=cache,target=/c ls\n", ["2: RUN --network", "2: RUN --mount"]),
         ("FROM a\nrun  --security=insecure ls\nRUN --device=x ls\n", ["2: RUN --security", "3: RUN --device"]),
         ("FROM a\nCOPY --chown=1 --chmod=755 here.txt /x\n", ["2: COPY --chmod"]),

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.containers.dockerfile.instructions import Instruction, json_words, split_flags, split_words
+from ares_exp.containers.dockerfile.instructions import (
+    Instruction,
+    json_words,
+    split_flags,
+    split_words,
+    without_heredocs,
+)
 from ares_exp.containers.dockerfile.steps import match_source, names_not_ignored, stage_context
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.errors import TaskError, UnsupportedTaskError
@@ -40,7 +46,8 @@ def local_sources(instruction: Instruction) -> list[LocalSource]:
     if instruction.name == "RUN":
         patterns = [source for name, setting in flags if name == "mount" for source in _mounted(setting)]
     elif instruction.name in ("COPY", "ADD") and not any(name == "from" for name, _ in flags):
-        patterns = [word for word in _words(instruction, rest)[:-1] if not _is_remote(instruction.name, word)]
+        words = _words(instruction, without_heredocs(rest))
+        patterns = [word for word in words[:-1] if not (instruction.name == "ADD" and _REMOTE.match(word))]
     else:
         return []
     return [LocalSource(instruction.line, "." if "$" in pattern else pattern) for pattern in patterns]
@@ -61,11 +68,6 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
         return tuple(w if "$" in w else str(WordSplitter(w, args={}, envs={}).dequote()) for w in split_words(text))
     except ValueError as error:
         raise TaskError(f"Dockerfile, line {instruction.line}: {instruction.name}: {error}.") from error
-
-
-def _is_remote(instruction: str, word: str) -> bool:
-    """Returns whether a source is a here-document or a URL."""
-    return word.startswith("<<") or (instruction == "ADD" and _REMOTE.match(word) is not None)
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:

@@ -205,7 +205,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
     if (syntax := find_syntax(text)).is_foreign:
         raise UnsupportedTaskError(f"{path}, line {syntax.line}: the frontend {syntax.frontend}. {_REMEDY}")
     found = list(instructions(text))
-    for name, _, line in found:
+    for name, _, line, _ in found:
         if name not in KNOWN:
             raise TaskError(f"{path}, line {line}: expected a Dockerfile instruction, got {name}.")
     whole = read_rest(path, Base(workdir="", built_lines=sys.maxsize))

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.containers.dockerfile.instructions import KNOWN, find_syntax, heredocs, instructions, read_text
+from ares_exp.containers.dockerfile.instructions import (
+    KNOWN,
+    Instruction,
+    find_syntax,
+    instructions,
+    read_text,
+    without_heredocs,
+)
 from ares_exp.errors import TaskError
 
 _FLAGS = {
@@ -78,12 +85,13 @@ def check_dockerfile(path: Path) -> BuildKitNeeds:
         foreign = BuildKitFeature(f"the frontend {syntax.frontend}", syntax.line, (1, 0))
         return BuildKitNeeds((foreign,), syntax.frontend, True)
     features: dict[str, BuildKitFeature] = {}
-    for name, value, line in instructions(text):
+    for instruction in instructions(text):
+        name, value, line, _ = instruction
         if name not in KNOWN:
             raise TaskError(f"{path}:{line}: expected a Dockerfile instruction, got {name}.")
         if name in ("COPY", "ADD") and "--from" not in value and not value.lstrip().startswith("["):
-            _check_sources(path, line, value)
-        for feature, since in _features(name, value):
+            _check_sources(path, line, without_heredocs(value))
+        for feature, since in _features(instruction):
             features.setdefault(feature, BuildKitFeature(feature, line, since))
     return BuildKitNeeds(tuple(features.values()), syntax.frontend, False)
 
@@ -95,12 +103,13 @@ def without_syntax_line(text: str) -> str:
     return text if frontend is None else "".join((*lines[: line - 1], "#\n", *lines[line:]))
 
 
-def _features(name: str, value: str) -> Iterator[tuple[str, tuple[int, int]]]:
+def _features(instruction: Instruction) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yields the BuildKit features of an instruction, each with the syntax version that introduced it."""
+    name, value, _, documents = instruction
     for flag in re.findall(r"(?:^|\s)--([a-z-]+)", _leading_flags(value)):
         if since := _FLAGS.get(f"{name} --{flag}"):
             yield f"{name} --{flag}", since
-    if heredocs(name, value):
+    if documents:
         yield "a here-document", _HERE_DOCUMENT
     if name == "ARG":  # one with a default also works without BuildKit
         for word in filter(_AUTOMATIC.fullmatch, value.split()):

@@ -19,19 +19,57 @@ KNOWN = frozenset({
 # fmt: on
 """The instructions of Docker's frontend."""
 
-_QUOTED = re.compile(r"""(?<!<<)(?<!<<-)(?:"(?:\\.|[^"\\])*"|'[^']*')""")
-_HEREDOC = re.compile(r"(?:^|\s)\d*<<(-?)(['\"]?)([A-Za-z_][\w.-]*)\2")
+_QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
+_HEREDOC = re.compile(
+    rf"""(?:{_QUOTED}|\$\(\(.*?\)\))|(?<!\S)\d*<<(?P<dash>-?)[ \t]*(?P<word>(?:{_QUOTED}|[^\s<'"\\])+)(?!\S)"""
+)
+"""The opening of a here-document, by BuildKit's rules, a blank after `<<` included; or text in which none opens."""
+
+_QUOTES = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
 _OFFICIAL = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?:[:@].*)?")
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
 
 
+class HereDocument(NamedTuple):
+    """A here-document of an instruction.
+
+    Attributes:
+        name: The word that ends it.
+        strips_tabs: Whether tabs at the beginning of its lines do not count (`<<-`).
+        body: Its lines as they are, each with its line break.
+        has_end: Whether a line ends it.
+    """
+
+    name: str
+    strips_tabs: bool
+    body: str = ""
+    has_end: bool = False
+
+    def ends_with(self, line: str) -> bool:
+        """Returns whether a line is its end."""
+        return (line.lstrip("\t") if self.strips_tabs else line) == self.name
+
+    @property
+    def text(self) -> str:
+        """Its lines without the tabs that do not count."""
+        return re.sub(r"^\t+", "", self.body, flags=re.MULTILINE) if self.strips_tabs else self.body
+
+
 class Instruction(NamedTuple):
-    """One instruction: its name in capitals, its arguments, and its first line, counted from 1."""
+    """One instruction.
+
+    Attributes:
+        name: Its name in capitals.
+        value: Its arguments.
+        line: Its first line, counted from 1.
+        documents: Its here-documents.
+    """
 
     name: str
     value: str
     line: int
+    documents: tuple[HereDocument, ...] = ()
 
 
 class Syntax(NamedTuple):
@@ -69,39 +107,62 @@ def find_syntax(text: str) -> Syntax:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """Yields the instructions of a Dockerfile, comments as `COMMENT`, without bodies of here-documents."""
+    """Yields the instructions of a Dockerfile, comments as `COMMENT`."""
     from dockerfile_parse import DockerfileParser
 
-    for found in DockerfileParser(fileobj=io.BytesIO(_parseable(text).encode())).structure:
-        yield Instruction(found["instruction"], found["value"].strip(), found["startline"] + 1)
+    plain, documents = _without_bodies(text)
+    for found in DockerfileParser(fileobj=io.BytesIO(plain.encode())).structure:
+        line = found["startline"] + 1
+        yield Instruction(found["instruction"], found["value"].strip(), line, tuple(documents.get(line, ())))
 
 
-def _parseable(text: str) -> str:
-    """Replaces here-documents, and blank lines inside an instruction, by comments for the parser."""
+def _without_bodies(text: str) -> tuple[str, dict[int, list[HereDocument]]]:
+    """Replaces here-documents, and blank lines inside an instruction, by comments for the parser.
+
+    Returns:
+        The text; and the here-documents of instructions by their first line, counted from 1.
+    """
     lines: list[str] = []
-    ends: list[tuple[str, str]] = []  # of open here-documents
-    instruction = ""
-    for line in text.splitlines():
-        if ends:
-            strip, end = ends[0]
-            if (line.lstrip("\t") if strip else line) == end:
-                ends.pop(0)
+    documents: dict[int, list[HereDocument]] = {}
+    open_ones: list[HereDocument] = []
+    first, instruction = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if open_ones:
+            current = open_ones[0]
+            if current.ends_with(line):
+                documents[first].append(open_ones.pop(0)._replace(has_end=True))
+            else:
+                open_ones[0] = current._replace(body=f"{current.body}{line}\n")
             lines.append("#")
         elif line.lstrip().startswith("#") or (instruction and not line.strip()):
             lines.append("#")
         else:
             lines.append(line)
+            first = first if instruction else number
             instruction += line.rstrip().removesuffix("\\") + " "
             if not line.rstrip().endswith("\\"):
                 name, _, value = instruction.strip().partition(" ")
-                ends = [(strip, end) for strip, _, end in heredocs(name.upper(), value)]
+                open_ones = heredocs(name.upper(), value)
+                documents[first] = []
                 instruction = ""
-    return "\n".join(lines) + "\n"
+    if open_ones:
+        documents[first] += open_ones
+    return "\n".join(lines) + "\n", documents
 
 
-def heredocs(name: str, value: str) -> list[tuple[str, str, str]]:
-    """Returns the here-documents that an instruction opens: the `-` that strips tabs, the quote, the end word."""
-    return _HEREDOC.findall(_QUOTED.sub("''", value)) if name in ("RUN", "COPY", "ADD") else []
+def heredocs(name: str, value: str) -> list[HereDocument]:
+    """Returns the here-documents that an instruction opens, without their bodies."""
+    found = _HEREDOC.finditer(value) if name in ("RUN", "COPY", "ADD") else ()
+    return [HereDocument(_unquoted(one["word"]), bool(one["dash"])) for one in found if one["word"]]
+
+
+def without_heredocs(value: str) -> str:
+    """Returns the arguments of an instruction without the words that open here-documents."""
+    return _HEREDOC.sub(lambda one: "" if one["word"] else one[0], value)
+
+
+def _unquoted(word: str) -> str:
+    return _QUOTES.sub(lambda quoted: next(part for part in quoted.groups() if part is not None), word)
 
 
 def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ares_exp.containers.dockerfile.instructions import (
-    heredocs,
+    HereDocument,
+    Instruction,
     instructions,
     json_words,
     read_text,
     split_flags,
     split_words,
+    without_heredocs,
 )
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
@@ -113,8 +115,8 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
         TaskError: It is missing or malformed.
     """
     reader = _Reader(path, base, refusal)
-    for name, value, line in instructions(read_text(path)):
-        reader.read(name, value, line)
+    for instruction in instructions(read_text(path)):
+        reader.read(instruction)
     if reader.base is None:
         raise TaskError(f"Expected {path} to begin with FROM, found no FROM.")
     steps = tuple(step for step in reader.steps if step.line > base.built_lines)
@@ -134,6 +136,7 @@ class _Reader:
     stages: dict[str, tuple[dict[str, str], str, str, tuple[str, ...]]] = field(default_factory=dict)
     stage: str = ""
     line: int = 0
+    documents: tuple[HereDocument, ...] = ()
     env: dict[str, str] = field(init=False)
     args: dict[str, str] = field(init=False)
     unread: UnsupportedTaskError | None = None
@@ -149,7 +152,8 @@ class _Reader:
         self.env = dict(env)
         self.args = {}
 
-    def read(self, instruction: str, value: str, line: int) -> None:
+    def read(self, found: Instruction) -> None:
+        instruction, value, line, self.documents = found
         previous, self.line = self.line, line
         is_built = line <= self.start.built_lines
         if previous <= self.start.built_lines < line:
@@ -246,8 +250,10 @@ class _Reader:
         for name, setting in flags:
             if name != "mount" or "type=cache" not in setting.split(","):  # a cache is an empty directory at first
                 raise self._refusal(f"RUN --{name}={setting}")
-        self._refuse_heredoc("RUN", command)
-        argv = json_words(command) or (*self.shell, command)
+        for document in self.documents:
+            if not document.has_end:
+                raise self._malformed(f"expected a line {document.name} that ends the here-document, found none")
+        argv = json_words(command) or run_words(command, self.documents, self.shell)
         self.steps.append(RunStep(self.line, argv, {**self.args, **self.env}, self.workdir, self.user))
 
     def _on_copy(self, value: str) -> None:
@@ -258,7 +264,8 @@ class _Reader:
 
     def _add_copy(self, instruction: str, value: str) -> None:
         flags, rest = split_flags(value)
-        self._refuse_heredoc(instruction, rest)
+        if self.documents:
+            raise self._refusal(f"{instruction} with a here-document")
         options = {name: self._expand(setting) for name, setting in flags if name != "link"}
         for name in options.keys() - {"chmod", "chown"}:
             raise self._refusal(f"{instruction} --{name}")
@@ -270,10 +277,6 @@ class _Reader:
                 raise self._refusal(f"ADD of {source!r} (a URL, a repository or an archive)")
         target = posixpath.join(self.workdir, target) + ("/" if target in (".", "..") else "")
         self.steps.append(CopyStep(self.line, tuple(sources), target, options.get("chmod"), options.get("chown")))
-
-    def _refuse_heredoc(self, instruction: str, text: str) -> None:
-        if heredocs(instruction, text):
-            raise self._refusal(f"{instruction} with a here-document")
 
     def _expand(self, word: str) -> str:
         """Expands variables and removes quotes."""
@@ -294,6 +297,26 @@ class _Reader:
 
     def _malformed(self, what: str) -> TaskError:
         return TaskError(f"{self.path}, line {self.line}: {what}.")
+
+
+_RUN_FILE = """
+file=$(mktemp) && printf %s "$1" >"$file" && chmod 700 "$file" && "$file"
+code=$?
+rm -f "$file"
+exit $code
+"""
+
+
+def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
+    """Returns the command line of a RUN in the shell form, with its here-documents, as BuildKit runs it.
+
+    A here-document alone is a program, for the interpreter of its `#!` line or else for the shell. Beside a command,
+    the shell reads it.
+    """
+    if len(documents) != 1 or without_heredocs(command).strip():
+        return (*shell, command + "".join(f"\n{one.body}{one.name}" for one in documents))
+    text = documents[0].text
+    return ("/bin/sh", "-c", _RUN_FILE, "sh", text) if text.startswith("#!") else (*shell, text)
 
 
 _DEFAULT = re.compile(r"(?<!\\)\$\{(\w+):([-+])((?:[^{}$]|\$(?=\w))*)\}")

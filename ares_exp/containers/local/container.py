@@ -7,6 +7,7 @@ task's Dockerfile.
 from __future__ import annotations
 
 import asyncio
+import functools
 import posixpath
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
@@ -51,6 +52,8 @@ from ares_exp.filesystem.objects import ObjectStore
 TRANSFER_TIMEOUT_SEC = 600.0
 """Bound on one upload or download."""
 
+_NAME_SERVERS = ("--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
+
 
 class LocalContainer(Container):
     """A bubblewrap container on the host's root; a `SnapshottableContainer`."""
@@ -58,18 +61,26 @@ class LocalContainer(Container):
     image: str | None = None
 
     def __init__(
-        self, spec: ContainerSpec, *, share_network: bool, shell: Shell = "bash -c", pids_limit: int | None = None
+        self,
+        spec: ContainerSpec,
+        *,
+        share_network: bool,
+        build_network: bool = False,
+        shell: Shell = "bash -c",
+        pids_limit: int | None = None,
     ) -> None:
         """Starts nothing yet.
 
         Args:
             spec: The task's container.
             share_network: Whether the container has the host's network instead of none.
+            build_network: Whether its Dockerfile is applied with the host's network in any case, as engines do it.
             shell: The default shell of commands.
             pids_limit: Bound on the processes of the container, if this user may make cgroups.
         """
         self._spec = spec
         self._share_network = share_network
+        self._build_network = build_network
         self._shell: Shell = shell
         self._limits = Limits(spec.cpus, spec.memory_mb, pids_limit)
         self._privileged = is_privileged()
@@ -108,14 +119,20 @@ class LocalContainer(Container):
             storage = await in_thread(find_storage)
             self._files_in_memory = storage.in_memory
             self._directory = directory = ContainerDirectory(storage.folder)
-            arguments = await in_thread(
-                lambda: directory.prepare(lambda path: self._prepare(path, env, is_readable=storage.is_readable))
+            mounts = await in_thread(
+                lambda: directory.prepare(lambda path: self._prepare(path, is_readable=storage.is_readable))
             )
-            self._process = await BubblewrapProcess.launch(
-                bwrap, arguments, directory.path, files_in_memory=storage.in_memory
-            )
-            if dockerfile is not None and self._spec.context_dir is not None and self._spec.changes is None:
-                await self._build(dockerfile, self._spec.context_dir, directory.path / "context")
+            launch = functools.partial(self._launch, bwrap, mounts, env)
+            context = self._spec.context_dir
+            if dockerfile is None or context is None or self._spec.changes is not None:
+                await launch(share_network=self._share_network)
+            else:
+                with_network = self._share_network or (self._build_network and storage.is_readable)
+                process = await launch(share_network=with_network)
+                await self._build(dockerfile, context, directory.path / "context", with_network=with_network)
+                if with_network != self._share_network:  # the files stay
+                    await process.kill()
+                    await launch(share_network=self._share_network)
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -127,20 +144,32 @@ class LocalContainer(Container):
         root = None if self._user in ROOT_NAMES else "root"
         self._channels = CommandRunner(self._open_shell, workdir=self._workdir, shell=self._shell, root=root)
 
-    def _prepare(self, directory: Path, env: Mapping[str, str], *, is_readable: bool) -> list[str]:
-        layer, channels = directory / "layer", directory / "channels"
+    def _prepare(self, directory: Path, *, is_readable: bool) -> list[str]:
+        """Creates what the container starts with. Returns the arguments of `bwrap` that mount its files."""
+        layer = directory / "layer"
         layer.mkdir()
-        channels.mkdir()
+        (directory / "channels").mkdir()
         write_layer(layer, share_network=self._share_network)
         make_groups(directory, self._limits)
         parts = root_parts(layer, privileged=self._privileged)
-        return bwrap_arguments(
-            self._make_files(directory, parts) if is_readable else self._private_files(parts),
+        return self._make_files(directory, parts) if is_readable else self._private_files(parts)
+
+    async def _launch(
+        self, bwrap: Path, mounts: list[str], env: Mapping[str, str], *, share_network: bool
+    ) -> BubblewrapProcess:
+        assert self._directory is not None
+        directory = self._directory.path
+        arguments = bwrap_arguments(
+            [*mounts, *(_NAME_SERVERS if share_network and not self._share_network else ())],
             env=env,
-            channels=channels,
-            share_network=self._share_network,
+            channels=directory / "channels",
+            share_network=share_network,
             privileged=self._privileged,
         )
+        self._process = await BubblewrapProcess.launch(
+            bwrap, arguments, directory, files_in_memory=self._files_in_memory
+        )
+        return self._process
 
     def _make_files(self, directory: Path, parts: list[Part]) -> list[str]:
         """Creates the files that the container starts with. Returns the arguments of `bwrap` that mount it."""
@@ -171,7 +200,7 @@ class LocalContainer(Container):
         except FileNotFoundError as error:
             raise ContainerDiedError("The container was stopped before its files could be read.") from error
 
-    async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path) -> None:
+    async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path, *, with_network: bool) -> None:
         context = await in_thread(lambda: stage_context(context, stage))
         channels = CommandRunner(lambda user: self._open_shell(user, clean_env=True))
 
@@ -184,15 +213,19 @@ class LocalContainer(Container):
             for step in dockerfile.steps:
                 await apply_step(step, context, run, self.upload)
         except ContainerStartError as error:
-            hint = (
-                ""
-                if self._share_network
-                else "\n(The container has no network; container.network=public gives it the host's.)"
-            )
-            raise ContainerStartError(f"{error}{hint}") from error
+            raise ContainerStartError(f"{error}{'' if with_network else self._why_no_network()}") from error
         finally:
             await channels.close()
             await in_thread(lambda: shutil.rmtree(stage, ignore_errors=True))
+
+    def _why_no_network(self) -> str:
+        """Returns why the Dockerfile was applied without a network, and the remedy, in parentheses."""
+        remedy = (
+            f"the container of this task has none, and its Dockerfile cannot be applied in another. {UNREADABLE}"
+            if self._build_network
+            else "container.network=public gives it the host's."
+        )
+        return f"\n(The Dockerfile was applied without a network: {remedy})"
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `Container.exec`.

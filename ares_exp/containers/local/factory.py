@@ -43,8 +43,8 @@ class LocalContainerFactory(ContainerFactoryBase):
 
         Args:
             network: `no-network` gives none, whatever the task asks for. `public` gives what the task asks for, where
-                public is the host's network, services on its loopback and abstract sockets included; a task's
-                `allowed_hosts`, or a network of one of its phases, is refused.
+                public is the host's network, services on its loopback and abstract sockets included, and gives that to
+                every task's Dockerfile; a task's `allowed_hosts`, or a network of one of its phases, is refused.
             shell: The shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash
                 -lc` reads `/etc/profile` first, and Debian's resets `PATH`.
             pids_limit: Bound on the processes of one container, so that a fork bomb stays inside. Enforced, like a
@@ -56,8 +56,14 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
         """Makes a container for `spec`, not started yet."""
-        share_network = self._network == "public" and spec.networks == {PUBLIC}
-        return LocalContainer(spec, share_network=share_network, shell=self._shell, pids_limit=self._pids_limit)
+        may_share = self._network == "public"
+        return LocalContainer(
+            spec,
+            share_network=may_share and spec.networks == {PUBLIC},
+            build_network=may_share,
+            shell=self._shell,
+            pids_limit=self._pids_limit,
+        )
 
     @property
     def options(self) -> dict[str, Any]:

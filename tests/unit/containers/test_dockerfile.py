@@ -115,13 +115,52 @@ def test_an_argument_before_from_reaches_the_build_where_it_is_asked_for(tmp_pat
 
 
 def test_lines_that_are_built_already_are_followed_but_make_no_steps(tmp_path: Path) -> None:
-    text = "FROM a AS b\nENV A=1\nWORKDIR /w\nRUN <<E\nE\nFROM c\nUSER u\n"
+    text = "FROM a AS b\nENV A=1\nWORKDIR /w\nCOPY <<E /e\nE\nFROM c\nUSER u\n"
     text += "FROM b\nARG V=2\nWORKDIR s\nENV B=${A%x}\nRUN x $V\n"
     built = Base(workdir="", built_lines=len(text.splitlines()) - 1)
     dockerfile = read(tmp_path, text, built)
     assert dockerfile.steps == (RunStep(12, ("/bin/sh", "-c", "x $V"), {"A": "1", "V": "2"}, "/w/s", "root"),)
     told = read(tmp_path, text, Base({"A": "box", "B": "box"}, "/box", built_lines=built.built_lines))
     assert told.steps == (RunStep(12, ("/bin/sh", "-c", "x $V"), {"A": "box", "B": "box", "V": "2"}, "/box", "root"),)
+
+
+BODY = "FROM\n\tRUN $x 'y'\n"
+
+
+@pytest.mark.parametrize(
+    ("opening", "ending", "command"),
+    [
+        ("RUN cat <<EOF >/x", "EOF", f"cat <<EOF >/x\n{BODY}EOF"),
+        ("RUN cat > /x << 'EOF'", "EOF", f"cat > /x << 'EOF'\n{BODY}EOF"),
+        ('RUN a && \\\n  cat <<- "E F" > /x', "\tE F", f'a &&   cat <<- "E F" > /x\n{BODY}E F'),
+        ("RUN 3<<  -EOF cat", "-EOF", f"3<<  -EOF cat\n{BODY}-EOF"),
+        ("RUN << EOF", "EOF", BODY),
+        ("RUN <<-EOF", "\t\tEOF", BODY.replace("\t", "")),
+        ("RUN --mount=type=cache,target=/c <<eo'f' # one", "eof", f"<<eo'f' # one\n{BODY}eof"),
+    ],
+)
+def test_here_documents_as_buildkit_reads_them(tmp_path: Path, opening: str, ending: str, command: str) -> None:
+    dockerfile = read(tmp_path, f"FROM x\n{opening}\n{BODY}{ending}\nWORKDIR /after\n")
+    run, workdir = dockerfile.steps
+    assert isinstance(run, RunStep)
+    assert run.argv == ("/bin/sh", "-c", command)
+    assert workdir == MakeDirectoryStep(2 + opening.count("\n") + 4, "/after")
+
+
+def test_several_here_documents(tmp_path: Path) -> None:
+    dockerfile = read(tmp_path, "FROM x\nRUN cat << A /dev/fd/3 3<< B\nB\nA\nA\nB\nRUN two\n")
+    assert [step.argv[-1] for step in dockerfile.steps if isinstance(step, RunStep)] == [
+        "cat << A /dev/fd/3 3<< B\nB\nA\nA\nB",
+        "two",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", ["echo '<< A'", 'echo "<< A"', "echo $(( 1 << A ))", "cat <<< A", "echo \\<< A", "x<<A", "echo <<"]
+)
+def test_no_here_documents(tmp_path: Path, command: str) -> None:
+    dockerfile = read(tmp_path, f"FROM x\nRUN {command}\nRUN two\n")
+    assert [step.argv[-1] for step in dockerfile.steps if isinstance(step, RunStep)] == [command, "two"]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +173,7 @@ def test_lines_that_are_built_already_are_followed_but_make_no_steps(tmp_path: P
         ("COPY --from=builder /a /b", "COPY --from"),
         ("COPY --parents a /b", "COPY --parents"),
         ("COPY <<EOF /x\nhello\nEOF", "here-document"),
-        ("RUN <<EOF\necho\nEOF", "here-document"),
-        ("RUN cat <<-'EOF' >/x\nFROM\nEOF", "here-document"),
+        ("COPY << 'EOF' /x\nhello\nEOF", "here-document"),
         ("RUN --mount=type=secret,id=k true", "RUN --mount"),
         ("RUN --network=none true", "RUN --network"),
         ("ADD https://example.org/x /x", "https://example.org/x"),
@@ -164,6 +202,7 @@ def test_refused_by_name(tmp_path: Path, instruction: str, named: str) -> None:
         ("FROM x\n\n# c\nWORKDIR   \n", "line 4"),
         ("FROM x\nENV A=1 B\n", "line 2: ENV"),
         ("FROM x\nCOPY one\n", "a source and a target"),
+        ("FROM x\nRUN cat << 'EOF'\nEOF \n", "line 2: expected a line EOF"),
         ("FROM x\nSHELL /bin/bash\n", "SHELL needs a list"),
         ("FROM x\nCOPY missing /x\n", "'missing'"),
         ("FROM x\nCOPY *.none /x/\n", "none"),

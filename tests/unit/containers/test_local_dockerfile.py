@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import is_privileged
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ContainerStartError, TransferError, UnsupportedTaskError
 from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
@@ -16,6 +19,7 @@ pytestmark = needs_local
 
 
 def context(directory: Path, dockerfile: str) -> Path:
+    directory.mkdir(exist_ok=True)
     (directory / "Dockerfile").write_text(dockerfile)
     (directory / "tool.sh").write_text("#!/bin/sh\necho tool\n")
     (directory / "data" / "deep").mkdir(parents=True)
@@ -58,6 +62,70 @@ RUN [[ -n $BASH_VERSION ]] && echo bash >>said
     assert (tmp_path / "up").read_text() == "up\n"
 
 
+async def test_here_documents(tmp_path: Path) -> None:
+    dockerfile = """\
+FROM debian:bookworm-slim
+WORKDIR /app
+RUN cat > plain << 'EOF'
+it's $HOME
+EOF
+RUN cat <<-EOF >filled && echo behind >>filled
+\t$PWD
+\tEOF
+RUN <<EOF
+echo script >script
+EOF
+RUN << EOF
+#!/usr/bin/env python3
+open("python", "w").write("it's python")
+EOF
+"""
+    async with local_container(context(tmp_path, dockerfile)) as container:
+        said = (await container.exec("cat plain filled script python; ls /tmp")).output
+        assert said == "it's $HOME\n/app\nbehind\nscript\nit's python"
+
+
+ASK = "python3 -c 'import socket; print(socket.create_connection((\"127.0.0.1\", {}), 10).recv(9).decode())'"
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Of a server on this host that greets."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("network", [NO_NETWORK, PUBLIC])
+async def test_a_build_has_the_network_of_builds_and_the_task_its_own(
+    tmp_path: Path, port: int, network: NetworkPolicy
+) -> None:
+    ask, names = ASK.format(port), "cat /etc/resolv.conf"
+    dockerfile = f"FROM x\nWORKDIR /app\nRUN {ask} >said && {names} >names && touch /tmp/kept /etc/kept\n"
+    spec = ContainerSpec("t", context_dir=context(tmp_path, dockerfile), network=network)
+    is_public = network == PUBLIC
+    async with LocalContainerFactory(network="public")(spec) as container:
+        assert (await container.exec("cat said; ls /tmp/kept /etc/kept")).output == "hello\n/etc/kept\n/tmp/kept\n"
+        of_host = Path("/etc/resolv.conf").read_text()
+        assert (await container.exec("cat names")).output == of_host
+        assert (await container.exec(names)).output == (of_host if is_public else "")
+        assert ((await container.exec(ask)).exit_code == 0) is is_public
+
+
+async def test_a_build_without_a_network_names_the_remedy_that_is_left(tmp_path: Path, port: int) -> None:
+    task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(port)}\n")
+    with pytest.raises(ContainerStartError, match=r"without a network: container\.network=public gives it the host's"):
+        await local_container(task, network=NO_NETWORK).start()
+    closed = ContainerSpec("t", context_dir=context(tmp_path / "2", "FROM x\nRUN exit 3\n"), network=NO_NETWORK)
+    with pytest.raises(ContainerStartError, match="exit code 3") as caught:
+        await LocalContainerFactory(network="public")(closed).start()
+    assert "network" not in str(caught.value)
+
+
 async def test_the_spec_overrides_the_workdir(tmp_path: Path) -> None:
     async with local_container(context(tmp_path, "FROM x\nWORKDIR /app\n"), workdir="/usr") as container:
         assert (await container.exec("pwd")).output == "/usr\n"
@@ -94,7 +162,7 @@ async def test_a_failing_run_shows_line_and_output(tmp_path: Path) -> None:
     assert "line 3" in message
     assert "exit code 7" in message
     assert "line 100\nbroken\n" in message
-    assert "no network" in message
+    assert "without a network" in message
     assert "line 50\n" not in message
 
 

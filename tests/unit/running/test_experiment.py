@@ -20,6 +20,7 @@ from ares_exp.environments.source import as_source
 from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -192,6 +193,18 @@ async def test_what_nothing_is_recorded_of_is_left_out(tmp_path: Path) -> None:
     assert made.warnings == ["Left out, because nothing is recorded of them: task-0, task-2."]
     with pytest.raises(ConfigError, match=r"Expected one of the recorded tasks \(task-1, task-9\) .* has task-0\."):
         await experiment(tmp_path / "other", count=1, policy=Recorded()).prepare()
+
+
+async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path) -> None:
+    class Solutions(Source):
+        needs_container = False
+
+    with pytest.raises(ConfigError, match=r"policy=oracle.* plays the solutions of tasks, and Solutions has none"):
+        await experiment(tmp_path, source=Solutions(2, no_trouble), policy=OraclePolicy()).prepare()
+    source = Solutions(2, no_trouble)
+    source.has_solutions = True  # type: ignore[attr-defined]
+    summary = await play(experiment(tmp_path / "solved", source=source, policy=OraclePolicy()), tmp_path)
+    assert (summary.must_pass, summary.broken) == (True, ())
 
 
 async def test_everything_is_played_and_written(tmp_path: Path) -> None:
