@@ -61,7 +61,7 @@ AresExpError
 │   ├── SnapshotMetadataError (ValueError)  a snapshot cannot be read
 │   │   ├── SnapshotNotFoundError (LookupError)
 │   │   ├── SnapshotVersionError
-│   │   ├── SnapshotCorruptError     an object is missing, or is not what its name says
+│   │   ├── SnapshotCorruptError     an object is missing or not what its name says; or snapshot.json was changed
 │   │   └── UnsafeSnapshotError      well-formed, and refused: traversal, devices, sizes out of bounds
 │   ├── SnapshotMismatchError     restored with another task, agent or base image than it was made with
 │   ├── JournalError
@@ -409,7 +409,7 @@ class SnapshotVersionError(SnapshotMetadataError):
 
 
 class SnapshotCorruptError(SnapshotMetadataError):
-    """An object of a snapshot is missing, or its content is not what its name says."""
+    """An object of a snapshot is missing or not what its name says, or snapshot.json is not what its checksum says."""
 
 
 class UnsafeSnapshotError(SnapshotMetadataError):

@@ -39,8 +39,8 @@ What can be chosen, as tables or JSON: python -m ares_exp.list [envs|agents|poli
 Of what was played (each with --help): python -m ares_exp.sweeps FOLDER, .compare RUN RUN, .merge OUT SHARD SHARD,
 .trajectories, .snapshots, .trackers, .export_job.
 
-Exit codes: 0 every episode has a reward; 1 some have none; 2 the command, the config or the preflight is at fault;
-130 interrupted.
+Exit codes: 0 every episode has a reward; 1 some have none, or a task's own solution fails (policy=oracle below
+reward_threshold); 2 the command, the config or the preflight is at fault; 130 interrupted.
 """
 
 

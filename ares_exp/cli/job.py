@@ -97,7 +97,7 @@ class JobFunction:
         if summary.interrupted:
             self._end_command(hydra)
             return None
-        if not summary.complete:
+        if not summary.complete or summary.broken:
             self.exit_code = max(self.exit_code, exit_codes.INCOMPLETE)
         return objective(summary, config.objective)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,11 +28,14 @@ from ares_exp.resume.session import Session, close_session, open_session
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.experiment import Experiment
 from ares_exp.running.provenance import collect_provenance
+from ares_exp.terminal.terminal import print_error
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
     from omegaconf import DictConfig
+
+SHOWN_TASKS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +148,9 @@ class Run:
             render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
             if report is not None:
                 report.render(sys.stdout)
+            if summary.broken:
+                sys.stdout.flush()
+                print_error(_broken_solutions(summary, self._run_dir))
 
     def _report(self, summary: RunSummary) -> RunReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
@@ -177,6 +184,22 @@ class Run:
         with suppress(OSError, ValueError):  # nobody may be reading any more
             sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
             sys.stderr.flush()
+
+
+def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
+    """Says which tasks are not solved by their own solutions, and where to look."""
+    broken = summary.broken
+    tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
+    more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
+    episode_id = broken[0].episode_id
+    look = f"`python -m ares_exp.trajectories show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
+    if (run_dir.files / episode_id).is_dir():
+        look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
+    return (
+        f"The tasks' own solutions fall short of reward_threshold={summary.threshold:g} in {len(broken)} of "
+        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks are broken "
+        f"or what they run in is. To look into it: {look}"
+    )
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:

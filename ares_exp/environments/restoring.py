@@ -153,6 +153,7 @@ class Continuation:
         """Reads and checks the objects of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts(snapshot)
+        _ = snapshot.agent_messages  # an agent that is run again does not need them, but they must be whole
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
             raise SnapshotMetadataError(f"{where}: its list of files is not the one that its snapshot.json describes.")

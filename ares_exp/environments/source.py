@@ -31,7 +31,8 @@ class EpisodeParts:
         code_agent_factory: Makes its code agent.
         limits: When it is truncated.
         seed: Seed of the episode.
-        provide_solution: Whether the task's solution goes into the container (the oracle).
+        provide_solution: Whether the task's solution goes into the container, or, of an environment without one, into
+            its requests as `metadata["solution"]` (the oracle).
         output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
         start_from: Where the episode goes on, instead of beginning; only for a source that `exports_state`.
     """
@@ -98,6 +99,14 @@ class SourceBase(EnvironmentSource):
     def exports_state(self) -> bool:
         """Whether its environments have `export_state`, which `snapshot=…` and `branch_from=…` need. Default: no."""
         return False
+
+    @property
+    def has_solutions(self) -> bool:
+        """Whether its environments heed `EpisodeParts.provide_solution`, so that `policy=oracle` can play them.
+
+        Default: those with a container, where the solution is put.
+        """
+        return self.needs_container
 
     @property
     def loads_offline(self) -> bool:

@@ -33,9 +33,11 @@ class OraclePolicy(Policy):
     The environment puts the solution into the container (`needs_solution`), so a task that its oracle does not solve is
     a broken task, or a broken part of this package: every part of the path is exercised. An environment without a
     container puts the reply that solves the task into the request, as `metadata["solution"]`: that is the answer then.
+    It is refused where a source has no solutions (`SourceBase.has_solutions`).
     """
 
     needs_solution = True
+    must_pass = True
     model_name = ORACLE_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:

@@ -56,11 +56,14 @@ class Policy(LLMClient):
         model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
         recorded_tasks: The only tasks that it has answers for, of a policy that plays recorded episodes; known after
             `preflight`. `None`: any.
+        must_pass: Whether an attempt below the reward threshold means that something is broken, not that the policy is
+            weak (the oracle): the command then fails.
     """
 
     needs_solution: bool = False
     model_name: str | None = None
     recorded_tasks: Collection[str] | None = None
+    must_pass: bool = False
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request."""

@@ -24,6 +24,8 @@ class RunSummary:
         snapshot_dir: The store of the run's snapshots; `None` when none were to be taken.
         max_loop_lag_sec: The longest time for which the event loop was held up.
         threshold: The reward from which on an attempt has passed.
+        must_pass: Whether an attempt that has not passed means that something is broken: the tasks' own solutions were
+            played.
     """
 
     planned: int
@@ -36,6 +38,7 @@ class RunSummary:
     snapshot_dir: Path | None = None
     max_loop_lag_sec: float = 0.0
     threshold: float = 1.0
+    must_pass: bool = False
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
@@ -57,6 +60,12 @@ class RunSummary:
         """Mean over the attempts that have a reward; `None` when there are none."""
         rewards = [result.reward for result in self.scored if result.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def broken(self) -> tuple[EpisodeResult, ...]:
+        """Attempts that had to pass, and have a reward below the threshold."""
+        scored = self.scored if self.must_pass else ()
+        return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
 
     @property
     def complete(self) -> bool:
@@ -97,6 +106,7 @@ class RunSummary:
             **self.paid(),
             "environment_usage": asdict(used) if (used := self.environment_usage) is not None else None,
             "threshold": self.threshold,
+            "must_pass": self.must_pass,
             "interrupted": self.interrupted,
             "ended_by": self.ended_by,
             "wall_sec": self.wall_sec,

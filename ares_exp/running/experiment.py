@@ -95,6 +95,12 @@ class Experiment:
         if parts.source.needs_container:
             preflights = [parts.container_factory.preflight(), *preflights, parts.agent_factory.preflight()]
         _raise_all(await asyncio.gather(*preflights, return_exceptions=True))
+        if parts.policy.needs_solution and not parts.source.has_solutions:
+            raise ConfigError(
+                f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
+                "none. Choose another policy: `policy=chat_completions policy.model=…`, `policy=scripted "
+                "policy.replies=[…]`."
+            )
         names = self._narrowed(names)
         episode_parts = self._maker.episode_parts(self._settings.seed)
         await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
@@ -213,6 +219,7 @@ class Experiment:
             snapshot_dir=self._parts.snapshots.output_dir,
             max_loop_lag_sec=self._max_loop_lag_sec,
             threshold=self._settings.reward_threshold,
+            must_pass=self._parts.policy.must_pass,
         )
 
     def _write_totals(self, summary: RunSummary) -> None:

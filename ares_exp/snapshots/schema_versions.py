@@ -5,6 +5,7 @@ unless the writer has named it in `must_understand`. A new major version comes w
 previous version's JSON this one's.
 
 - [1, 0]: see `EnvironmentSnapshot`.
+- [1, 1]: `checksum` (see the module of that name).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from ares_exp.errors import SnapshotMetadataError, SnapshotVersionError
 from ares_exp.records.validation import briefly
 
-SCHEMA = (1, 0)
+SCHEMA = (1, 1)
 
 Upgrade = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 UPGRADES: Mapping[int, Upgrade] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +13,7 @@ from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import briefly
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES, check_json, read_json_object
+from ares_exp.snapshots.checksum import CHECKSUM, FIRST_SCHEMA, check_checksum, digest_of, with_checksum
 from ares_exp.snapshots.document import check_document, place_of
 from ares_exp.snapshots.schema_versions import SCHEMA, schema_of, upgrade
 from ares_exp.snapshots.snapshot_id import check_id
@@ -23,8 +23,10 @@ OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
 _ABOUT_THE_FILE = ("snapshot_dir", "unknown")
 """Fields that are no keys of the JSON."""
+_NO_FIELDS = ("snapshot_dir", CHECKSUM)
+"""Keys of the JSON that are no content."""
 _LISTS = ("message_objects", "journal", "filesystem", "must_understand")
-_NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage")
+_NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class EnvironmentSnapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of its snapshot.json: everything but its place."""
-        return {name: getattr(self, name) for name in _KEYS} | dict(self.unknown)
+        return with_checksum({name: getattr(self, name) for name in _KEYS} | dict(self.unknown))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str | Path, snapshot_dir: Path | None = None) -> Self:
@@ -110,8 +112,9 @@ class EnvironmentSnapshot:
         Raises:
             SnapshotVersionError: It was written in a schema that this version does not know.
             SnapshotMetadataError: A field is missing, has another type, or is out of its bounds.
+            SnapshotCorruptError: Its content is not the one of its checksum.
         """
-        where = str(where)
+        where, written = str(where), data
         check_json(data, where)
         data = upgrade(data, where)
         schema = schema_of(data, where)
@@ -122,11 +125,12 @@ class EnvironmentSnapshot:
                 f"{SCHEMA[1]} does not have (it says {schema[0]}.{schema[1]}). Update ares_exp to read it."
             )
         check_id(data["snapshot_id"], where)
+        check_checksum(written, where)
         values: dict[str, Any] = {name: tuple(data[name]) if name in _LISTS else data[name] for name in _KEYS}
         return cls(
             **{**values, "schema": schema},
             snapshot_dir=snapshot_dir or place_of(data, where),
-            unknown={name: value for name, value in data.items() if name not in (*_KEYS, *_ABOUT_THE_FILE)},
+            unknown={name: value for name, value in data.items() if name not in (*_KEYS, *_NO_FIELDS)},
         )
 
     def save_to_file(self, path: str | Path) -> None:
@@ -161,6 +165,7 @@ class EnvironmentSnapshot:
             SnapshotNotFoundError: There is none.
             SnapshotVersionError: A later version has written it.
             SnapshotMetadataError: It is no such file, or broken; with the line or the field.
+            SnapshotCorruptError: It was changed or damaged after it was written.
         """
         path = _file_at(Path(path))
         data = read_json_object(path)
@@ -187,9 +192,12 @@ class EnvironmentSnapshot:
     @property
     def digest(self) -> str:
         """Of what it is, whatever it is called: sha256 of its canonical JSON without id, time and lineage."""
-        content = {name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return digest_of({name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST})
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether its snapshot.json has a checksum: those of earlier versions have none."""
+        return self.schema >= FIRST_SCHEMA
 
     @property
     def past_journals(self) -> list[list[str]]:
@@ -222,12 +230,13 @@ def _file_at(path: Path) -> Path:
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the text of a snapshot.json, without secrets.
+    """Returns the text of a snapshot.json, without secrets, with the checksum of what is left.
 
     Raises:
         SnapshotError: It would be longer than is read again.
     """
-    text = f"{dump_json(data, indent=1)}\n".encode()
+    written = json.loads(dump_json(data))
+    text = f"{dump_json(with_checksum(written), indent=1)}\n".encode()
     if len(text) > MAX_FILE_BYTES:
         raise SnapshotError(
             f"Cannot write {path}: expected at most {MAX_FILE_BYTES:,} bytes of metadata, got {len(text):,}. Large "

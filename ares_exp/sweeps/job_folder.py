@@ -75,7 +75,8 @@ class JobFolder:
         """The lower bound that the job puts on its sweep's exit code."""
         if self.failure is not None:
             return self.failure[0]
-        return exit_codes.COMPLETE if self.state is JobState.COMPLETE else exit_codes.INCOMPLETE
+        is_well = self.state is JobState.COMPLETE and self.summary is not None and not self.summary.broken
+        return exit_codes.COMPLETE if is_well else exit_codes.INCOMPLETE
 
     def overrides(self) -> Sequence[str]:
         """Returns the overrides that Hydra recorded; empty if it could not record them.
@@ -131,6 +132,7 @@ def _summary(run_dir: RunDir) -> RunSummary | None:
         interrupted=totals.get("interrupted") is True,
         wall_sec=float(wall_sec) if isinstance(wall_sec, int | float) else 0.0,
         threshold=float(threshold) if isinstance(threshold, int | float) else 1.0,
+        must_pass=totals.get("must_pass") is True,
     )
 
 

@@ -3,7 +3,7 @@
 COMPLETE = 0
 """Every episode asked for has a reward."""
 INCOMPLETE = 1
-"""Some have none, or a job of a sweep failed."""
+"""Some have none, a task's own solution failed, or a job of a sweep failed."""
 USAGE = 2
 """The command line, the config or the preflight is at fault."""
 INTERRUPTED = 130

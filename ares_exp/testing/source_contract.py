@@ -115,7 +115,7 @@ class SourceContract:
     def test_it_says_what_its_environments_can_do(
         self, loaded: SourceBase, names: list[str], parts: EpisodeParts
     ) -> None:
-        for said in (loaded.needs_container, loaded.exports_state, loaded.loads_offline):
+        for said in (loaded.needs_container, loaded.has_solutions, loaded.exports_state, loaded.loads_offline):
             assert isinstance(said, bool)
         environment = loaded.make(names[0], parts)
         if loaded.exports_state:

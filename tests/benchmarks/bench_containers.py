@@ -1,4 +1,4 @@
-"""The README's table: everything that a Docker container costs, ours beside docker-py used the plain way.
+"""What a Docker container costs, ours beside docker-py used the plain way: the table in docs/numbers.md.
 
 Run by hand, with an engine: `python -m tests.benchmarks.bench_containers [IMAGE]`. It takes two minutes.
 """

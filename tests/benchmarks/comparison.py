@@ -1,4 +1,4 @@
-"""Rows of the README's table of containers: docker-py used the plain way beside ours."""
+"""Rows of the table of containers in docs/numbers.md: docker-py used the plain way beside ours."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A run that is killed at a chosen moment, again if need be, and resumed until it is complete; and what is left of it.
-
-`python -m tests.e2e.killed_run BACKEND COUNT [SEED] [OVERRIDE …]` does so COUNT times, at moments spread over the run,
-and prints a line for each.
-"""
+"""A run that is killed at a chosen moment and resumed until it is complete, and the checks of what is left of it."""
 
 from __future__ import annotations
 
@@ -13,9 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -315,34 +309,6 @@ def kill_and_resume(run: KilledRun, whole: KilledRun, moment: Moment, rng: rando
     return f"{', '.join(words)}; {len(run.all_rows)} rows, {resumed} gone on with, {lost} calls lost"
 
 
-def main(backend: str, count: int, seed: int, overrides: Sequence[str]) -> int:
-    """See the module."""
-    rng, failed, began = random.Random(seed), 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary, CountingEndpoint() as endpoint:
-        directory = Path(temporary)
-        (directory / "whole").mkdir()
-        make_tasks(directory / "whole")
-        whole = KilledRun(directory / "whole", endpoint, backend, overrides)
-        assert whole.begin() == 0, whole.said
-        told: Counter[str] = Counter()
-        for number, moment in enumerate(moments(count, endpoint.asked.total(), rng)):
-            with CountingEndpoint() as own:
-                (directory / str(number)).mkdir()
-                make_tasks(directory / str(number))
-                run = KilledRun(directory / str(number), own, backend, overrides)
-                try:
-                    says = kill_and_resume(run, whole, moment, rng)
-                except (AssertionError, OSError, subprocess.TimeoutExpired):
-                    failed += 1
-                    says = f"FAILED: {traceback.format_exc()}\n{run.said}"
-                told["lost"] += own.asked.total() - len(own.asked)
-                told["kills"] += run.kills
-                told["turns asked more than twice"] += sum(times > 2 for times in own.asked.values())
-            print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
-    print(f"{count} moments, {failed} failed, {dict(told)}, {time.monotonic() - began:.0f} s")
-    return min(failed, 1)
-
-
 def _whole_lines(path: Path) -> list[bytes]:
     try:
         return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -358,8 +324,3 @@ def _containers(pids: Sequence[int]) -> list[str]:
             one for pid in pids for one in client.api.containers(all=True, filters={"label": f"ares_exp.pid={pid}"})
         )
         return [str(one["Names"]) for one in found]
-
-
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    raise SystemExit(main(given[0], int(given[1]), int(given[2]) if len(given) > 2 else 0, given[3:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -31,9 +30,8 @@ from tests.e2e.killed_run import (
 
 pytestmark = [pytest.mark.once, pytest.mark.local, pytest.mark.timeout(600)]
 
-KILLS = int(os.environ.get("ARES_EXP_KILLS", "5"))
-"""At so many moments runs are killed; at half as many on Docker."""
-by_hand = pytest.mark.skipif("ARES_EXP_KILLS" not in os.environ, reason="takes long: only with ARES_EXP_KILLS=<number>")
+KILLS, DOCKER_KILLS = 3, 1
+"""At so many moments runs are killed. `tests/soak/kills.py` does it 200 times."""
 AT_ONCE = 3
 VARIANTS = ([], ["snapshot=every_step"], ["collector=none"], ["collector=[json,parquet]"], ["collector=jsonl"])
 
@@ -90,30 +88,7 @@ def test_killed_at_any_moment(tmp_path: Path, whole: KilledRun) -> None:
 
 @pytest.mark.docker
 def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> None:
-    kill_at_many_moments(tmp_path, whole, "docker", (KILLS + 1) // 2)
-
-
-@by_hand
-def test_a_snapshot_of_the_earlier_try_is_restored(tmp_path: Path, endpoint: CountingEndpoint) -> None:
-    endpoint.turns = (12, 12)
-    run = make(tmp_path, endpoint, "local", "snapshot=every_step")
-    assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
-    assert run.resume() == 0, run.said
-    replayed = [row["replayed"] for row in run.all_rows if row["replayed"] is not None]
-    assert any(one["from_snapshot"] for one in replayed), replayed
-    assert {row["num_steps"] for row in run.final.values()} == {12, 24}, "one task has two steps"
-
-
-@by_hand
-def test_a_budget_is_used_up_and_made_larger(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
-    run = make(tmp_path, endpoint, "local", "+budget.tokens=1500")
-    assert run.begin() != 0
-    assert "budget" in run.said
-    asked = endpoint.asked.total()
-    assert asked < whole.endpoint.asked.total()
-    run.kills += 1  # what was under way was cancelled
-    assert run.resume(Moment(), "budget.tokens=100000") == 0, run.said
-    check(run, whole)
+    kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
 
 
 def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
@@ -198,16 +173,14 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
 
 
 @pytest.mark.parametrize(
-    ("first_takes_sec", "command", "snapshot"),
-    [
-        pytest.param(60, APPEND, "none", id="no answer"),
-        pytest.param(2.5, "sleep 1", "none", id="a command in the middle"),
-        pytest.param(60, APPEND, "every_step", id="no answer, with snapshots", marks=by_hand),
-    ],
+    ("first_takes_sec", "command"),
+    [pytest.param(60, APPEND, id="no answer"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
 )
-def test_a_stage_whose_time_was_up_ends_there_again(
-    tmp_path: Path, first_takes_sec: float, command: str, snapshot: str
-) -> None:
+def test_a_stage_whose_time_was_up_ends_there_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
+    check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")
+
+
+def check_time_is_up_again(tmp_path: Path, *, first_takes_sec: float, command: str, snapshot: str) -> None:
     make_tasks(tmp_path, [TWO_STEPS.replace("'one'", "'one'\nagent.timeout_sec = 3.0")])
     with CountingEndpoint(turns=(3, 3), command=command) as server:
         server.first_takes_sec = first_takes_sec
@@ -219,21 +192,3 @@ def test_a_stage_whose_time_was_up_ends_there_again(
         assert [stage["truncated_by"] for stage in last["stages"]] == ["time", None]
         assert last["replayed"]["diverged_at"] is None
         assert server.asked.total() - len(server.asked) <= run.kills
-
-
-@by_hand
-def test_a_branch_run(tmp_path: Path, endpoint: CountingEndpoint) -> None:
-    run = make(tmp_path, endpoint, "local", "env.tasks=[task-0]", "attempts=1")
-    assert run.begin() == 0, run.said
-    [row] = run.all_rows
-    shutil.move(run.path, tmp_path / "recorded")
-    branch = f"branch_from=recorded/{row['episode_id']}@1"
-    command = [branch, "branches=4", "concurrency=2", "hydra.run.dir=run"]
-    asked = endpoint.asked.total()
-    assert run.play(Moment(requests=3), *command) == -signal.SIGKILL
-    assert run.resume() == 0, run.said
-    assert [row["outcome"] for row in run.final.values()] == ["completed"] * 4
-    assert len({row["reward"] for row in run.final.values()}) == 4, "each has a seed of its own"
-    lost = endpoint.asked.total() - asked - sum(row["num_steps"] for row in run.final.values())
-    assert 0 <= lost <= 2
-    assert any(row["replayed"] is not None for row in run.final.values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.records.results import Outcome
+from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 QUIET = ("tracker=none",)
@@ -52,6 +54,18 @@ def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> Non
     assert list((run_dir / "wandb").glob("offline-run-*/*.wandb"))
     assert str(run_dir.relative_to(tmp_path)) in done.stdout
     assert "done" in done.stderr  # the plain progress line
+
+
+@pytest.mark.local
+def test_a_solution_that_fails_is_an_error(cli: Any, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path / "tasks")
+    (tmp_path / "tasks" / "write-greeting" / "solution" / "solve.sh").write_text("echo something else\n")
+    done = cli(*QUIET, "env.path=tasks", "env.tasks=[write-greeting,count-records]", "hydra.run.dir=run")
+    assert done.returncode == 1
+    assert "error: The tasks' own solutions fall short of reward_threshold=1 in 1 of 2" in done.stderr
+    assert "write-greeting (0)" in done.stderr
+    low = cli(*QUIET, "env.path=tasks", "env.tasks=write-greeting", "reward_threshold=0")
+    assert (low.returncode, "error" in low.stderr) == (0, False)
 
 
 @pytest.mark.local

@@ -11,22 +11,57 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+SAMPLE = """
+import asyncio
+
+import ares_exp
+
+
+async def policy(request: ares_exp.LLMRequest) -> ares_exp.LLMResponse:
+    return ares_exp.LLMResponse.from_text(str(request.messages[-1]["content"]))
+
+
+async def play(environment: ares_exp.Environment) -> float | None:
+    async with environment:
+        step = await environment.reset()
+        while step.observation is not None:
+            step = await environment.step(await policy(step.observation))
+        return step.reward
+
+
+def main() -> None:
+    preset, *_ = ares_exp.list_presets()
+    print(asyncio.run(play(ares_exp.make(f"{preset}:0"))))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, timeout=100)
+    [built] = folder.glob("ares_exp-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """A folder in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("target") / "site"
+    subprocess.run([*PIP, "install", "--no-deps", "--target", str(folder), str(wheel)], check=True, timeout=100)
+    return folder
 
 
 @pytest.mark.local
-def test_the_main_job_from_the_wheel(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, timeout=100)
-    [wheel] = tmp_path.glob("ares_exp-*.whl")
+def test_the_main_job_from_the_wheel(tmp_path: Path, wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "ares_exp/conf/config.yaml" in names
     assert "ares_exp/py.typed" in names
     assert "ares_exp/agents/templates/system.j2" in names
     assert not [name for name in names if name.startswith(("tests/", "outputs/"))]
-    target = tmp_path / "site"
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True, timeout=100)
     here = tmp_path / "elsewhere"
     here.mkdir()
     done = subprocess.run(
@@ -45,3 +80,21 @@ def test_the_main_job_from_the_wheel(tmp_path: Path) -> None:
         where, cwd=here, env={**os.environ, "PYTHONPATH": str(target)}, capture_output=True, text=True, check=True
     )
     assert found.stdout.startswith(str(target))
+
+
+def test_a_type_checker_sees_the_types_of_the_wheel(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "right.py").write_text(SAMPLE)
+    (tmp_path / "wrong.py").write_text(SAMPLE.replace("-> float | None", "-> str"))
+    command = ["mypy", "--strict", "--follow-imports=silent", "--no-incremental", "right.py", "wrong.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(target)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    *errors, _ = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in errors] == ["wrong.py"], done.stdout + done.stderr
+    assert "Incompatible return value type" in errors[0]

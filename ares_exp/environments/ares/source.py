@@ -15,7 +15,7 @@ from ares_exp.environments.ares.conversion import response_to_ares
 from ares_exp.environments.ares.environment import AresEnvironment
 from ares_exp.environments.ares.package import container_class, count_tasks, import_ares, response_module
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
-from ares_exp.errors import ConfigError, PreflightError, UnsupportedTaskError
+from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.tasks.positions import parse_position
 from ares_exp.tasks.selection import select
 
@@ -89,12 +89,7 @@ class AresEnvironments(SourceBase):
         return [one.name for one in chosen]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Refuses the policy that plays solutions: the package gives none away."""
-        if parts.provide_solution:
-            raise UnsupportedTaskError(
-                "policy=oracle plays the solutions of tasks, and environments of martian-ares (env=ares) give none "
-                "away. Choose another policy."
-            )
+        """Refuses nothing."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> AresEnvironment:
         """Makes the environment of one episode."""

@@ -22,6 +22,7 @@ class TwentyQuestionsEnvironments(SourceBase):
     """Makes a game of each object, which is a task; all share one oracle."""
 
     needs_container = False
+    has_solutions = True
     loads_offline = True
 
     @validate_call

@@ -250,7 +250,7 @@ def test_a_package_that_is_not_installed(stub: Path) -> None:
 def test_the_policy_that_plays_solutions_is_refused(stub: Path) -> None:
     done = run(stub, "env.preset=echo")
     assert done.returncode == 2
-    assert "policy=oracle plays the solutions of tasks" in done.stderr
+    assert "plays the solutions of tasks, and AresEnvironments has none" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (stub.parent / "stub.log").exists()
 

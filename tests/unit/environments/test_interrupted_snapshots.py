@@ -27,6 +27,7 @@ from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.snapshots import store_lock
+from ares_exp.snapshots.checksum import with_checksum
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
@@ -253,4 +254,4 @@ def _rewrite(snapshot: EnvironmentSnapshot, table: str, **values: Any) -> None:
     file = snapshot.snapshot_dir / "snapshot.json"
     data = json.loads(file.read_text())
     data[table] |= values
-    file.write_text(json.dumps(data))
+    file.write_text(json.dumps(with_checksum(data)))

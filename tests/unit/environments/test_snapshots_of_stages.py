@@ -13,6 +13,7 @@ import zstandard
 
 from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.errors import SnapshotMetadataError
+from ares_exp.snapshots.checksum import with_checksum
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
@@ -139,6 +140,6 @@ async def test_a_changed_stage_is_refused(
     file = (await env.export_state(store)).snapshot_dir / "snapshot.json"
     data = json.loads(file.read_text())
     data["episode"]["past_stages"][0].update(change)
-    file.write_text(json.dumps(data))
+    file.write_text(json.dumps(with_checksum(data)))
     with pytest.raises(SnapshotMetadataError):
         await restore(file)

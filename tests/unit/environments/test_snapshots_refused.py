@@ -27,6 +27,7 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
 )
 from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.snapshots.checksum import with_checksum
 from ares_exp.tasks.harbor import load_task
 from tests.installed_package import Site
 from tests.unit.environments.snapshots import Restore, agent_of, ask, run, running_boxes
@@ -49,11 +50,17 @@ async def snapshot(make_environment: Any, store: Path) -> Path:
 
 
 def edit(snapshot: Path, change: Callable[[Metadata], object]) -> None:
-    """Writes the metadata anew."""
+    """Writes the metadata anew, its checksum included: as one who forges it."""
     path = snapshot / "snapshot.json"
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(sealed(data)))
+
+
+def sealed(data: Metadata) -> Metadata:
+    """The metadata with its checksum, unless its schema is none."""
+    schema = data.get("schema")
+    return with_checksum(data) if isinstance(schema, list) and {*map(type, schema)} == {int} else data
 
 
 async def refused(snapshot: Path, kind: type[SnapshotError], told: str, **options: Any) -> SnapshotError:
@@ -134,6 +141,21 @@ async def test_an_agent_that_now_fails(make_environment: Any, store: Path) -> No
     broken.append(True)
     told = "recorded was an LLM request with 1 messages; now it ended"
     await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
+
+
+async def test_a_step_count_that_was_changed(snapshot: Path) -> None:
+    path = snapshot / "snapshot.json"
+    path.write_text(path.read_text().replace('"step_count": 2', '"step_count": 1'))
+    await refused(snapshot, SnapshotCorruptError, "not the one of its `checksum`: it was changed or damaged")
+
+
+async def test_messages_that_are_damaged(snapshot: Path) -> None:
+    objects = ObjectStore(snapshot.parent)
+    [digest, *_] = json.loads((snapshot / "snapshot.json").read_text())["message_objects"]
+    content = bytearray(objects.file(digest).read_bytes())
+    content[len(content) // 2] ^= 1
+    objects.file(digest).write_bytes(content)
+    await refused(snapshot, SnapshotCorruptError, "is damaged")
 
 
 async def test_no_snapshot_and_no_store(snapshot: Path) -> None:
@@ -319,7 +341,7 @@ def test_any_journal(stored: tuple[Path, bytes], data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 2))):
         change_somewhere(data, lines)
     metadata["journal"] = objects.put_lines([json.dumps(line).encode() for line in lines])
-    (snapshot / "snapshot.json").write_text(json.dumps(metadata))
+    (snapshot / "snapshot.json").write_text(json.dumps(sealed(metadata)))
     before = running_boxes()
     play_one_step(snapshot)
     assert running_boxes() == before

@@ -20,6 +20,7 @@ from ares_exp.environments.source import as_source
 from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -32,6 +33,7 @@ from ares_exp.trajectories.atif.writer import to_atif
 from ares_exp.trajectories.collector_guard import as_collector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import load
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
@@ -191,6 +193,18 @@ async def test_what_nothing_is_recorded_of_is_left_out(tmp_path: Path) -> None:
     assert made.warnings == ["Left out, because nothing is recorded of them: task-0, task-2."]
     with pytest.raises(ConfigError, match=r"Expected one of the recorded tasks \(task-1, task-9\) .* has task-0\."):
         await experiment(tmp_path / "other", count=1, policy=Recorded()).prepare()
+
+
+async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path) -> None:
+    class Solutions(Source):
+        needs_container = False
+
+    with pytest.raises(ConfigError, match=r"policy=oracle.* plays the solutions of tasks, and Solutions has none"):
+        await experiment(tmp_path, source=Solutions(2, no_trouble), policy=OraclePolicy()).prepare()
+    source = Solutions(2, no_trouble)
+    source.has_solutions = True  # type: ignore[attr-defined]
+    summary = await play(experiment(tmp_path / "solved", source=source, policy=OraclePolicy()), tmp_path)
+    assert (summary.must_pass, summary.broken) == (True, ())
 
 
 async def test_everything_is_played_and_written(tmp_path: Path) -> None:
@@ -410,3 +424,47 @@ async def test_a_trajectory_has_the_names_that_the_run_knows(
         assert (episode.metadata["policy"], episode.metadata.get("model")) == known
         assert episode.metadata["agent"] == "Careful"
         assert to_atif(episode)[0]["agent"].get("model_name") == known[1]
+
+
+class Slow(OneStep):
+    """Takes two steps, has a limit on time, and ends when there is no answer."""
+
+    time_left_sec = 0.01
+
+    def grant_time(self, seconds: float) -> None: ...
+
+    async def reset(self) -> TimeStep[Any]:
+        self.left = 2
+        return await super().reset()
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self.left -= 1
+        last = await super().step(action)
+        return last if action is None or not self.left else transition(REQUEST)
+
+
+class SlowSource(Source):
+    def make(self, task_name: str, parts: object) -> OneStep:
+        return Slow(task_name, self.trouble)
+
+
+@pytest.mark.parametrize("ends", ["completed", "without an answer", "raising", "not reset"])
+async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Path, ends: str) -> None:
+    steps = 0
+
+    async def trouble(where: str) -> None:
+        nonlocal steps
+        steps += where == "step"
+        if ends == "not reset" or (ends == "raising" and steps == 2):
+            raise AgentError("no")
+
+    class AnswersOnce(Answers):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            if ends == "without an answer" and steps:
+                await asyncio.Event().wait()
+            return await super().__call__(request)
+
+    await play(experiment(tmp_path, source=SlowSource(1, trouble), policy=AnswersOnce()), tmp_path)
+    [row], [stored] = rows(tmp_path), load(tmp_path / "trajectories")
+    assert row["num_steps"] == stored.step_count == stored.load().step_count == steps == (ends != "not reset") * 2
+    assert (row["started_at"], row["finished_at"]) == (stored.start_time, stored.end_time)

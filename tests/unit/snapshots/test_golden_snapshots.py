@@ -34,6 +34,7 @@ def test_a_golden_store_can_be_read(major: int, tmp_path: Path) -> None:
     assert delta.base == BASE
     assert store.objects.get(third.agent["state"]) == b'{"turn": 3}'
     assert all(store.verify(name).ok for name in store.ids())
+    assert [bool(store.verify(name).notes) for name in store.ids()] == [major == 1] * 2, "1.0 had no checksum"
 
 
 def test_the_digest_of_a_golden_snapshot_stays_what_it_is() -> None:

@@ -18,8 +18,10 @@ from ares_exp.errors import (
 )
 from ares_exp.records.secrets import protect
 from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
+from ares_exp.snapshots.checksum import with_checksum
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.snapshots.verification import NO_CHECKSUM
 from tests.unit.snapshots.stores import EPISODE, add, make
 
 
@@ -29,11 +31,12 @@ def store(tmp_path: Path) -> SnapshotStore:
 
 
 def rewritten(store: SnapshotStore, change: Callable[[dict[str, Any]], object]) -> Path:
-    """The file of a snapshot whose JSON somebody has changed."""
+    """The file of a snapshot whose JSON somebody has changed, its checksum included where the schema is one."""
     path = add(store, step=3).snapshot_dir / "snapshot.json"
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    is_schema = isinstance(data["schema"], list) and {*map(type, data["schema"])} == {int}
+    path.write_text(json.dumps(with_checksum(data) if is_schema else data))
     return path
 
 
@@ -44,7 +47,7 @@ def test_it_comes_back_as_it_was(store: SnapshotStore) -> None:
     assert EnvironmentSnapshot.load_from_file(snapshot.snapshot_dir) == snapshot
     assert EnvironmentSnapshot.load_from_file(str(snapshot.snapshot_dir / "snapshot.json")) == snapshot
     assert snapshot.requires_reset is False
-    assert snapshot.schema == (1, 0)
+    assert snapshot.schema == (1, 1)
 
 
 def test_messages_are_read_from_the_store(store: SnapshotStore) -> None:
@@ -141,8 +144,55 @@ def test_what_a_later_minor_version_adds_is_kept(store: SnapshotStore) -> None:
 
 def test_what_has_to_be_understood_is_not_skipped(store: SnapshotStore) -> None:
     path = rewritten(store, lambda data: data.update(schema=[1, 9], mood=1, must_understand=["journal", "mood"]))
-    with pytest.raises(SnapshotVersionError, match=r"without `mood`, which schema 1\.0 does not have \(it says 1\.9\)"):
+    with pytest.raises(SnapshotVersionError, match=r"without `mood`, which schema 1\.1 does not have \(it says 1\.9\)"):
         EnvironmentSnapshot.load_from_file(path)
+
+
+def test_any_changed_byte_is_noticed(store: SnapshotStore) -> None:
+    snapshot = add(store, step=2)
+    path = snapshot.snapshot_dir / "snapshot.json"
+    written = path.read_bytes()
+    noticed = 0
+    for at in range(len(written)):
+        path.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
+        try:
+            assert EnvironmentSnapshot.load_from_file(path) == snapshot, "only blanks differ"
+        except SnapshotMetadataError:
+            noticed += 1
+            assert not store.verify(snapshot.snapshot_id).ok
+    assert noticed > 0.9 * len(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step_count", 1), ("step_limit", 500), ("message_objects", []), ("episode", {"tokens": 0}), ("mood", "sunny")],
+)
+def test_a_changed_value_is_refused(store: SnapshotStore, name: str, value: object) -> None:
+    snapshot = add(store, step=3)
+    path = snapshot.snapshot_dir / "snapshot.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(SnapshotCorruptError, match="not the one of its `checksum`: it was changed or damaged"):
+        EnvironmentSnapshot.load_from_file(path)
+    [problem] = store.verify(snapshot.snapshot_id).problems
+    assert problem.startswith(f"{path}: its content is not the one of its `checksum`")
+
+
+def test_a_document_without_its_checksum_is_refused_and_an_earlier_one_has_none(store: SnapshotStore) -> None:
+    snapshot = add(store, step=3)
+    path = snapshot.snapshot_dir / "snapshot.json"
+    data = json.loads(path.read_text())
+    for earlier in (data | {"schema": [1, 0]}, {name: value for name, value in data.items() if name != "checksum"}):
+        path.write_text(json.dumps(earlier))
+        with pytest.raises(SnapshotMetadataError, match="`checksum`"):
+            EnvironmentSnapshot.load_from_file(path)
+    path.write_text(
+        json.dumps({name: value for name, value in earlier.items() if name != "schema"} | {"schema": [1, 0]})
+    )
+    old = EnvironmentSnapshot.load_from_file(path)
+    assert (snapshot.has_checksum, old.has_checksum) == (True, False)
+    old.save_to_file(path)
+    assert EnvironmentSnapshot.load_from_file(path) == old
+    assert store.verify(snapshot.snapshot_id).notes == (NO_CHECKSUM,)
 
 
 def test_a_later_version_is_told(store: SnapshotStore) -> None:

@@ -24,6 +24,7 @@ def record(
     attempts: int = 1,
     overrides: Sequence[str] = (),
     ended: bool = True,
+    must_pass: bool = False,
     **config: object,
 ) -> Path:
     """Writes the folder; `ended` says whether the run had time for its summary."""
@@ -34,6 +35,6 @@ def record(
     (folder / "provenance.json").write_text(json.dumps({"run_id": folder.name, "tasks": dict.fromkeys(tasks)}))
     (folder / "episodes.jsonl").write_text("".join(json.dumps(one.to_dict()) + "\n" for one in results))
     if ended:
-        summary = RunSummary(len(tasks) * attempts, tuple(results), wall_sec=2.0)
+        summary = RunSummary(len(tasks) * attempts, tuple(results), wall_sec=2.0, must_pass=must_pass)
         (folder / "summary.json").write_text(json.dumps(summary.to_dict()))
     return folder

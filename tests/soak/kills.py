@@ -1,0 +1,54 @@
+"""Many runs that are killed at moments spread over them, and resumed until they are complete.
+
+`python -m tests.soak.kills BACKEND COUNT [SEED] [OVERRIDE …]` prints a line for each. What must hold of each is
+`tests.e2e.killed_run.check`: no turn paid twice but for the call under way, nothing finished played again, no container
+and no partial file left.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.counting_endpoint import CountingEndpoint
+from tests.e2e.killed_run import KilledRun, kill_and_resume, make_tasks, moments
+
+
+def main(backend: str, count: int, seed: int, overrides: Sequence[str]) -> int:
+    """Returns 1 if anything failed."""
+    rng, failed, began = random.Random(seed), 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary, CountingEndpoint() as endpoint:
+        directory = Path(temporary)
+        (directory / "whole").mkdir()
+        make_tasks(directory / "whole")
+        whole = KilledRun(directory / "whole", endpoint, backend, overrides)
+        assert whole.begin() == 0, whole.said
+        told: Counter[str] = Counter()
+        for number, moment in enumerate(moments(count, endpoint.asked.total(), rng)):
+            with CountingEndpoint() as own:
+                (directory / str(number)).mkdir()
+                make_tasks(directory / str(number))
+                run = KilledRun(directory / str(number), own, backend, overrides)
+                try:
+                    says = kill_and_resume(run, whole, moment, rng)
+                except (AssertionError, OSError, subprocess.TimeoutExpired):
+                    failed += 1
+                    says = f"FAILED: {traceback.format_exc()}\n{run.said}"
+                told["lost"] += own.asked.total() - len(own.asked)
+                told["kills"] += run.kills
+                told["turns asked more than twice"] += sum(times > 2 for times in own.asked.values())
+            print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
+    print(f"{count} moments, {failed} failed, {dict(told)}, {time.monotonic() - began:.0f} s")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    raise SystemExit(main(given[0], int(given[1]), int(given[2]) if len(given) > 2 else 0, given[3:]))
