@@ -19,6 +19,10 @@ HYDRA_RECORDS = ".hydra"
 ROOT_CONFIG = "config"
 RECORDED_CONFIG = "recorded_run"
 """Names of root configs: that of the config tree, and that which a run's record has been put in."""
+NOTHING_TO_RESUME = (
+    "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
+    "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have begun."
+)
 _one_at_a_time = threading.Lock()
 """Serializes composition: Hydra keeps its state in one global place."""
 
@@ -49,6 +53,17 @@ def register_resolvers() -> None:
 
     OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("hydra_records", hydra_records, replace=True)
+
+
+def is_fresh_dir(node: Any) -> bool:
+    """Whether the directory of Hydra's `run` or `sweep` node was left to the config tree: each command gets a new one.
+
+    Does not resolve the directory, which would make it.
+    """
+    from omegaconf import OmegaConf
+
+    unresolved: Any = OmegaConf.to_container(node, resolve=False)
+    return "${fresh_dir:" in str(unresolved["dir"])
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
@@ -93,7 +108,7 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
     from yaml import YAMLError
 
     from ares_exp.config.explain import explain
-    from ares_exp.config.overrides import listed
+    from ares_exp.config.overrides import listed, with_home
     from ares_exp.errors import ConfigError
 
     folders = [f"hydra.searchpath={listed(folder_url(one.absolute()) for one in config_dirs)}"] if config_dirs else []
@@ -101,7 +116,7 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
         set_up_hydra()
         try:
             with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-                return compose(ROOT_CONFIG, overrides=[*folders, *overrides])
+                return compose(ROOT_CONFIG, overrides=[*folders, *with_home(overrides)])
         except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
             raise ConfigError(explain(error, overrides)) from error
 
