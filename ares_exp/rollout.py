@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep
-from ares_exp.errors import MalformedAnswerError, PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
+from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
-from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
 """`start`: container and agent; `policy`: an answer; `environment`: commands and, at the end, the verifier; `end`: that
@@ -143,6 +143,7 @@ async def _ask(
         async with deadline.timer:
             response = await policy(request)
     except UnansweredError:
+        events.usage.add(None)
         return None
     except PolicyError as error:
         if isinstance(error, RefusalError) and error.answer is not None:
@@ -150,6 +151,7 @@ async def _ask(
         raise
     except (Exception, SystemExit) as error:
         if deadline.is_time_up:
+            events.usage.add(None)
             return None
         if deadline.timer.expired():
             raise PolicyTimeoutError(f"The policy gave no answer within its limit of {limit_sec:g} s.") from error
@@ -157,12 +159,6 @@ async def _ask(
     finally:
         events.deadline = None
         events.policy_sec += time.perf_counter() - began
-    if not isinstance(response, LLMResponse):
-        raise PolicyError(f"Expected the policy to answer with an LLMResponse, got {type(response).__name__}.")
-    if not is_countable(response):
-        raise MalformedAnswerError(
-            f"Expected the policy's answer to cost 0 or more US dollars, below {MAX_NUMBER:g}, and to have used "
-            f"0 or more tokens, below {MAX_COUNT:,}, got cost={response.cost!r:.80}, usage={response.usage!r:.200}."
-        )
+    response = checked_answer(response)
     events.usage.add(response)
     return response

@@ -56,7 +56,13 @@ class OptionSearchPath(SearchPathPlugin):
 
 
 class OptionFiles(ConfigSource):
-    """One folder of options, and of folders of them."""
+    """One folder of options, and of folders of them.
+
+    Attributes:
+        looked_at: Every file that was read or looked for since this was emptied, with its `file_stamp` before that.
+    """
+
+    looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
 
     @staticmethod
     def scheme() -> str:
@@ -120,7 +126,18 @@ class OptionFiles(ConfigSource):
         return sorted(found)
 
     def _file(self, config_path: str) -> Path:
-        return Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+        path = Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+        self.looked_at.setdefault(path, file_stamp(path))
+        return path
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Returns what changes with the content of a file; `None` where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _completed(option: DictConfig) -> DictConfig:

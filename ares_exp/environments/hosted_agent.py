@@ -8,7 +8,7 @@ from typing import Any
 from ares_exp.agents.code_agent import CodeAgent, ContextualAgent, StatefulAgent
 from ares_exp.errors import AgentError, SnapshotMismatchError
 from ares_exp.journal.runtime import AgentRuntime
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 
 
@@ -32,9 +32,31 @@ class HostedLLM:
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Asks the policy."""
+        """Asks the policy.
+
+        Raises:
+            TypeError: What the agent asks is no request.
+        """
+        _check_request(request)
         response: LLMResponse = await self._runtime.call("llm", request)
         return response
+
+
+def _check_request(request: object) -> None:
+    """Refuses anything that is not a request where the agent makes it, so that nobody else is blamed.
+
+    Raises:
+        TypeError: It is no `LLMRequest`, or its messages are none.
+    """
+    example = 'LLMRequest([{"role": "user", "content": text}])'
+    if not isinstance(request, LLMRequest):
+        raise TypeError(f"Expected llm_client to be given an LLMRequest, got {type(request).__name__}: use {example}.")
+    for message in request.messages:
+        if type(message) is not Message or "role" not in message:
+            raise TypeError(
+                f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}: use "
+                f"{example}."
+            )
 
 
 def with_context(agent: CodeAgent) -> ContextualAgent:

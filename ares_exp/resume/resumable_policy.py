@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -86,6 +87,7 @@ class ResumablePolicy:
         """Answers one request.
 
         Raises:
+            PolicyError: The policy failed, or what it answered is no answer.
             ResumeDivergedError: It differs from the recorded request, and the attempt is to start from the beginning.
             UnansweredError: There was no answer to it in time.
         """
@@ -113,7 +115,7 @@ class ResumablePolicy:
                 )
             await in_thread(lambda: self._log.begin(self._earlier[:position]))
         try:
-            answer = await self._client(request)
+            answer = checked_answer(await self._client(request))
         except RefusalError as refusal:
             if refusal.answer is not None:
                 self._events.paid(refusal.answer)

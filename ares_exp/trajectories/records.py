@@ -155,6 +155,11 @@ class EpisodeTrajectory:
         """The limit that truncated it; `None` when none did."""
         return self.error.limit if self.error is not None else None
 
+    @property
+    def step_count(self) -> int:
+        """Number of steps after FIRST, one that raised included: `num_steps` of the row in `episodes.jsonl`."""
+        return count_steps(self.num_steps, self.unfinished_step)
+
     def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
         """Returns the rewards still to come at each step.
 
@@ -213,6 +218,11 @@ class EpisodeTrajectory:
         from ares_exp.trajectories.files.episode_file import load_episode
 
         return load_episode(Path(path))
+
+
+def count_steps(num_steps: int, unfinished: StepRecord | None) -> int:
+    """Counts the steps after FIRST of an episode with so many records, and a step that raised beside them, or none."""
+    return max(num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:

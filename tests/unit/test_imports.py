@@ -17,6 +17,7 @@ FLOORS = (
     ("config", "filesystem", "statistics"),
     ("containers",),
     ("environment",),
+    ("asking",),
     ("rollout", "snapshots"),
     ("trajectories",),
     ("journal", "policies", "tasks"),

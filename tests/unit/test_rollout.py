@@ -77,11 +77,20 @@ async def test_a_refusal_that_ends_the_episode_is_paid_but_is_no_step() -> None:
     assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (0, 10, 5, 0.25)
 
 
-async def test_an_answer_that_is_none_is_a_policy_error() -> None:
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("text", "an LLMResponse, got str"),
+        (None, "got NoneType"),
+        (LLMResponse("text"), "TextData.text., got 'text'"),  # type: ignore[arg-type]
+        (LLMResponse(["text"]), "got .'text'"),  # type: ignore[list-item]
+    ],
+)
+async def test_what_is_no_answer_is_a_policy_error(answer: Any, expected: str) -> None:
     async def policy(request: LLMRequest) -> Any:
-        return "text"
+        return answer
 
-    with pytest.raises(PolicyError, match="got str"):
+    with pytest.raises(PolicyError, match=f"Expected the .*{expected}.*LLMResponse.from_text"):
         await run_episode(ThreeSteps(), policy, EpisodeEvents())
 
 

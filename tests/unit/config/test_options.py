@@ -10,11 +10,13 @@ import pytest
 
 from ares_exp.cli.help import print_help
 from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.option_files import OptionFiles
 from ares_exp.config.options import conf_dir, config_dirs_of, find_options, option_problems
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError
 from ares_exp.listing.command_line import main
 from ares_exp.presets.configured_preset import ConfiguredPreset
+from ares_exp.presets.registry import make
 from ares_exp.records.record_files import MAX_YAML_BYTES
 from tests.installed_package import Site
 
@@ -97,3 +99,26 @@ def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes, reaso
         compose_config(["policy=mine"], config_dirs=[folder])
     assert str(path) in str(caught.value)
     assert reason in str(caught.value)
+
+
+def test_what_was_composed_is_kept_until_a_file_of_it_changes(folder: Path) -> None:
+    option = folder / "policy" / "mine.yaml"
+    option.write_text("_target_: x.y\ndepth: 1\n")
+    first = compose_config(["policy=mine"], config_dirs=[folder])
+    first.policy.depth = 7
+    OptionFiles.looked_at.clear()
+    assert compose_config(["policy=mine"], config_dirs=[folder]).policy.depth == 1, "each caller has its own"
+    assert OptionFiles.looked_at == {}, "nothing was composed"
+    assert compose_config(["policy=mine", "policy.depth=2"], config_dirs=[folder]).policy.depth == 2
+    option.write_text("_target_: x.y\ndepth: 30\n")
+    assert compose_config(["policy=mine"], config_dirs=[folder]).policy.depth == 30
+    option.unlink()
+    with pytest.raises(ConfigError, match="mine"):
+        compose_config(["policy=mine"], config_dirs=[folder])
+
+
+def test_making_a_preset_again_composes_nothing() -> None:
+    make("harbor_samples:0")
+    OptionFiles.looked_at.clear()
+    make("harbor_samples:1")
+    assert OptionFiles.looked_at == {}

@@ -382,6 +382,23 @@ async def test_an_agent_that_leaves_the_program(make_environment: Any) -> None:
         await env.step(SUBMIT)
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"messages": [{"role": "user", "content": "?"}]}, "llm_client to be given an LLMRequest, got dict"),
+        ("?", "got str"),
+        (LLMRequest("?"), "mappings with a `role`, got '[?]'"),  # type: ignore[arg-type]
+        (LLMRequest([{"content": "?"}]), "mappings with a `role`, got .'content'"),
+    ],
+)
+async def test_an_agent_that_asks_what_is_no_request(make_environment: Any, asked: Any, expected: str) -> None:
+    async def asks(container: Any, llm: Any) -> None:
+        await llm(asked)
+
+    with pytest.raises(AgentError, match=f"raised TypeError: Expected .*{expected}.*use LLMRequest"):
+        await make_environment(agent=agent_factory(asks)).reset()
+
+
 async def test_an_agent_that_asks_nothing(make_environment: Any) -> None:
     async def silent(container: Any, llm: Any) -> None:
         await container.exec("true")

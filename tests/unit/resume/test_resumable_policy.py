@@ -204,6 +204,18 @@ async def test_what_has_no_answer_is_not_logged(tmp_path: Path) -> None:
     assert logged(tmp_path) == ["a0", "a1", "a2"]
 
 
+async def test_what_is_no_answer_is_neither_logged_nor_paid(tmp_path: Path) -> None:
+    class Talker(Client):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            return "text"  # type: ignore[return-value]
+
+    events = Told()
+    policy, _ = resumed(tmp_path, Talker(), begin_at=3, events=events)
+    with pytest.raises(PolicyError, match="Expected the policy to answer with an LLMResponse, got str"):
+        await policy(request("q3"))
+    assert (logged(tmp_path), events.answers) == (["a0", "a1", "a2"], [])
+
+
 async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
     events = Told()
     policy, client = resumed(tmp_path, begin_at=2, events=events)
