@@ -15,7 +15,6 @@ from ares_exp.trajectories.files.jsonl_file import read_jsonl
 from ares_exp.trajectories.files.jsonl_index import index_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-
 SUCCESS = 1.0
 """Reward from which on an episode is a success, where no bounds are given."""
 
