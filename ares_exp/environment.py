@@ -181,6 +181,7 @@ class EpisodeReport:
         attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             when no limit did, or while the episode is running.
+        format_errors: Replies that its agents could not use, as far as they count them.
         rewards: Everything that the verifier scored, by key; empty when it did not run.
         note: Why the reward says nothing about the tests, if they could not be run or graded.
         stages: Results of the finished stages; empty for a single-stage task.
@@ -203,6 +204,7 @@ class EpisodeReport:
     seed: int | None = None
     attempt: int | None = None
     truncated_by: str | None = None
+    format_errors: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
     stages: tuple[StageResult, ...] = ()

@@ -135,7 +135,11 @@ def bash_blocks(reply: str) -> list[str]:
 
 
 class ShellAgent:
-    """Asks the LLM for one command at a time, runs it, shows it the output, until it submits."""
+    """Asks the LLM for one command at a time, runs it, shows it the output, until it submits.
+
+    Attributes:
+        format_errors: Number of replies without exactly one bash block.
+    """
 
     def __init__(
         self,
@@ -152,6 +156,7 @@ class ShellAgent:
         self._command_timeout_sec = command_timeout_sec
         self._max_output_chars = max_output_chars
         self._context = AgentContext()
+        self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
         """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
@@ -182,6 +187,7 @@ class ShellAgent:
         """Runs the command in `reply`; returns the next message to the LLM, `None` when it submitted."""
         blocks = bash_blocks(reply)
         if len(blocks) != 1:
+            self.format_errors += 1
             return self._templates.format_error.render(blocks=len(blocks))
         try:
             result = await self._container.exec(blocks[0], timeout_sec=self._command_timeout_sec)

@@ -128,7 +128,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
         values: Any = OmegaConf.to_container(config, resolve=True)
         job = JobFolder.read(Path(hydra.runtime.output_dir))
         if job.is_done(values):
-            sys.stdout.write(f"\n#{hydra.job.num}: complete before\n")
+            sys.stdout.write(f"#{hydra.job.num}: complete before\n")
             return job.summary
     return None
 

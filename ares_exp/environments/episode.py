@@ -73,6 +73,7 @@ class Episode:
         self.container: Container | None = None
         self.container_image: str | None = None
         self.host: AgentHost | None = None
+        self._hosts: list[AgentHost] = []
         self.encoder = JournalEncoder()
         self._solution_env: Mapping[str, str] = {}
         self._network_between = PUBLIC
@@ -266,8 +267,13 @@ class Episode:
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was under way.")
 
+    @property
+    def format_errors(self) -> int:
+        """Number of replies that the agents of all stages could not use."""
+        return sum(host.format_errors for host in self._hosts)
+
     def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
-        return AgentHost(
+        host = AgentHost(
             container,
             journal,
             user=self.stage.agent_user,
@@ -276,6 +282,8 @@ class Episode:
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
         )
+        self._hosts.append(host)
+        return host
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:

@@ -121,7 +121,7 @@ class ChatCompletionsPolicy(Policy):
             preflight_timeout_sec: Bound on the check before the run, in seconds.
             prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
                 output_per_million_usd: 10}}`. Without one the cost is what the endpoint reports in `usage.cost`, else
-                0.0 with one warning.
+                0.0: a warning under a limit in US dollars.
             extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
             max_tokens_field: What the endpoint calls the bound on generated tokens; `max_tokens` for engines that know
                 only the older name.
@@ -146,6 +146,7 @@ class ChatCompletionsPolicy(Policy):
         self._on_refusal = on_refusal
         self._strict = strict
         self._warned: set[str] = set()
+        self.unpriced: set[str] = set()
         self._endpoint = Endpoint(
             base_url=base_url,
             api_key_env=api_key_env,
@@ -260,10 +261,7 @@ class ChatCompletionsPolicy(Policy):
         price = self._prices.get(response.model or "") or self._prices.get(self._model)
         if price is None:
             if not response.cost:
-                self._warn_once(
-                    f"No price is known for model {response.model or self._model!r}: its cost counts as 0.0 "
-                    "and no limit on cost holds. Set policy.prices (0 for a free model) to know it."
-                )
+                self.unpriced.add(response.model or self._model)
             return response.cost
         usage = response.usage
         dollars = usage.prompt_tokens * price.input_per_million_usd

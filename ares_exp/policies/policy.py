@@ -54,6 +54,7 @@ class Policy(LLMClient):
         needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
             after `preflight`.
         model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
+        unpriced: Names of models that have answered and whose price is not known: their cost counts as 0.0.
         recorded_tasks: The only tasks that it has answers for, of a policy that plays recorded episodes; known after
             `preflight`. `None`: any.
         must_pass: Whether an attempt below the reward threshold means that something is broken, not that the policy is
@@ -62,6 +63,7 @@ class Policy(LLMClient):
 
     needs_solution: bool = False
     model_name: str | None = None
+    unpriced: Collection[str] = ()
     recorded_tasks: Collection[str] | None = None
     must_pass: bool = False
 

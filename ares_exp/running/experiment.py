@@ -158,7 +158,7 @@ class Experiment:
             run_dir=self._run_dir.path,
             sweep_dir=self._settings.sweep_dir,
         )
-        self._progress = Progress(len(owed), before=len(planned) - len(owed))
+        self._progress = Progress(len(owed), before=len(planned) - len(owed), is_kept=self._settings.sweep_dir is None)
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)
@@ -355,6 +355,12 @@ class Experiment:
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
         self._meter.add_answer(episode.planned.episode_id, answer)
+        if self._settings.limits.cost is not None or self._parts.budget.cost is not None:
+            for model in tuple(self._parts.policy.unpriced):
+                self._warn(
+                    f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
+                    "not hold. Set policy.prices (0 for a free model)."
+                )
         if episode.result is None:
             self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
         self._check_budget()

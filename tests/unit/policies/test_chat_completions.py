@@ -143,12 +143,12 @@ async def test_cost(endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCa
     assert not caplog.records
 
 
-async def test_cost_without_a_price_is_zero_with_one_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cost_without_a_price_is_zero_without_a_word(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     policy = make()
+    assert policy.unpriced == set()
     assert [(await policy(HI)).cost for _ in range(3)] == [0.0] * 3
-    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warned) == 1
-    assert "No price is known for model 'm'" in warned[0].getMessage()
+    assert policy.unpriced == {"m"}
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
 async def test_cost_as_the_endpoint_reports_it(endpoint: LoopbackEndpoint, make: Make) -> None:

@@ -468,3 +468,20 @@ async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Pat
     [row], [stored] = rows(tmp_path), load(tmp_path / "trajectories")
     assert row["num_steps"] == stored.step_count == stored.load().step_count == steps == (ends != "not reset") * 2
     assert (row["started_at"], row["finished_at"]) == (stored.start_time, stored.end_time)
+
+
+class Unpriced(Answers):
+    def __init__(self) -> None:
+        self.unpriced: list[str] = []
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        self.unpriced = ["small-1"]
+        return LLMResponse.from_text("a", usage=Usage(8, 2), finish_reason="length")
+
+
+@pytest.mark.parametrize("cost", [None, 5.0])
+async def test_an_unknown_price_is_a_word_only_under_a_limit_in_dollars(tmp_path: Path, cost: float | None) -> None:
+    made = experiment(tmp_path, policy=Unpriced(), limits=EpisodeLimits(cost=cost))
+    await play(made, tmp_path)
+    assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
+    assert [row["length_stops"] for row in rows(tmp_path)] == [1, 1, 1]
