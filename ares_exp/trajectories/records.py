@@ -10,7 +10,14 @@ from typing import Any
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.environment import StepType
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
-from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
+from ares_exp.llms.response import (
+    OPTIONAL_RESPONSE_FIELDS,
+    LLMResponse,
+    Usage,
+    piece_from_dict,
+    piece_to_dict,
+    usage_to_dict,
+)
 from ares_exp.records.results import ErrorInfo, Outcome
 
 
@@ -30,11 +37,10 @@ def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
     """Returns a JSON-ready dict of `response`, frozen; optional fields that are `None` are left out."""
-    usage = response.usage
     data = {
         "data": FrozenList([Message(piece_to_dict(piece)) for piece in response.data]),
         "cost": response.cost,
-        "usage": Message(prompt_tokens=usage.prompt_tokens, generated_tokens=usage.generated_tokens),
+        "usage": Message(usage_to_dict(response.usage)),
     }
     for name in OPTIONAL_RESPONSE_FIELDS:
         if (value := getattr(response, name)) is not None:
