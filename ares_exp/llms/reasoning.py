@@ -10,8 +10,8 @@
 An engine that does not split its model's `<think>…</think>` off leaves it in the text, where it stays; engines do so
 when they are started with the reasoning parser of the model.
 
-Agents keep what a model said, not what it thought. Endpoints that want it back (tool calls of DeepSeek's, signed
-reasoning) get it from `KnownReasoning`, which finds the answer that a message repeats.
+Agents keep what a model said, not what it thought. Endpoints that want it back get it from `KnownReasoning`, which
+finds the answer that a message repeats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
+from ares_exp.llms.response import LLMResponse, ThinkingData, ToolCallData
 from ares_exp.llms.wire import Report, shorten
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
@@ -127,9 +127,12 @@ class KnownReasoning:
 
     def add(self, answer: LLMResponse) -> None:
         """Remembers the reasoning of an answer, also that it has none."""
-        text = "".join(piece.content for piece in answer.data if isinstance(piece, TextData))
         calls = [(call.id, call.name, call.arguments) for call in answer.data if isinstance(call, ToolCallData)]
-        self._known[_key(text, calls)].append(answer.thinking)
+        self._known[_key(answer.text, calls)].append(answer.thinking)
+
+    def add_message(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> None:
+        """Remembers the reasoning of an answer that is given as the message that repeats it."""
+        self._known[_key(*_said(message))].append(tuple(pieces))
 
     def put_into(
         self,
