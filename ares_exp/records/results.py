@@ -202,6 +202,7 @@ class EpisodeResult:
         outcome: Its outcome.
         reward: The episode's reward; `None` when there is none (never 0.0 for want of a better number).
         rewards: Everything the verifier scored, by key.
+        note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
         error: What went wrong, or the limit that truncated it.
         num_steps: Steps after the first request: policy answers, and any that did not come in time. The trajectory's
             `num_steps` counts the record of the first request, too.
@@ -243,6 +244,7 @@ class EpisodeResult:
     replayed: Replayed | None = None
     stages: tuple[StageResult, ...] = ()
     environment_usage: EnvironmentUsage | None = None
+    note: str | None = None
 
     @property
     def limit(self) -> str | None:

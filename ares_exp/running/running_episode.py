@@ -118,6 +118,7 @@ class RunningEpisode(EpisodeEvents):
             outcome=outcome,
             reward=reward,
             rewards=report.rewards,
+            note=report.note,
             error=error,
             num_steps=usage.step_count,
             prompt_tokens=usage.prompt_tokens,
