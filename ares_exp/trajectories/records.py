@@ -10,7 +10,14 @@ from typing import Any
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.environment import StepType
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
-from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
+from ares_exp.llms.response import (
+    OPTIONAL_RESPONSE_FIELDS,
+    ORACLE_MODEL,
+    LLMResponse,
+    Usage,
+    piece_from_dict,
+    piece_to_dict,
+)
 from ares_exp.records.results import ErrorInfo, Outcome
 
 
@@ -154,6 +161,11 @@ class EpisodeTrajectory:
     def limit(self) -> str | None:
         """The limit that truncated it; `None` when none did."""
         return self.error.limit if self.error is not None else None
+
+    @property
+    def is_of_oracle(self) -> bool:
+        """Whether it has answers of the oracle: the task's own solution."""
+        return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in self.steps)
 
     @property
     def step_count(self) -> int:
