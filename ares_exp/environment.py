@@ -49,6 +49,10 @@ DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
 
 
+_SHOWN_CHARS = 200
+"""Length of an observation in the repr of a time step."""
+
+
 class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     """One time step; in signatures `TimeStep[LLMRequest]`, or with the types of reward and discount after it.
 
@@ -64,6 +68,14 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     reward: RewardT | None
     discount: DiscountT | None
     observation: ObservationT | None
+
+    def __repr__(self) -> str:
+        """Shows all but the middle of a long observation."""
+        shown = repr(self.observation)
+        if len(shown) > _SHOWN_CHARS:
+            half = _SHOWN_CHARS // 2
+            shown = f"{shown[:half]} … {shown[-half:]}"
+        return f"TimeStep({self.step_type!r}, reward={self.reward!r}, discount={self.discount!r}, observation={shown})"
 
     def first(self) -> bool:
         """Whether this step opens an episode."""

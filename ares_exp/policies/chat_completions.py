@@ -296,7 +296,7 @@ class ChatCompletionsPolicy(Policy):
         price = self._prices.get(response.model or "") or self._prices.get(self._model or "")
         if price is None:
             if not response.cost:
-                self.unpriced.add(response.model or self._model)
+                self.unpriced.add(response.model or str(self._model))
             return response.cost
         usage = response.usage
         dollars = usage.prompt_tokens * price.input_per_million_usd

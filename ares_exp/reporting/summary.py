@@ -171,7 +171,7 @@ def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
         if estimate is None:
             yield "-"
         else:
-            few = f" (of {estimate.tasks} tasks)" if estimate.tasks < tasks else ""
+            few = f" (of {count_of(estimate.tasks, 'task')})" if estimate.tasks < tasks else ""
             yield f"{format_estimate(estimate)}{few}"
 
 

@@ -476,3 +476,13 @@ async def test_a_large_answer_arrives_whole(endpoint: LoopbackEndpoint, make: Ma
     text = "é\n" * 1_000_000
     endpoint.then(answer(text))
     assert (await make()(HI)).text == text
+
+
+async def test_a_key_of_a_few_letters_masks_no_words(
+    endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers without accounts are often given one letter."""
+    monkeypatch.setenv("OPENAI_API_KEY", "e")
+    endpoint.otherwise = error(400, "the request is broken")
+    with pytest.raises(Exception, match="the request is broken"):
+        await make()(HI)

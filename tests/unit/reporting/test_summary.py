@@ -98,7 +98,7 @@ def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path
     text = _render(RunSummary(4, results), tmp_path)
     assert "\n\n\n" not in text
     assert "errors as zero   pass^k, likewise\n" in text
-    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 tasks)") == 2
+    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 task)") == 2
     assert "pass: a reward of 1.00 or more\n" in text
 
 
