@@ -142,6 +142,7 @@ class ChatCompletionsPolicy(Policy):
         self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
         self._preflight_timeout_sec = preflight_timeout_sec
         self._prices = dict(prices or {})
+        self.knows_prices = bool(self._prices)
         self._extra_body = dict(extra_body or {})
         self._max_tokens_field: MaxTokensField = max_tokens_field
         self._on_refusal = on_refusal

@@ -56,6 +56,7 @@ class Policy(LLMClient):
         model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
         recorded_tasks: The only tasks that it has answers for, of a policy that plays recorded episodes; known after
             `preflight`. `None`: any.
+        knows_prices: Whether it was told what its answers cost, so that limits on cost can be set.
         must_pass: Whether an attempt below the reward threshold means that something is broken, not that the policy is
             weak (the oracle): the command then fails.
     """
@@ -63,6 +64,7 @@ class Policy(LLMClient):
     needs_solution: bool = False
     model_name: str | None = None
     recorded_tasks: Collection[str] | None = None
+    knows_prices: bool = False
     must_pass: bool = False
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
