@@ -123,8 +123,8 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost"]
-"""A limit of a run on its episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`."""
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors"]
+"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`; `format_errors` is an agent's."""
 
 
 class MinimalEnvironment(Protocol):

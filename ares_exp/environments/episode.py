@@ -24,7 +24,7 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
-from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.errors import EpisodeStateError, RepeatedFormatError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
@@ -304,6 +304,9 @@ class Episode:
                 request = await host.next_request()
         except TimeIsUpError:
             self.truncated_by = "time"
+            return False
+        except RepeatedFormatError:
+            self.truncated_by = "format_errors"
             return False
         if request is not None:
             self.truncated_by = self.setup.limits.reached(self.usage)

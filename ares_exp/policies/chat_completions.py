@@ -97,7 +97,7 @@ class ChatCompletionsPolicy(Policy):
         extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)] | None = None,
         max_tokens_field: MaxTokensField = "max_completion_tokens",
         on_refusal: Literal["answer", "error"] = "answer",
-        send_reasoning: bool | ReasoningField = False,
+        send_reasoning: Literal[False, True, ReasoningField] = False,
         strict: bool = True,
     ) -> None:
         """Checks the settings; the key is read with the first request.
@@ -147,6 +147,7 @@ class ChatCompletionsPolicy(Policy):
         self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
         self._preflight_timeout_sec = preflight_timeout_sec
         self._prices = dict(prices or {})
+        self.knows_prices = bool(self._prices)
         self._extra_body = dict(extra_body or {})
         self._max_tokens_field: MaxTokensField = max_tokens_field
         self._on_refusal = on_refusal
@@ -190,7 +191,9 @@ class ChatCompletionsPolicy(Policy):
         """
         seed = episode.seed % 2**31 if self._seed == "episode" else self._fixed_seed
         on_wait = episode.on_wait if episode.on_wait is not None else _ignore
-        return _Bound(self, seed, on_wait, KnownReasoning() if self._reasoning_field is not None else None)
+        if self._reasoning_field is None:
+            return _Bound(self, seed, on_wait)
+        return _Remembering(self, seed, on_wait, KnownReasoning())
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request. Reasoning is sent back in episodes alone (`for_episode`): here nobody knows what is one.
@@ -316,7 +319,19 @@ class _Bound:
     policy: ChatCompletionsPolicy
     seed: int | None
     on_wait: OnWait
-    reasoning: KnownReasoning | None
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembering:
+    """The policy, bound to one episode, with the reasoning so far, which is sent back."""
+
+    policy: ChatCompletionsPolicy
+    seed: int | None
+    on_wait: OnWait
+    reasoning: KnownReasoning
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         answer = await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait, reasoning=self.reasoning)
@@ -329,6 +344,5 @@ class _Bound:
             self.remember(answer)
 
     def remember(self, answer: LLMResponse) -> None:
-        """Remembers the reasoning of an answer of the episode, if it is to be sent back."""
-        if self.reasoning is not None:
-            self.reasoning.add(answer)
+        """Remembers the reasoning of an answer of the episode."""
+        self.reasoning.add(answer)

@@ -74,9 +74,10 @@ class _Script:
         """Returns the next reply."""
         position, count = self._position, len(self._replies)
         if position >= count and not (self._repeat_last and count):
+            replies = count_of(count, "reply", "replies")
             raise PolicyError(
-                f"The script for task {self._task_name!r} has {count_of(count, 'reply', 'replies')}, and the agent asks "
-                f"for one more (request {position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
+                f"The script for task {self._task_name!r} has {replies}, and the agent asks for one more (request "
+                f"{position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
             )
         self._position += 1
         return LLMResponse.from_text(

@@ -104,7 +104,18 @@ class Experiment:
         names = self._narrowed(cast("Sequence[str]", outcomes[0]))
         episode_parts = self._maker.episode_parts(self._settings.seed)
         await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
+        if parts.policy.knows_prices and not self._limits_spending:
+            self._warn(
+                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
+                "episode at 0.5."
+            )
         return names
+
+    @property
+    def _limits_spending(self) -> bool:
+        limits, budget = self._settings.limits, self._parts.budget
+        bounds = (limits.tokens, limits.cost, budget.tokens, budget.cost, budget.sweep.tokens, budget.sweep.cost)
+        return any(bound is not None for bound in bounds)
 
     async def _load(self) -> Sequence[str]:
         """Reads the task set and has the source check itself; returns the names of the selected tasks."""

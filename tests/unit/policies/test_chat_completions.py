@@ -160,6 +160,7 @@ async def test_reasoning_is_a_part_of_the_answer_and_not_sent_back_by_default(
 ) -> None:
     endpoint.then(thinking("a", "hm"))
     client = make().for_episode(EpisodeSpec("t"))
+    assert not isinstance(client, AdvancingClient), "it has nothing to remember"
     response = await client(conversation("1"))
     assert list(response.data) == [ThinkingData("hm"), TextData("a")]
     await client(conversation("1", "a", "2"))

@@ -24,6 +24,7 @@ from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.running.budget import Budget, Limits
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.experiment import Experiment
 from ares_exp.tasks.time_limits import TimeLimits
@@ -205,6 +206,30 @@ async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path)
     source.has_solutions = True  # type: ignore[attr-defined]
     summary = await play(experiment(tmp_path / "solved", source=source, policy=OraclePolicy()), tmp_path)
     assert (summary.must_pass, summary.broken) == (True, ())
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget", "warned"),
+    [
+        (EpisodeLimits(), Budget(), True),
+        (EpisodeLimits(cost=1.0), Budget(), False),
+        (EpisodeLimits(tokens=1), Budget(), False),
+        (EpisodeLimits(), Budget(cost=1.0), False),
+        (EpisodeLimits(), Budget(sweep=Limits(tokens=1)), False),
+    ],
+)
+async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
+    tmp_path: Path, limits: EpisodeLimits, budget: Budget, warned: bool
+) -> None:
+    class Priced(Answers):
+        knows_prices = True
+
+    made = experiment(tmp_path, policy=Priced(), limits=limits, budget=budget)
+    await made.prepare()
+    assert ["`cost_limit=0.5`" in one for one in made.warnings] == [True] * warned
+    free = experiment(tmp_path / "free")
+    await free.prepare()
+    assert free.warnings == []
 
 
 async def test_everything_is_played_and_written(tmp_path: Path) -> None:
