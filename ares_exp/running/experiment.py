@@ -119,7 +119,11 @@ class Experiment:
 
     async def _load(self) -> Sequence[str]:
         """Reads the task set and has the source check itself; returns the names of the selected tasks."""
-        names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        try:
+            names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+            raise ConfigError(f"The tasks of {name_of(self._parts.source)} cannot be read: {what}.") from error
         await self._parts.source.preflight()
         return names
 
