@@ -183,6 +183,7 @@ class EpisodeReport:
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             when no limit did, or while the episode is running.
         rewards: Everything that the verifier scored, by key; empty when it did not run.
+        note: Why the reward says nothing about the tests, if they could not be run or graded.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: What a running call is busy with: `start`, `agent`, `verify`, or a name that only this environment uses.
             `None` while it waits for an action.
@@ -204,6 +205,7 @@ class EpisodeReport:
     attempt: int | None = None
     truncated_by: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
+    note: str | None = None
     stages: tuple[StageResult, ...] = ()
     phase: str | None = None
     phase_sec: Mapping[str, float] = field(default_factory=dict)

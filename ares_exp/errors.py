@@ -35,6 +35,7 @@ AresExpError
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
+│   │   │   └── ContainerLostError      it was killed from outside, or its engine is gone: nothing in it is the cause
 │   │   ├── HealthcheckError          a health check of the task did not succeed
 │   │   ├── StepSetupError            the setup.sh of a step failed
 │   │   ├── ContainerServiceError     a service that runs containers for us refused a request: `status`, `retryable`
@@ -271,6 +272,10 @@ class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
 
 class ContainerDiedError(ContainerError):
     """The container ended, or no longer answers, while it was needed."""
+
+
+class ContainerLostError(ContainerDiedError):
+    """The container was killed from outside, or its engine is gone: nothing that ran in it is the cause."""
 
 
 class HealthcheckError(ContainerError):

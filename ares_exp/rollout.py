@@ -206,11 +206,13 @@ async def _ask(
         async with deadline.timer:
             response = await policy(request)
     except UnansweredError:
+        events.usage.add(None)
         return None
     except PolicyError:
         raise
     except (Exception, SystemExit) as error:
         if deadline.is_time_up:
+            events.usage.add(None)
             return None
         if deadline.timer.expired():
             raise PolicyTimeoutError(f"The policy gave no answer within its limit of {limit_sec:g} s.") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.experimental.callback import Callback
 
+from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
 from ares_exp.config.overrides import quoted
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.run_dir import RunDir, lock, write_atomically
@@ -55,6 +56,8 @@ class SweepCallback(Callback):
         Raises:
             SweepRefused: With what is wrong.
         """
+        if config.resume and is_fresh_dir(config.hydra.sweep):
+            raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
         folder = Path(config.hydra.sweep.dir)
         _pin(config, folder)
         _refuse_secrets_on_disk(config)

@@ -6,12 +6,14 @@ import os
 import sys
 from pathlib import Path
 
+from ares_exp.config.overrides import with_home
 from ares_exp.terminal import exit_codes
 from ares_exp.terminal.terminal import print_error
 
 
 def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
+    sys.argv[1:] = with_home(sys.argv[1:])
     if {"--help", "-h"} & set(sys.argv[1:]):
         from ares_exp.cli.help import print_help
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from ares_exp.config.hydra_setup import HYDRA_RECORDS, scrub_hydra_records
+from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
@@ -79,6 +79,8 @@ class Run:
         run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
         for handler in logging.getLogger().handlers:
             handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
+        if config.resume and not sweeps and is_fresh_dir(hydra.run):
+            raise ConfigError(NOTHING_TO_RESUME.format(key="hydra.run.dir", what="run"))
         overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
         scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
         logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line

@@ -21,6 +21,10 @@ HYDRA_RECORDS = ".hydra"
 ROOT_CONFIG = "config"
 RECORDED_CONFIG = "recorded_run"
 """Names of root configs: that of the config tree, and that which a run's record has been put in."""
+NOTHING_TO_RESUME = (
+    "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
+    "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have begun."
+)
 _one_at_a_time = threading.Lock()
 """Serializes composition: Hydra keeps its state in one global place."""
 MAX_COMPOSED = 128
@@ -53,6 +57,17 @@ def register_resolvers() -> None:
 
     OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("hydra_records", hydra_records, replace=True)
+
+
+def is_fresh_dir(node: Any) -> bool:
+    """Whether the directory of Hydra's `run` or `sweep` node was left to the config tree: each command gets a new one.
+
+    Does not resolve the directory, which would make it.
+    """
+    from omegaconf import OmegaConf
+
+    unresolved: Any = OmegaConf.to_container(node, resolve=False)
+    return "${fresh_dir:" in str(unresolved["dir"])
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
@@ -120,10 +135,12 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
         ConfigError: They do not compose; the message says why.
     """
     from ares_exp.config.option_files import OptionSearchPath
+    from ares_exp.config.overrides import with_home
     from ares_exp.config.plugins import installed_plugins
 
     folders = tuple(folder.absolute() for folder in config_dirs)
     plugins = tuple(plugin.folder for plugin in installed_plugins().plugins)
+    overrides = with_home(overrides)
     key = tuple(overrides), folders, OptionSearchPath.config_dirs, plugins
     with _one_at_a_time:
         composed = _composed.pop(key, None)

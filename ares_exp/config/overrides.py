@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
+
+_HOME = re.compile(r"(?:(?<=^)|(?<=[\[,]))~(/[^,\]\s]*|)(?=[,\]]|$)")
 
 
 def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -34,6 +39,23 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     """Takes flags and overrides apart, in whatever order they were typed: Hydra's parser takes flags first."""
     overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
     return [one for one in arguments if one not in overrides], overrides
+
+
+def with_home(arguments: Iterable[str]) -> list[str]:
+    """Replaces the `~` of the home folder in values and in their lists (`env.path=~/tasks`).
+
+    A shell does not expand it behind a `=`, and Hydra's grammar does not know it. A value with quotes stays as it is.
+    """
+    return [_with_home(one) for one in arguments]
+
+
+def _with_home(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    if "~" not in value or "'" in value or '"' in value:
+        return argument
+    if argument.startswith("-"):
+        return f"{key}={Path(value).expanduser()}"
+    return f"{key}{equals}{_HOME.sub(lambda found: quoted(f'{Path.home()}{found[1]}'), value)}"
 
 
 def parse_overrides(lines: Iterable[str]) -> list[Override]:

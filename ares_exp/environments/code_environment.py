@@ -357,6 +357,7 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
             agent=agent,
             truncated_by=episode.truncated_by,
             rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
+            note=episode.verdict.note if episode.verdict is not None else None,
             stages=results_of(episode.task, episode.past_stages),
             phase=episode.clock.phase,
             phase_sec=dict(episode.clock.seconds),

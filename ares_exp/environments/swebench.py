@@ -176,6 +176,12 @@ class SweBenchEnvironments(SourceBase):
                     report(f"{task.name}: {warning}")
 
         refuse_together(self._tasks.values(), check)
+        build = self._options.build
+        if build is not None and not build.may_install("pytest") and any(task.needs_pytest for task in self.tasks):
+            report(
+                "tests are run by pytest, which none of env.pip_packages, env.install and env.setup names: unless "
+                f"{build.base_image} has it they cannot start. Set env.pip_packages=[pytest]."
+            )
         guessed = [task for task in self._tasks.values() if not task.row.eval_script]
         if guessed and self._options.test_command is None:
             report(

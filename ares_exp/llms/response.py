@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+ORACLE_MODEL = "oracle"
+"""The model name in the oracle's responses: what tells its recordings from an LLM's."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextData:

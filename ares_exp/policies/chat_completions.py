@@ -103,7 +103,8 @@ class ChatCompletionsPolicy(Policy):
 
         Args:
             model: Name of the model, as the endpoint calls it.
-            base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`.
+            base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
+                option takes it from the environment variable OPENAI_BASE_URL, if that is set.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
             temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
                 engine's default, here and in the next three.
@@ -203,6 +204,11 @@ class ChatCompletionsPolicy(Policy):
         else:
             sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
             response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
+            if not response.usage.total_tokens:
+                self._warn_once(
+                    f"{self._endpoint.base_url} reports no token usage: tokens count as 0, so that no limit on tokens "
+                    "(`token_limit`, `budget.tokens`) and none on the cost that prices make of them holds."
+                )
             if self._on_refusal == "error" and response.finish_reason in REFUSED:
                 raise self._refusal(response)
             return response
@@ -263,8 +269,6 @@ class ChatCompletionsPolicy(Policy):
                     "and no limit on cost holds. Set policy.prices (0 for a free model) to know it."
                 )
             return response.cost
-        if not response.usage.total_tokens:
-            self._warn_once(f"{self._endpoint.base_url} reports no token usage: costs count as 0.0.")
         usage = response.usage
         dollars = usage.prompt_tokens * price.input_per_million_usd
         dollars += usage.generated_tokens * price.output_per_million_usd

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import ORACLE_MODEL, LLMResponse
 from ares_exp.policies.policy import Policy
-
-ORACLE_MODEL = "oracle"
-"""The model name in the oracle's responses: what tells its recordings from an LLM's."""
 
 SOLVE = """I run the task's own solution.
 

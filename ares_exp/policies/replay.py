@@ -12,7 +12,6 @@ from ares_exp.errors import PreflightError, ReplayDivergenceError, TrajectoryFor
 from ares_exp.llms.message_edit import edited, recorded_edits
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.oracle import ORACLE_MODEL
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
 from ares_exp.records.results import EpisodeResult, final_results
@@ -82,7 +81,7 @@ class ReplayPolicy(Policy):
             expected = "recorded episodes" if one is None else f"the trajectory of episode {one}"
             raise PreflightError(f"Expected {expected} in `policy.trajectory`, found none in {self._path}.")
         # What the oracle did can only be done again with the solution in place.
-        self.needs_solution = any(_is_oracle(episode) for episode in recorded)
+        self.needs_solution = any(episode.is_of_oracle for episode in recorded)
         self._episodes = {}
         for episode in recorded:
             self._episodes.setdefault(episode.task_name, []).append(episode)
@@ -141,10 +140,6 @@ def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
 def _number(found: StoredEpisode, name: str) -> int:
     value = found.metadata.get(name)
     return value if isinstance(value, int) else 0
-
-
-def _is_oracle(episode: EpisodeTrajectory) -> bool:
-    return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in episode.steps)
 
 
 class _Replayed:

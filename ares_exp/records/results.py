@@ -202,11 +202,14 @@ class EpisodeResult:
         outcome: Its outcome.
         reward: The episode's reward; `None` when there is none (never 0.0 for want of a better number).
         rewards: Everything the verifier scored, by key.
+        note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
         error: What went wrong, or the limit that truncated it.
-        num_steps: Policy answers that were applied.
+        num_steps: Steps after the first request: policy answers, and any that did not come in time. The trajectory's
+            `num_steps` counts the record of the first request, too.
         prompt_tokens, generated_tokens: Token totals of the policy over the episode.
         cost: US dollars of the policy over the episode.
-        started_at, finished_at: Epoch seconds.
+        started_at, finished_at: Epoch seconds, as `start_time` and `end_time` of the trajectory: from the making of the
+            environment to the verdict.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
             for its snapshots after the policy had answered.
         container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
@@ -241,6 +244,7 @@ class EpisodeResult:
     replayed: Replayed | None = None
     stages: tuple[StageResult, ...] = ()
     environment_usage: EnvironmentUsage | None = None
+    note: str | None = None
 
     @property
     def limit(self) -> str | None:

@@ -139,13 +139,18 @@ def fresh_dir(path: str) -> str:
 
 
 def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
-    """Returns the objection to a `hydra.run.dir=…` that holds another run, before Hydra writes into it; else `None`."""
+    """Returns the objection to a `hydra.run.dir=…` that holds another run or is out of reach, before Hydra uses it."""
     if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
         return None
     for argument in argv:
         key, _, value = argument.partition("=")
-        if key == "hydra.run.dir" and (Path(value.strip("'\"")) / EPISODES).exists():
-            return USED.format(value)
+        if key != "hydra.run.dir":
+            continue
+        try:
+            if (Path(value.strip("'\"")) / EPISODES).exists():
+                return USED.format(value)
+        except OSError as error:  # it may not be entered, or its name is too long
+            return f"Cannot write a run to {value:.200}: {error.strerror}. Choose another place with `hydra.run.dir=…`."
     return None
 
 

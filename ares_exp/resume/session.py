@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError
@@ -145,10 +146,21 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: Path) ->
         before, after = old.get(key, "nothing"), new.get(key, "nothing")
         if begins_where_started(key, given):
             same = _places(before, place) == _places(after, Path.cwd())
+        elif key.endswith("base_url"):
+            same = _without_port(before) == _without_port(after)
         else:
             same = before == after
         if not same:
             yield f"`{key}` was {before!r:.100} and is {after!r:.100}"
+
+
+def _without_port(url: Any) -> Any:
+    """Returns the parts of a URL but its port, which may be another one each time that a server is started."""
+    try:
+        parts = urlsplit(str(url))
+        return parts.scheme, parts.username, parts.hostname, parts.path.rstrip("/"), parts.query
+    except ValueError:
+        return url
 
 
 def _places(value: Any, start: Path) -> Any:

@@ -137,6 +137,7 @@ class EpisodeMaker:
             self._parts.collectors,
             episode_id=planned.episode_id,
             task_name=planned.task_name,
+            start_time=episode.started_at,
             metadata=metadata,
             listener=episode,
         )

@@ -328,6 +328,10 @@ class Experiment:
         del self._running[result.episode_id]
         self._results.append(result)
         logger.info("%s: %s, reward %s, %.2f s", result.episode_id, result.outcome, result.reward, result.duration_sec)
+        if result.note is not None:
+            logger.warning(
+                "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
+            )
         await asyncio.to_thread(self._write, episode, result)
         self._progress.episode_finished(result)
         if episode.retry is not None:

@@ -43,6 +43,7 @@ class RunningEpisode(EpisodeEvents):
         recorder: Records the episode; `None`: it is not recorded.
         limits: What it may use.
         started_at: Epoch seconds.
+        finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
         log: The answer log; `None` until it is made.
         given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
@@ -57,6 +58,7 @@ class RunningEpisode(EpisodeEvents):
     recorder: EpisodeRecorder | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)
+    finished_at: float | None = None
     environment: EnvironmentWrapper | None = field(default=None, repr=False)
     log: AnswerLog | None = None
     given_again: GivenAgain | None = None
@@ -97,9 +99,9 @@ class RunningEpisode(EpisodeEvents):
         if self.log is not None and result.outcome in ANSWERS_USED_UP:
             self.log.end(result)
 
-    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int) -> None:
-        """Keeps the trajectory that the collectors recorded, and the number of their failures."""
-        self.trajectory, self.collector_failures = trajectory, failures
+    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
+        """Keeps the trajectory that the collectors recorded, the number of their failures and the episode's end."""
+        self.trajectory, self.collector_failures, self.finished_at = trajectory, failures, end_time
 
     async def ended(self) -> None:
         """Has the row written, before container and agent are released."""
@@ -123,13 +125,14 @@ class RunningEpisode(EpisodeEvents):
             outcome=outcome,
             reward=reward,
             rewards=report.rewards,
+            note=report.note,
             error=error,
-            num_steps=usage.num_steps,
+            num_steps=usage.step_count,
             prompt_tokens=usage.prompt_tokens,
             generated_tokens=usage.generated_tokens,
             cost=usage.cost,
             started_at=self.started_at,
-            finished_at=time.time(),
+            finished_at=time.time() if self.finished_at is None else self.finished_at,
             phase_sec={**report.phase_sec, "policy": self.policy_sec, **waited},
             container_image=report.container_image,
             snapshots=len(report.snapshots),

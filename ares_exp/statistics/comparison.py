@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ares_exp.statistics.paired import Difference
-from ares_exp.statistics.power import Remedy, find_remedy
+from ares_exp.statistics.power import Remedy, find_remedy, is_too_few
 from ares_exp.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.statistics.task_statistics import TaskStatistics
 
@@ -54,20 +54,34 @@ class Comparison:
     remedy: Remedy | None
 
     @classmethod
-    def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA) -> Self:
-        """Compares the statistics of two runs, made with the same threshold."""
+    def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
+        """Compares the statistics of two runs, made with the same threshold.
+
+        Args:
+            a: The baseline.
+            b: The run that is compared with it.
+            alpha: The p-value below which a difference is significant.
+            comparisons: Number of comparisons that p-values are adjusted for: the remedy is for all of them.
+        """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
         rewards = [(pair.a.rewards_with_zeros, pair.b.rewards_with_zeros) for pair in pairs]
+        errors_as_zero = _difference(pairs, lambda task: task.rewards_with_zeros, alpha)
+        p = errors_as_zero.p if errors_as_zero is not None else None
         return cls(
             alpha=alpha,
             pairs=pairs,
             only_a=tuple(name for name in of_a if name not in of_b),
             only_b=tuple(name for name in of_b if name not in of_a),
-            errors_as_zero=_difference(pairs, lambda task: task.rewards_with_zeros, alpha),
+            errors_as_zero=errors_as_zero,
             scored_only=_difference(pairs, lambda task: task.scored_rewards, alpha),
-            remedy=find_remedy(rewards, alpha=alpha) if rewards else None,
+            remedy=find_remedy(rewards, alpha=alpha / comparisons, p=p) if rewards else None,
         )
+
+    @property
+    def is_too_few(self) -> bool:
+        """Whether no difference of so few tasks can be significant."""
+        return bool(self.pairs) and is_too_few(len(self.pairs), self.alpha)
 
     @property
     def flips(self) -> tuple[TaskPair, ...]:

@@ -13,6 +13,9 @@ difference d is found with probability `power` by a two-sided test at `alpha` wh
 
 More attempts only shrink the second part: where the first alone is too much, more tasks are the only way.
 The true difference is taken to be the observed one, which is a guess: so are the numbers.
+
+Where that would have settled it already, and the exact test has not, the variance is the one that the p-value implies
+(`paired.implied_error`): the numbers are always more than what there is.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from enum import StrEnum
 from statistics import variance
 
 from ares_exp.statistics.estimate import NEGLIGIBLE, mean, t_quantile
-from ares_exp.statistics.paired import smallest_sign_flip_p
+from ares_exp.statistics.paired import implied_error, smallest_sign_flip_p
 
 POWER = 0.8
 MOST = 1_000_000
@@ -59,12 +62,15 @@ class Remedy:
     power: float = POWER
 
 
-def find_remedy(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alpha: float) -> Remedy:
+def find_remedy(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alpha: float, p: float | None = None
+) -> Remedy:
     """Finds the number of attempts and of tasks that would settle whether B differs from A.
 
     Args:
         pairs: A's and B's rewards for each task that both have, at least one of either.
         alpha: The p-value from which on a difference is no chance.
+        p: The p-value of these pairs, `alpha` or more; `None`: not tested.
     """
     number = len(pairs)
     differences = [mean(b) - mean(a) for a, b in pairs]
@@ -75,6 +81,8 @@ def find_remedy(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alp
     detectable = _quantiles(number, alpha) * math.sqrt(now / number)
     if found <= NEGLIGIBLE:
         return Remedy(None, None, Obstacle.NO_DIFFERENCE, detectable)
+    if p is not None and found >= _quantiles(number, alpha) * math.sqrt(now / number):
+        now = max(now, number * implied_error(found, p, number) ** 2)
     attempts = _attempts(pairs, found, now, alpha)
     tasks = _tasks(found, now, alpha)
     if isinstance(attempts, Obstacle):
@@ -82,11 +90,16 @@ def find_remedy(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alp
     return Remedy(attempts, tasks, None, detectable)
 
 
+def is_too_few(tasks: int, alpha: float) -> bool:
+    """Returns whether so few tasks have no p-value below `alpha`, whatever their rewards."""
+    return smallest_sign_flip_p(tasks) >= alpha
+
+
 def _attempts(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]], found: float, now: float, alpha: float
 ) -> int | Obstacle:
     number = len(pairs)
-    if smallest_sign_flip_p(number) > alpha:
+    if is_too_few(number, alpha):
         return Obstacle.TOO_FEW_TASKS
     if any(len(rewards) < 2 for pair in pairs for rewards in pair):
         return Obstacle.SINGLE_ATTEMPTS
@@ -112,7 +125,7 @@ def _tasks(found: float, now: float, alpha: float) -> int | None:
 
 
 def _enough(tasks: int, found: float, now: float, alpha: float) -> bool:
-    return smallest_sign_flip_p(tasks) <= alpha and found >= _quantiles(tasks, alpha) * math.sqrt(now / tasks)
+    return not is_too_few(tasks, alpha) and found >= _quantiles(tasks, alpha) * math.sqrt(now / tasks)
 
 
 def _quantiles(tasks: int, alpha: float) -> float:

@@ -40,8 +40,8 @@ def select(
     Args:
         tasks: The whole set.
         tasks_selector: Entries, or one: a name or shell-style glob (case counts), an index `5`, a slice `0:10`, a shard
-            `@2/8`. A task whose name looks like a position is meant by its name. `None` or none at all: every task.
-        exclude: Globs of names to leave out.
+            `@2/8`. A task whose name looks like a position is meant by its name. `None`: every task.
+        exclude: Names or globs to leave out; one that matches nothing is reported.
         limit: At most so many, the first ones.
         preset: Name of the environment, for messages.
 
@@ -52,9 +52,15 @@ def select(
         raise ConfigError(f"Expected `env.limit` to be at least 1, got {limit}. Use env.limit=null for no limit.")
     if not tasks:
         raise ConfigError(f"Expected env={preset} to have tasks, it has none. Set env.path to a folder of tasks.")
-    entries = _as_strings(tasks_selector)
-    picked = _union(tasks, entries, preset) if entries else list(tasks)
+    if tasks_selector is not None and not (entries := _as_strings(tasks_selector)):
+        raise ConfigError(
+            f"Expected `env.tasks` to name tasks, got an empty list. Use env.tasks=null for all of env={preset}."
+        )
+    picked = list(tasks) if tasks_selector is None else _union(tasks, entries, preset)
     globs = _as_strings(exclude)
+    for glob in globs:
+        if not any(fnmatchcase(task.name, glob) for task in tasks):
+            log.warning("env.exclude: %r matches no task of env=%s.%s", glob, preset, _closest(tasks, [glob]))
     left = [task for task in picked if not any(fnmatchcase(task.name, glob) for glob in globs)]
     if not left:
         raise ConfigError(

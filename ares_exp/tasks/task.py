@@ -19,10 +19,12 @@ class Verdict:
     Attributes:
         reward: The one number that the episode is worth.
         rewards: Everything the verifier scored, by key; `reward` is derived from it.
+        note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
     """
 
     reward: float
     rewards: Mapping[str, float]
+    note: str | None = None
 
 
 class Stage(Protocol):

@@ -31,12 +31,13 @@ class EpisodeListener(Protocol):
         """The LAST step was reached; its episode has not been ended yet, which may take collectors a while."""
         ...
 
-    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int) -> None:
+    def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
         """The collectors have ended the episode.
 
         Args:
             trajectory: The episode; `None` when every collector failed on it, or is not done in time.
             failures: How many calls of collectors raised so far.
+            end_time: End of the episode, in epoch seconds.
         """
         ...
 
@@ -58,6 +59,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         *,
         episode_id: str | None = None,
         task_name: str | None = None,
+        start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         listener: EpisodeListener | None = None,
         clock: Callable[[], float] = time.time,
@@ -69,6 +71,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             collector: Where it goes; several by their names.
             episode_id: Id of the first episode, where the collector takes one; others are made up.
             task_name: Name of the task; by default the one that the environment reports.
+            start_time: Start of the first episode, in epoch seconds; by default, and of others, that of its reset.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
             listener: Hears how an episode ends.
             clock: Gives epoch seconds.
@@ -81,6 +84,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._sinks = [CollectorGuard(name, one) for name, one in several.items()]
         self._episode_id = episode_id
         self._task_name = task_name
+        self._start_time = start_time
         self._metadata = freeze(metadata or {})
         self._listener = listener
         self._clock = clock
@@ -97,7 +101,8 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode; one under way is recorded as abandoned."""
         await self._end(Ending(Outcome.ABANDONED))
-        start_time, began = self._clock(), time.perf_counter()
+        start_time, began = self._start_time or self._clock(), time.perf_counter()
+        self._start_time = None
         try:
             time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
@@ -258,7 +263,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             raise
         finally:
             if self._listener is not None:
-                self._listener.recorded(self.trajectory, self.collector_failures)
+                self._listener.recorded(self.trajectory, self.collector_failures, end_time=end_time)
 
 
 class _Unfinished(NamedTuple):

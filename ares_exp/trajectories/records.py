@@ -10,7 +10,14 @@ from typing import Any
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.environment import StepType
 from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
-from ares_exp.llms.response import OPTIONAL_RESPONSE_FIELDS, LLMResponse, Usage, piece_from_dict, piece_to_dict
+from ares_exp.llms.response import (
+    OPTIONAL_RESPONSE_FIELDS,
+    ORACLE_MODEL,
+    LLMResponse,
+    Usage,
+    piece_from_dict,
+    piece_to_dict,
+)
 from ares_exp.records.results import ErrorInfo, Outcome
 
 
@@ -155,6 +162,16 @@ class EpisodeTrajectory:
         """The limit that truncated it; `None` when none did."""
         return self.error.limit if self.error is not None else None
 
+    @property
+    def is_of_oracle(self) -> bool:
+        """Whether it has answers of the oracle: the task's own solution."""
+        return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in self.steps)
+
+    @property
+    def step_count(self) -> int:
+        """Number of steps after FIRST, one that raised included: `num_steps` of the row in `episodes.jsonl`."""
+        return count_steps(self.num_steps, self.unfinished_step)
+
     def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
         """Returns the rewards still to come at each step.
 
@@ -213,6 +230,11 @@ class EpisodeTrajectory:
         from ares_exp.trajectories.files.episode_file import load_episode
 
         return load_episode(Path(path))
+
+
+def count_steps(num_steps: int, unfinished: StepRecord | None) -> int:
+    """Counts the steps after FIRST of an episode with so many records, and a step that raised beside them, or none."""
+    return max(num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, overload
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import freeze
 from ares_exp.records.results import ErrorInfo, Outcome
+from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.episode_places import (
     find_files,
     finished_path,
@@ -28,7 +29,7 @@ from ares_exp.trajectories.files.formats import format_of
 from ares_exp.trajectories.files.jsonl_file import read_jsonl
 from ares_exp.trajectories.files.jsonl_index import index_jsonl
 from ares_exp.trajectories.files.writer_lock import has_writer
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory, count_steps
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class StoredEpisode:
         episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: As in
             `EpisodeTrajectory`.
         outcome: As there; `None` while the process that plays it is alive.
+        step_count: Number of steps after FIRST, one that raised included, as in `EpisodeTrajectory`.
     """
 
     path: Path
@@ -56,6 +58,7 @@ class StoredEpisode:
     end_time: float
     error: ErrorInfo | None
     metadata: Mapping[str, Any]
+    step_count: int
     _read: Callable[[], EpisodeTrajectory] = field(repr=False, compare=False)
 
     def load(self) -> EpisodeTrajectory:
@@ -129,11 +132,14 @@ def _unfinished(path: Path, locked: Path, read: Callable[[], EpisodeTrajectory])
 
 def _stored(path: Path, fields: Mapping[str, Any], read: Callable[[], EpisodeTrajectory]) -> StoredEpisode:
     header = {name: fields[name] for name in _HEADER}
-    return StoredEpisode(path=path, _read=read, **{**header, "metadata": freeze(header["metadata"])})
+    header["metadata"] = freeze(header["metadata"])
+    return StoredEpisode(
+        path=path, _read=read, step_count=count_steps(fields["num_steps"], fields["unfinished_step"]), **header
+    )
 
 
 def _fields(episode: EpisodeTrajectory) -> dict[str, Any]:
-    return {name: getattr(episode, name) for name in _HEADER}
+    return {name: getattr(episode, name) for name in (*_HEADER, "unfinished_step")}
 
 
 def _load_partial(path: Path) -> EpisodeTrajectory:
@@ -260,7 +266,8 @@ class StoredEpisodes(Sequence[StoredEpisode]):
 
     def __repr__(self) -> str:
         """Returns how many there are, of how many tasks."""
-        return f"<{len(self)} episodes of {len({episode.task_name for episode in self})} tasks>"
+        tasks = len({episode.task_name for episode in self})
+        return f"<{count_of(len(self), 'episode')} of {count_of(tasks, 'task')}>"
 
     def filter(
         self,

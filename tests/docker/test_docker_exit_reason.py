@@ -14,7 +14,7 @@ from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker import engine as engine_module
 from ares_exp.containers.docker.exit_reason import exit_reason
-from ares_exp.errors import ContainerDiedError
+from ares_exp.errors import ContainerDiedError, ContainerLostError
 from tests.docker.engine_relay import EngineRelay
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
@@ -25,14 +25,14 @@ SOON_SEC = 30.0
 MOST_LOGGED_EVENTS = 256
 
 
-async def last_words(box: Container, command: str = "true") -> str:
+async def last_words(box: Container, command: str = "true", kind: type[ContainerDiedError] = ContainerDiedError) -> str:
     """What a container says whose end is near."""
     async with asyncio.timeout(SOON_SEC):
         while True:
             try:
                 await box.exec(command)
             except ContainerDiedError as error:
-                return str(error)
+                return str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
 
 
 async def gone(engine: docker.DockerClient, name: str) -> None:
@@ -81,11 +81,11 @@ async def test_ended_from_outside(engine: docker.DockerClient, how: str) -> None
         await box.exec("true")
         peer = engine.containers.get(box.container_name)
         await asyncio.to_thread(peer.kill if how == "kill" else lambda: peer.remove(force=True))
-        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+        with pytest.raises(ContainerLostError, match="was killed from outside by signal 9"):
             await asyncio.wait_for(running, SOON_SEC)
-        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+        with pytest.raises(ContainerLostError, match="was killed from outside by signal 9"):
             await box.exec("true")
-        with pytest.raises(ContainerDiedError, match="was killed from outside by signal 9"):
+        with pytest.raises(ContainerLostError, match="was killed from outside by signal 9"):
             await box.download("/etc/hostname", "/nonexistent/x")
 
 
@@ -99,7 +99,8 @@ async def test_the_cause_is_known_longer_than_the_engine_remembers(engine: docke
                 engine.api.exec_create(other.container_name, ["true"])
 
         await asyncio.to_thread(talk)
-        assert "was killed from outside by signal 9" in await last_words(box)
+        said = await last_words(box, kind=ContainerLostError)
+        assert said.startswith("The container of mortal was killed from outside by signal 9")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # docker-py drops a socket that it could not connect
@@ -108,7 +109,10 @@ async def test_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch, engine: d
         monkeypatch.setenv("DOCKER_HOST", relay.host)
         async with DockerContainerFactory()(SPEC) as box:
             await relay.close()
-            assert f"is out of reach: the engine at {relay.host} does not answer" in await last_words(box)
+            said = await last_words(box, kind=ContainerLostError)
+            assert said.startswith(
+                f"The container of mortal is out of reach: the engine at {relay.host} does not answer"
+            )
         await gone(engine, box.container_name)  # our end of its stdin was lost
     gc.collect()
 
@@ -124,4 +128,5 @@ async def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
             said = await asyncio.to_thread(exit_reason, seen_by_us, box.container_name)
             relay.hangs = False
         assert said is not None
-        assert f"is out of reach: the engine at {relay.host} hangs" in said
+        assert f"is out of reach: the engine at {relay.host} hangs" in said.clause
+        assert said.is_outside

@@ -15,7 +15,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker import container_lifetime as life
 from ares_exp.containers.docker.container import DockerContainer
-from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostError, TransferError
 from tests.docker.private_engine import IMAGE, PrivateEngine
 from tests.leaks import wait_until
 
@@ -63,9 +63,9 @@ async def test_an_engine_that_is_killed_and_comes_back(engine: PrivateEngine, tm
     engine.kill()
     try:
         for task in running:
-            with pytest.raises(ContainerDiedError, match=r"engine at .* does not answer"):
+            with pytest.raises(ContainerLostError, match=r"engine at .* does not answer"):
                 await in_time(task)
-        with pytest.raises(ContainerDiedError, match=r"engine at .* does not answer"):
+        with pytest.raises(ContainerLostError, match=r"engine at .* does not answer"):
             await in_time(boxes[0].exec("true"))
         with pytest.raises(ContainerDiedError):
             await in_time(boxes[0].upload(__file__, "/x"))

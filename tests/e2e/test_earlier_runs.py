@@ -180,7 +180,7 @@ def test_formats_are_compared_with_each_other(tmp_path: Path, command: Command) 
         code, said = command(
             "ares_exp.trajectories", "diff", "finished/access-log-report__0", f"{other}/access-log-report"
         )
-        assert (code, "equal: all 4 steps" in said) == (0, True), said
+        assert (code, "equal: all 4 time steps" in said) == (0, True), said
     code, said = command("ares_exp.trajectories", "diff", "finished/access-log-report__0", "finished/write-greeting__0")
     assert code == 1, said
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -23,6 +24,19 @@ _DYING_SEC = 0.3
 _OOM_BEFORE_DEATH_NS = 5_000_000_000  # an earlier one was of another process
 
 
+@dataclass(frozen=True, slots=True)
+class ExitReason:
+    """The reason of a container's end.
+
+    Attributes:
+        clause: To follow "The container ".
+        is_outside: Whether nothing that ran in the container can have caused it.
+    """
+
+    clause: str
+    is_outside: bool
+
+
 class ExitWatch:
     """Asks for a container's exit reason as soon as it ends, as the engine soon forgets it."""
 
@@ -30,11 +44,11 @@ class ExitWatch:
 
         self._engine = engine
         self._container = container
-        self._cause: str | None = None
+        self._cause: ExitReason | None = None
         self._task = asyncio.create_task(self._watch(first_process))
 
-    async def cause(self) -> str | None:
-        """Returns why the container ended, to follow "The container "; `None` while it runs. Bounded."""
+    async def cause(self) -> ExitReason | None:
+        """Returns why the container ended; `None` while it runs. Bounded."""
         dead = self._cause or await self._ask()
         if dead is None:  # the engine may notice an end later than we do
             await asyncio.wait({self._task}, timeout=_DYING_SEC)
@@ -51,25 +65,29 @@ class ExitWatch:
             await asyncio.sleep(_POLL_SEC)
         self._cause = dead
 
-    async def _ask(self) -> str | None:
+    async def _ask(self) -> ExitReason | None:
         return await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
 
 
-def exit_reason(engine: Engine, container: str) -> str | None:
-    """Returns why a container ended, to follow "The container "; `None` while it runs. Blocking, bounded."""
+def exit_reason(engine: Engine, container: str) -> ExitReason | None:
+    """Returns why a container ended; `None` while it runs. Blocking, bounded."""
     from requests.exceptions import Timeout
 
     try:
         answer = engine.ask(f"/containers/{container}/json")
         if answer.status_code not in (200, 404):
-            return f"is out of reach: the engine at {engine.host} answers {answer.status_code} ({answer.text.strip()})"
+            return _out_of_reach(engine, f"answers {answer.status_code} ({answer.text.strip()})")
         if answer.status_code == 200 and answer.json()["State"]["Running"]:
             return None
         return _told_by(list(_events(engine, container, answer.headers["Date"])))
     except Timeout:
-        return f"is out of reach: the engine at {engine.host} hangs (no answer within {INQUIRY_TIMEOUT_SEC:g} s)"
+        return _out_of_reach(engine, f"hangs (no answer within {INQUIRY_TIMEOUT_SEC:g} s)")
     except engine_errors() as error:
-        return f"is out of reach: the engine at {engine.host} does not answer ({reason(error)})"
+        return _out_of_reach(engine, f"does not answer ({reason(error)})")
+
+
+def _out_of_reach(engine: Engine, what: str) -> ExitReason:
+    return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
@@ -95,16 +113,21 @@ def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]
                 return
 
 
-def _told_by(events: list[dict[str, Any]]) -> str:
-    """Returns the exit reason as a clause for an error message."""
+def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     death = next((event for event in events if event["Action"] == "die"), None)
     if death is None:
-        return "is gone: its first process ended, it was removed from outside, or the engine was restarted"
+        return _inside("is gone: its first process ended, it was removed from outside, or the engine was restarted")
     exit_code = int(death["Actor"]["Attributes"]["exitCode"])
     signals = [event["Actor"]["Attributes"]["signal"] for event in events if event["Action"] == "kill"]
     if signals and signals[-1] == str(exit_code - _BY_SIGNAL):
-        return f"was killed from outside by signal {signals[-1]} (`docker kill`, `docker rm -f` or the like)"
+        clause = f"was killed from outside by signal {signals[-1]} (`docker kill`, `docker rm -f` or the like)"
+        return ExitReason(clause, is_outside=True)
     recent = death["timeNano"] - _OOM_BEFORE_DEATH_NS
     if exit_code == _BY_SIGNAL + 9 and any(e["Action"] == "oom" and e["timeNano"] > recent for e in events):
-        return "was killed for using more memory than its limit (memory_mb)"
-    return f"ended with exit code {exit_code}"
+        return _inside("was killed for using more memory than its limit (memory_mb)")
+    return _inside(f"ended with exit code {exit_code}")
+
+
+def _inside(clause: str) -> ExitReason:
+    """Returns a reason that a command in the container can have caused, or that cannot be told from one."""
+    return ExitReason(clause, is_outside=False)

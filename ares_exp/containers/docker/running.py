@@ -15,7 +15,7 @@ from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, 
 from ares_exp.containers.docker.exit_reason import ExitWatch, exit_reason
 from ares_exp.containers.docker.stream import EngineStream
 from ares_exp.containers.docker.transfer import get, put
-from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
+from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostError, TransferError
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -183,7 +183,8 @@ class RunningContainer:
         """Raises if the container is dead, with the exit reason.
 
         Raises:
-            ContainerDiedError: It is dead, or `close` was called.
+            ContainerLostError: It is dead, and nothing in it can be the cause.
+            ContainerDiedError: It is dead otherwise, or `close` was called.
         """
         self.raise_if_closed()  # a stopped container reports the stop
         if self._exit_watch is not None:
@@ -192,7 +193,8 @@ class RunningContainer:
             dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
         if dead is not None:
             seen = self._first_process.last_output() if self._first_process is not None else ""
-            raise ContainerDiedError(f"The {self._what} {dead}.{seen}") from cause
+            kind = ContainerLostError if dead.is_outside else ContainerDiedError
+            raise kind(f"The {self._what} {dead.clause}.{seen}") from cause
 
     async def close(self) -> None:
         """Closes the shells; running commands raise `ContainerDiedError`. Idempotent. The container keeps running."""

@@ -9,7 +9,7 @@ from ares_exp.reporting.compare.chosen_runs import ChosenRun
 from ares_exp.statistics.comparison import Comparison
 from ares_exp.statistics.power import Obstacle, Remedy
 from ares_exp.tasks.recorded_digest import changed_files, content_of
-from ares_exp.terminal.terminal import format_number
+from ares_exp.terminal.terminal import count_of, format_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,12 @@ class ComparedPair:
         difference = self.comparison.errors_as_zero
         if difference is None or self.adjusted_p is None:
             return f"{self.a.letter} and {self.b.letter} have no task in common: nothing can be said."
+        if not self.is_settled and self.comparison.is_too_few:
+            pairs = count_of(len(self.comparison.pairs), "pair")
+            return (
+                f"Cannot be settled with so few pairs (p = {format_p(self.adjusted_p)}): no p-value of {pairs} of "
+                f"tasks is below {self.comparison.alpha:g}, whatever the rewards."
+            )
         if not self.is_settled:
             return f"Not settled: chance alone makes a difference as large with p = {format_p(self.adjusted_p)}."
         better, worse = (self.b, self.a) if difference.value > 0 else (self.a, self.b)
@@ -68,7 +74,7 @@ def _advice(remedy: Remedy, pair: ComparedPair) -> str:
         "" if remedy.tasks is None else f"about {remedy.tasks:,} tasks like these, with as many attempts as now"
     )
     if remedy.obstacle is Obstacle.NO_DIFFERENCE:
-        if remedy.detectable is None:
+        if remedy.detectable is None or pair.comparison.is_too_few:
             return "No difference was observed."
         least = f"a difference of {format_number(remedy.detectable)} or more"
         return f"No difference was observed. On {of_tasks}, {least} would show ({_odds(remedy)})."
@@ -79,7 +85,7 @@ def _advice(remedy: Remedy, pair: ComparedPair) -> str:
     ends = f"{more_tasks} would." if more_tasks else "it takes more tasks."
     match remedy.obstacle:
         case Obstacle.TOO_FEW_TASKS:
-            cause = f"More attempts at {of_tasks} cannot settle it: no p-value from so few is below the limit"
+            cause = f"More attempts at {of_tasks} cannot settle it"
         case Obstacle.SINGLE_ATTEMPTS:
             return (
                 f"{guess}, {more_tasks or 'more tasks'} would settle it. Whether more attempts at {of_tasks} would, "
@@ -101,7 +107,7 @@ def format_p(p: float) -> str:
 
 def compare_pairs(pairs: Sequence[tuple[ChosenRun, ChosenRun]], *, alpha: float) -> list[ComparedPair]:
     """Compares each pair; the p-values are adjusted for their number (Holm 1979)."""
-    comparisons = [Comparison.of(a.statistics, b.statistics, alpha=alpha) for a, b in pairs]
+    comparisons = [Comparison.of(a.statistics, b.statistics, alpha=alpha, comparisons=len(pairs)) for a, b in pairs]
     found = {number: one.errors_as_zero.p for number, one in enumerate(comparisons) if one.errors_as_zero is not None}
     adjusted = adjust(found)
     return [

@@ -29,7 +29,8 @@ def print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> No
     _print_runs(console, runs)
     _print_config(console, runs)
     if len(pairs) > 1:
-        _say(console, f"p-values are adjusted for {len(pairs)} comparisons (Holm).\n")
+        adjusted = f"p-values of verdicts are adjusted for {len(pairs)} comparisons (Holm)"
+        _say(console, f"{adjusted}; intervals are each of one.\n")
     for pair in pairs:
         _say(console, f"{pair.b.letter} against {pair.a.letter}, on {_tasks(len(pair.comparison.pairs))}", "bold")
         for line in _pair_lines(pair):
@@ -159,7 +160,8 @@ def _passed(task: TaskStatistics | None) -> str:
 def _difference(difference: Difference) -> str:
     interval = ""
     if difference.low is not None and difference.high is not None:
-        interval = f" [{_signed(difference.low)}, {_signed(difference.high)}]"
+        of_test = " (from the p-value)" if difference.interval == "test" else ""
+        interval = f" [{_signed(difference.low)}, {_signed(difference.high)}]{of_test}"
     return f"{_signed(difference.value)}{interval}, p = {format_p(difference.p)} ({difference.test} test)"
 
 

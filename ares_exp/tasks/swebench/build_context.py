@@ -19,6 +19,7 @@ from ares_exp.tasks.task_sources.git_names import check_git_url
 GITHUB = "https://github.com/{repo}.git"
 _BASE_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")
 _FORMAT = 1
+_INSTALLER = re.compile(r"\b(?:pip3?|uv|poetry|pdm|conda|mamba|make)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ class BuildOptions:
             *(_run(command) for command in self.install),
         ]
         return "\n".join(lines) + "\n"
+
+    def may_install(self, package: str) -> bool:
+        """Returns whether the options name a package, or have commands or files that may install any of Python's."""
+        commands = " ".join((*self.setup, *self.install))
+        named = package in " ".join((self.base_image, *self.pip_packages, commands))
+        return named or _INSTALLER.search(commands) is not None or bool({"-r", "-e", "."} & {*self.pip_packages})
 
     def context_dir(self, row: SweBenchRow) -> Path:
         """Returns the folder of the row's context, there or not: a name for each content."""

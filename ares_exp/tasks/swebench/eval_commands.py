@@ -39,11 +39,14 @@ class EvalPlan:
         script: For `bash`, in the repository.
         log_parser: Name of the parser for what it prints.
         is_rows_own: Whether the script is the row's: it applies the test patch and prints the markers itself.
+        probe: A script, for `bash` in the repository, that fails where the image lacks what runs the tests; `None`: not
+            to be known before they run.
     """
 
     script: str
     log_parser: str
     is_rows_own: bool
+    probe: str | None = None
 
 
 def plan_tests(row: SweBenchRow, *, test_command: str | None, log_parser: str | None) -> EvalPlan:
@@ -73,7 +76,23 @@ def plan_tests(row: SweBenchRow, *, test_command: str | None, log_parser: str | 
             "a command without {files} and {modules}."
         )
     command = command.replace("{files}", shlex.join(files)).replace("{modules}", shlex.join(map(_module, files)))
-    return EvalPlan(f"{_ACTIVATE}\n{command}\n", parser, is_rows_own=False)
+    probe = _probe(command)
+    return EvalPlan(
+        f"{_ACTIVATE}\n{command}\n",
+        parser,
+        is_rows_own=False,
+        probe=f"{_ACTIVATE}\n{probe}\n" if probe is not None else None,
+    )
+
+
+def _probe(command: str) -> str | None:
+    """Returns a command that fails where the program of a test command, or pytest in its Python, is missing."""
+    program = re.match(r"\s*([A-Za-z_][\w.+-]*)(?:\s+-m\s+(pytest)\b|(?=\s|$))", command)
+    if program is None:
+        return None
+    name, runner = program.groups()
+    found = f"{{ command -v {name} >/dev/null || {{ echo '{name}: command not found'; exit 127; }}; }}"
+    return f"{found} && {name} -c 'import {runner}'" if runner else found
 
 
 def check_command(command: str | None) -> str | None:

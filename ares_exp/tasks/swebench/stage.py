@@ -49,6 +49,9 @@ MAX_LOG_BYTES = 64 * 2**20
 _GRADING_SEC = 900.0
 """What verification may take on top of the tests: patches and grading."""
 
+_PROBE_SEC = 60.0
+_TEST_ENV = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf8"}
+
 _SOLVE = f"""#!/bin/sh
 # The row's own fix, applied as the official harness applies patches.
 cd {REPOSITORY} || exit 1
@@ -94,7 +97,7 @@ class SweBenchStage:
 
     name = ""
     agent_timeout_sec = AGENT_TIMEOUT_SEC
-    begin_timeout_sec = 0.0
+    begin_timeout_sec = 2 * _PROBE_SEC
     collect_timeout_sec = 600.0
     verifier_network = PUBLIC
 
@@ -130,7 +133,24 @@ class SweBenchStage:
         return self.conditions.test_timeout_sec + _GRADING_SEC
 
     async def begin(self, container: Container) -> None:
-        """Does nothing."""
+        """Checks that the image has what runs the tests, before an agent works for nothing.
+
+        Raises:
+            VerifierError: It has not.
+            ContainerError: The container failed.
+        """
+        probe = self.conditions.plan.probe
+        if probe is None:
+            return
+        done = await container.exec(
+            probe, cwd=REPOSITORY, env=_TEST_ENV, user="root", timeout_sec=_PROBE_SEC, shell="bash -c"
+        )
+        if done.exit_code != 0 and not done.timed_out:
+            raise VerifierError(
+                f"{self.row.instance_id}: its tests cannot start in its image: {told(done)} Have the image built with "
+                "what they need (env.build=true env.pip_packages=[pytest], env.setup, env.install), or set "
+                "env.test_command to what runs them there."
+            )
 
     def solution_env(self) -> Mapping[str, str]:
         """Returns no variables: the solution needs none."""
@@ -222,7 +242,7 @@ class SweBenchStage:
                 raise VerifierTimeoutError(reason)
             found = await self._grade(run)
         await self._keep(output_dir, found, log, applied=applied)
-        return Verdict(found.rewards["reward"], found.rewards)
+        return Verdict(found.rewards["reward"], found.rewards, found.reason)
 
     @property
     def _expected(self) -> Expectation:
@@ -252,7 +272,7 @@ class SweBenchStage:
         return await container.exec(
             f"bash {TESTS_DIR}/eval.sh",
             cwd=REPOSITORY,
-            env={"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf8"},
+            env=_TEST_ENV,
             user="root",
             timeout_sec=self.conditions.test_timeout_sec,
             max_output_bytes=MAX_LOG_BYTES,

@@ -102,6 +102,12 @@ class SweBenchTask:
         """The specification of the agent's container."""
         return replace(self._box, phase_networks=frozenset({self.stages[0].agent_network}) - {PUBLIC})
 
+    @property
+    def needs_pytest(self) -> bool:
+        """Whether a command of ours runs its tests by pytest."""
+        plan = self.stages[0].conditions.plan
+        return plan.probe is not None and "pytest" in plan.probe
+
     @cached_property
     def stages(self) -> tuple[SweBenchStage, ...]:
         """The only one.

@@ -78,18 +78,19 @@ class TaskFolder:
     def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
         """See `TaskSource`; directories that are no valid task are reported by name."""
         found = load_task_set(self.path, reward_key=reward_key)
-        for skipped in found.skipped:
-            report(f"skipped {skipped.name}, which is no valid task: {skipped.reason}")
-        chosen = select(found.tasks)
-        problems = dict[str, str]()
-        for task in chosen:
+        problems = {skipped.name: skipped.reason for skipped in found.skipped}
+        whole: list[HarborTask] = []
+        for task in found.tasks:
             try:
                 refuse_pointers(task.path)
+                whole.append(task)
             except TaskError as error:
                 problems[task.name] = str(error)
-        if problems:
-            raise _refusal(problems, len(chosen))
-        return chosen
+        if not whole:
+            raise _refusal(problems, len(problems))
+        for name, reason in sorted(problems.items()):
+            report(f"skipped {name}, which is no valid task: {reason}")
+        return select(whole)
 
     def stop(self) -> None:
         """See `TaskSource`: this takes no time."""

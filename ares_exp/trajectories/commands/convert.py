@@ -16,8 +16,9 @@ from typing import Any, TextIO, TypeVar
 from ares_exp.errors import UserError
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import dump_json
+from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.collectors.json_collector import SAFE_NAME
-from ares_exp.trajectories.commands.selected_episodes import SelectedEpisodes, Wanted
+from ares_exp.trajectories.commands.selected_episodes import SUCCESS, SelectedEpisodes, Wanted
 from ares_exp.trajectories.episode_places import is_partial
 from ares_exp.trajectories.exports.parquet_export import import_parquet
 from ares_exp.trajectories.exports.preference_export import preference_rows
@@ -34,6 +35,8 @@ EXIT_OK, EXIT_SOME_UNREADABLE = 0, 1
 EXPORTS = ("sft", "preference")
 EXPORT_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 OPTIONS_OF = {
+    "failed": ("sft",),
+    "oracle": ("sft",),
     "columns": EXPORTS,
     "tool_arguments": EXPORTS,
     "completion": ("preference",),
@@ -42,12 +45,15 @@ OPTIONS_OF = {
 }
 """Options that only some targets have."""
 
+CHOOSING = ("failed", "oracle")
+"""Those of them that choose episodes."""
 DESCRIPTION = f"""\
 IN is an episode file of any format, a folder of them, a run directory, or a folder of runs. OUT is a file, or a folder
 that gets one file an episode. The formats:
 
 {chr(10).join(f"  {item.name:<11} {item.about} ({', '.join(item.suffixes)})" for item in FORMATS.values())}
-  {"sft":<11} chat messages for supervised training, a row a conversation ({", ".join(EXPORT_SUFFIXES)})
+  {"sft":<11} chat messages for supervised training, a row a conversation ({", ".join(EXPORT_SUFFIXES)}); of the
+              episodes of a model with a reward of 1 or more, if no other bounds are given
   {"preference":<11} pairs of a better and a worse attempt at a task ({", ".join(EXPORT_SUFFIXES)})
 
 json, jsonl and parquet hold everything, atif what other tools read; what it cannot hold is named. Runs are resumed,
@@ -57,7 +63,7 @@ EPILOG = """\
 Examples:
   python -m ares_exp.trajectories convert outputs/first episodes.parquet
   python -m ares_exp.trajectories convert outputs/first outputs/second folder --to json --zstd --outcome completed
-  python -m ares_exp.trajectories convert outputs/first good.jsonl --to sft --min-reward 1
+  python -m ares_exp.trajectories convert outputs/first good.jsonl --to sft
 
 Exit codes: 0 all was read; 1 something could not be (the rest is written); 2 the command line is wrong, or nothing can
 be written.
@@ -78,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--min-reward", type=float, metavar="X", help="at least this total reward")
     chosen.add_argument("--max-reward", type=float, metavar="X", help="at most this total reward")
     rows = parser.add_argument_group("rows for trainers")
+    rows.add_argument("--failed", action="store_true", help="sft: also episodes with a reward below 1")
+    rows.add_argument("--oracle", action="store_true", help="sft: also episodes of the oracle")
     rows.add_argument("--columns", action="store_true", help="also task, episode_id and reward")
     rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
     rows.add_argument("--completion", choices=("episode", "turn"),
@@ -89,8 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Converts, and prints a summary."""
     target = _target(arguments)
-    wanted = Wanted(arguments.task, arguments.outcome, arguments.min_reward, arguments.max_reward)
-    episodes = SelectedEpisodes(arguments.inputs, wanted, lambda problem: _say(f"error: {problem}", sys.stderr))
+    episodes = SelectedEpisodes(
+        arguments.inputs, _wanted(target, arguments), lambda problem: _say(f"error: {problem}", sys.stderr)
+    )
     try:
         if target.name in EXPORTS:
             said = _export(target, episodes, _export_options(arguments))
@@ -165,26 +174,50 @@ def _refuse_overwriting(out: Path, suffix: str, *, one_file: bool, force: bool) 
         raise UserError(f"Expected a folder without {suffix} files, but {out} has some. `--force` overwrites them.")
 
 
+def _wanted(target: _Target, arguments: argparse.Namespace) -> Wanted:
+    """Returns which episodes are meant: for supervised training the successes of a model, if not told otherwise."""
+    every = target.name != "sft"
+    bounds = arguments.min_reward, arguments.max_reward
+    return Wanted(
+        arguments.task, arguments.outcome, *bounds, oracle=every or arguments.oracle, failed=every or arguments.failed
+    )
+
+
 def _export_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {option: getattr(arguments, option) for option in OPTIONS_OF}
+    given = {option: getattr(arguments, option) for option in OPTIONS_OF if option not in CHOOSING}
     return {option: value for option, value in given.items() if value not in (None, False)}
 
 
 def _export(target: _Target, episodes: SelectedEpisodes, options: dict[str, Any]) -> Iterator[str]:
     """Writes rows; returns what to say of it."""
-    make_rows = sft_rows if target.name == "sft" else preference_rows
+    make_rows, taken = sft_rows if target.name == "sft" else preference_rows, Counter[str]()
     try:
-        rows, report = make_rows(episodes, **options)
+        rows, report = make_rows(_counted(episodes, taken), **options)
     except ValueError as error:
         raise UserError(str(error)) from error
     if (lines := _unless_empty(f"{dump_json(row)}\n" for row in rows)) is not None:
         target.path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(target.path, lines)
     return chain(
-        [f"Read {episodes.read} episodes, wrote {report.rows} rows to {target.path} ({target.name})."],
+        [f"{_read(episodes)}, wrote {count_of(report.rows, 'row')} to {target.path} ({target.name})."],
+        (f"Among them: {count_of(count, 'episode')} {what}." for what, count in sorted(taken.items())),
         report.sentences()[1:],
         _not_held("a trajectory", episodes.dropped),
     )
+
+
+def _read(episodes: SelectedEpisodes) -> str:
+    return f"Read {count_of(episodes.read, 'episode')}"
+
+
+def _counted(episodes: Iterable[EpisodeTrajectory], kinds: Counter[str]) -> Iterator[EpisodeTrajectory]:
+    """Yields the episodes; counts those that are no success of a model."""
+    for episode in episodes:
+        if episode.is_of_oracle:
+            kinds["of the oracle"] += 1
+        elif episode.total_reward is not None and episode.total_reward < SUCCESS:
+            kinds[f"with a reward below {SUCCESS:g}"] += 1
+        yield episode
 
 
 def _convert(target: _Target, episodes: SelectedEpisodes) -> Iterator[str]:
@@ -205,7 +238,7 @@ def _convert(target: _Target, episodes: SelectedEpisodes) -> Iterator[str]:
             for episode in chosen:
                 dropped += write(target.path / f"{_file_name(episode.episode_id)}{target.suffix}", [episode])
     return chain(
-        [f"Read {episodes.read} episodes, wrote {written} to {target.path} ({target.name})."],
+        [f"{_read(episodes)}, wrote {written} to {target.path} ({target.name})."],
         _not_held("a trajectory", episodes.dropped),
         _not_held(target.name, dropped),
     )
@@ -221,7 +254,7 @@ def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
 
 def _not_held(holder: str, dropped: Dropped) -> Iterator[str]:
     for what, count in sorted(dropped.items()):
-        yield f"Not held by {holder}, in {count} episodes: {what.rstrip('.')}."
+        yield f"Not held by {holder}, in {count_of(count, 'episode')}: {what.rstrip('.')}."
 
 
 def _say(sentence: str, stream: TextIO) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.activity import CommandRecord
-from ares_exp.terminal.terminal import collapsed, make_console, one_line, printable
+from ares_exp.terminal.terminal import collapsed, count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episode
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, is_text, number, piece_text, seconds
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
@@ -55,8 +55,8 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
     same_ids = _CallNames(), _CallNames()
     for step, (was, has) in enumerate(zip_longest(old.steps, new.steps)):
         if was is None or has is None:
-            counts = (f"{len(steps)} steps" for steps in (old.steps, new.steps))
-            return Divergence(step, Difference("number of steps", *counts))
+            counts = (count_of(len(steps), "time step") for steps in (old.steps, new.steps))
+            return Divergence(step, Difference("number of time steps", *counts))
         if (difference := _between(was, has, *same_ids)) is not None:
             return Divergence(step, difference)
     for name, tell in _ENDS.items():
@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
         _say(console, f"{name}  {one_line(one.episode_id)}  {one_line(one.task_name)}  {one.path}", "bold")
     divergence = find_divergence(old, new)
     if divergence is None:
-        _say(console, f"equal: all {len(old.steps)} steps", "green")
+        _say(console, f"equal: all {count_of(len(old.steps), 'time step')}", "green")
     else:
         _print_divergence(console, divergence, full=arguments.full)
         for name, episode in zip("AB", (old, new), strict=True):
@@ -205,7 +205,11 @@ def _count(text: str) -> int:
 
 
 def _print_divergence(console: Console, divergence: Divergence, *, full: bool) -> None:
-    _say(console, f"{divergence.step} steps in common; then: {one_line(divergence.difference.where)}", "bold")
+    _say(
+        console,
+        f"{count_of(divergence.step, 'time step')} in common; then: {one_line(divergence.difference.where)}",
+        "bold",
+    )
     lines = collapsed("\n".join(_diff_lines(divergence.difference)), full=full, head=HEAD, tail=TAIL)
     for line in lines:
         _say(console, f"  {line}", STYLES.get(line[:1], ""))
@@ -224,7 +228,7 @@ def _print_continuation(
     if not left or not arguments.after:
         return
     _say(console, "")
-    _say(console, f"{name} continues for {len(left)} steps", "bold reverse")
+    _say(console, f"{name} continues for {count_of(len(left), 'time step')}", "bold reverse")
     printer = EpisodePrinter(console, episode, full=arguments.full)
     for position in left[: arguments.after]:
         printer.step(position)
@@ -252,7 +256,7 @@ def _totals(stored: StoredEpisode, episode: EpisodeTrajectory) -> list[tuple[str
         ("outcome", stored.outcome or "being played"),
         ("error", "–" if episode.error is None else one_line(episode.error.type)),
         ("reward", number(episode.total_reward)),
-        ("steps", str(episode.num_steps)),
+        ("steps", str(episode.step_count)),
         ("commands", str(totals.commands)),
         ("prompt tokens", number(totals.prompt_tokens)),
         ("generated tokens", number(totals.generated_tokens)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.terminal.terminal import collapsed, one_line, printable
+from ares_exp.terminal.terminal import collapsed, count_of, one_line, printable
 from ares_exp.trajectories.checks import is_number
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import RequestChange, is_request, request_change
@@ -41,7 +41,7 @@ class EpisodePrinter:
         self._line(
             f"{one_line(episode.task_name)}  {outcome or 'being played'}  reward {number(episode.total_reward)}", 2
         )
-        parts = [f"{episode.num_steps} steps", f"{totals.commands} commands", moment(episode.start_time)]
+        parts = [count_of(episode.step_count, "step"), count_of(totals.commands, "command"), moment(episode.start_time)]
         parts += [seconds(totals.duration_sec), *spent(totals), *usage(totals.prompt_tokens, totals.generated_tokens)]
         self._line(" · ".join([*parts, *price(totals.cost)]), 2)
         if episode.error is not None:

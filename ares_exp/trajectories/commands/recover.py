@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.episode_places import (
     find_files,
     finished_path,
@@ -224,4 +225,4 @@ class _Kept:
     def __str__(self) -> str:
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items())
         what = f"outcome {next(iter(self.outcomes))}" if self.episodes == 1 else f"{self.episodes} episodes: {outcomes}"
-        return f"{self.steps} steps ({what})"
+        return f"{count_of(self.steps, 'time step')} ({what})"

@@ -15,6 +15,9 @@ from ares_exp.trajectories.files.jsonl_file import read_jsonl
 from ares_exp.trajectories.files.jsonl_index import index_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
 
+SUCCESS = 1.0
+"""Reward from which on an episode is a success, where no bounds are given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -24,12 +27,16 @@ class Wanted:
         tasks: Names of tasks, or patterns such as `fix-*`; empty for all.
         outcomes: Names of outcomes; empty for all.
         min_reward, max_reward: Bounds of the total reward, themselves included; `None` for no bound.
+        oracle: Whether episodes that the oracle played are, too.
+        failed: Whether episodes with a reward below `SUCCESS` are, too, where no bounds are given.
     """
 
     tasks: Collection[str] = ()
     outcomes: Collection[str] = ()
     min_reward: float | None = None
     max_reward: float | None = None
+    oracle: bool = True
+    failed: bool = True
 
     def why_not(self, episode: EpisodeTrajectory) -> str | None:
         """Returns why an episode is not wanted, in words that follow "3 episodes"; `None` if it is."""
@@ -37,10 +44,14 @@ class Wanted:
             return "of other tasks"
         if self.outcomes and episode.outcome not in self.outcomes:
             return f"that ended as {episode.outcome}"
-        if self.min_reward is None and self.max_reward is None:
+        if not self.oracle and episode.is_of_oracle:
+            return "played by the oracle (`--oracle` takes them, too)"
+        if self.min_reward is None and self.max_reward is None and self.failed:
             return None
         if (reward := episode.total_reward) is None:
             return "without a reward"
+        if self.min_reward is None and self.max_reward is None:
+            return None if reward >= SUCCESS else f"with a reward below {SUCCESS:g} (`--failed` takes them, too)"
         low = self.min_reward is None or reward >= self.min_reward
         high = self.max_reward is None or reward <= self.max_reward
         return None if low and high else "with a reward outside the bounds"

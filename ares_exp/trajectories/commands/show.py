@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ares_exp.errors import UserError
 from ares_exp.terminal.table import columns_that_fit, make_table
-from ares_exp.terminal.terminal import make_console, one_line, printable
+from ares_exp.terminal.terminal import count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes
@@ -92,7 +92,7 @@ def _list(episodes: StoredEpisodes) -> None:
     if episodes:
         fitting = columns_that_fit(list_columns(episodes), console.width, leave_out=LEFT_OUT_WHERE_NARROW)
         console.print(make_table(fitting, texts=_TEXTS))
-    console.print(f"{len(episodes)} episodes")
+    console.print(count_of(len(episodes), "episode"))
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
@@ -105,7 +105,7 @@ _CELLS: Mapping[str, Callable[[StoredEpisode], str]] = {
     "task": lambda episode: one_line(episode.task_name),
     "outcome": lambda episode: episode.outcome or "being played",
     "reward": lambda episode: number(episode.total_reward),
-    "steps": lambda episode: str(episode.num_steps),
+    "steps": lambda episode: str(episode.step_count),
     "seconds": lambda episode: seconds(episode.end_time - episode.start_time).removesuffix(" s"),
     "started": lambda episode: moment(episode.start_time),
 }

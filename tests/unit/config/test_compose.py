@@ -36,6 +36,14 @@ def composed(group: str, option: str) -> Any:
     return node.get(option, node)  # of some groups several options can be chosen: each has a node of its own
 
 
+def test_the_endpoint_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    default = inspect.signature(get_object(composed("policy", "chat_completions")._target_)).parameters["base_url"]
+    assert composed("policy", "chat_completions").base_url == default.default
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
+    assert composed("policy", "chat_completions").base_url == "http://127.0.0.1:8000/v1"
+
+
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_an_option_composes_with_every_argument_of_its_constructor(group: str, option: str) -> None:
     node = composed(group, option)

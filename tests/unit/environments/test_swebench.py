@@ -14,7 +14,7 @@ from ares_exp.containers.container import Shell
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.source import EpisodeParts, Report
 from ares_exp.environments.swebench import SweBenchEnvironments
 from ares_exp.errors import ConfigError, TaskError, UnsupportedTaskError, VerifierError, VerifierTimeoutError
 from ares_exp.llms.response import LLMResponse
@@ -69,11 +69,11 @@ class Player:
             output_dir=self.output,
         )
 
-    async def environment(self, **options: Any) -> CodeEnvironment:
+    async def environment(self, *, report: Report | None = None, **options: Any) -> CodeEnvironment:
         source, parts = self.source(**options), self.parts()
         [name] = source.load(self._never)
         await source.preflight()
-        source.check(parts, report=self._never)
+        source.check(parts, report=report or self._never)
         self._made.append(source.make(name, parts))
         return self._made[-1]
 
@@ -91,6 +91,10 @@ class Player:
     def report(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.output / "verifier" / "report.json").read_text())["demo__calc-1"]
         return found
+
+    @property
+    def note(self) -> str | None:
+        return self._made[-1].report().note
 
     @property
     def log(self) -> str:
@@ -161,6 +165,51 @@ async def test_code_that_does_not_run_resolves_nothing(player: Player) -> None:
 async def test_what_cannot_be_graded_is_unresolved_and_says_why(player: Player, command: str, told: str) -> None:
     assert (await player.play(command))["reward"] == 0.0
     assert told in player.report["reason"]
+    assert player.note == player.report["reason"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    ("test_command", "told"),
+    [
+        ("python3 -S -m pytest {files}", None),  # not looked into: its Python has options
+        ("ares-exp-nothing -v {modules}", "exit code 127: ares-exp-nothing: command not found."),
+        ("ares-exp-python -m pytest {files}", "exit code 127: ares-exp-python: command not found."),
+        ("bare -m pytest {files}", "No module named 'pytest'"),
+    ],
+)
+async def test_tests_that_cannot_start_in_the_image_are_an_error_before_the_agent_starts(
+    player: Player, test_command: str, told: str | None
+) -> None:
+    bare = "printf '#!/bin/sh\nexec /usr/bin/env python3 -S \"$@\"\n' > /usr/bin/bare && chmod +x /usr/bin/bare"
+    environment = await player.environment(test_command=test_command, log_parser="pytest", install=[bare], report=print)
+    if told is None:
+        await environment.reset()
+        return
+    with pytest.raises(VerifierError, match="demo__calc-1: its tests cannot start in its image") as caught:
+        await environment.reset()
+    assert told in str(caught.value)
+    assert "env.pip_packages=[pytest]" in str(caught.value)
+    assert not player.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({}, True),
+        ({"pip_packages": ["requests"], "setup": ["apt-get install -y git"]}, True),
+        ({"pip_packages": ["pytest>=8"]}, False),
+        ({"pip_packages": ["-r", "dev.txt"]}, False),
+        ({"install": ["pip install -e .[test]"]}, False),
+        ({"test_command": "python -m unittest {modules}"}, False),
+    ],
+)
+async def test_a_build_without_pytest_is_told_before_the_start(
+    player: Player, options: dict[str, Any], warns: bool
+) -> None:
+    said = list[str]()
+    await player.environment(report=said.append, **{"test_command": None, "log_parser": None, **options})
+    assert any("unless python:3.12-slim has it they cannot start" in text for text in said) is warns
 
 
 @pytest.mark.local

@@ -159,14 +159,17 @@ async def test_cost_as_the_endpoint_reports_it(endpoint: LoopbackEndpoint, make:
     assert (await make(prices=PRICES)(HI)).cost == pytest.approx(70 / 1e6)
 
 
-async def test_price_without_usage_is_a_warning(
-    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("prices", [None, PRICES])
+async def test_answers_without_usage_are_a_warning(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture, prices: Any
 ) -> None:
     body = completion("x")
     del body["usage"]
-    endpoint.then(json_body(body))
-    assert (await make(prices=PRICES)(HI)).cost == 0.0
-    assert "reports no token usage" in caplog.text
+    endpoint.otherwise = json_body(body)
+    policy = make(prices=prices)
+    assert [(await policy(HI)).cost for _ in range(2)] == [0.0, 0.0]
+    assert caplog.text.count("reports no token usage") == 1
+    assert "no limit on tokens (`token_limit`, `budget.tokens`)" in caplog.text
 
 
 @pytest.mark.parametrize(

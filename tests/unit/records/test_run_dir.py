@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_dir import RunDir, RunLogHandler, append_line, open_regular, write_atomically
+from ares_exp.records.run_dir import (
+    RunDir,
+    RunLogHandler,
+    append_line,
+    open_regular,
+    refuse_used_run_dir,
+    write_atomically,
+)
 
 
 def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
@@ -28,6 +35,25 @@ def test_a_place_that_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="run directory"), RunDir(tmp_path / "file" / "run").owned():
         pass
+
+
+@pytest.mark.parametrize("place", ["a" * 300, "a/" * 3000])
+def test_a_place_out_of_reach_is_refused(tmp_path: Path, place: str) -> None:
+    refusal = refuse_used_run_dir([f"hydra.run.dir={tmp_path / place}"])
+    assert refusal is not None
+    assert refusal.endswith("Choose another place with `hydra.run.dir=…`.")
+
+
+def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o000)
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        refusal = refuse_used_run_dir([f"hydra.run.dir={tmp_path / 'closed' / 'run'}"])
+    finally:
+        os.seteuid(user)
+    assert refusal is not None
+    assert "Permission denied. Choose another place" in refusal
 
 
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.session import Session, close_session, open_session
 from ares_exp.tasks.recorded_digest import with_files
 
+URL = "http://127.0.0.1:8000/v1"
 CONFIG: dict[str, Any] = {
     "name": "x",
     "seed": 1,
@@ -24,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "resume_force": False,
     "env": {"_target_": "e", "path": "tasks", "limit": None},
     "agent": {"_target_": "a", "max_output_chars": 100},
-    "policy": {"_target_": "p", "temperature": 0.5, "timeout_sec": 600.0, "prices": {"m": 1}},
+    "policy": {"_target_": "p", "temperature": 0.5, "timeout_sec": 600.0, "prices": {"m": 1}, "base_url": URL},
     "collector": {"_target_": "c"},
 }
 TASKS = {"fix": "d1", "sum": "d2"}
@@ -72,6 +73,7 @@ def test_a_run_that_was_killed_before_its_config_was_written_begins(run_dir: Run
     [
         {"concurrency": 1, "attempts": 9, "name": "y", "collector": None},
         {"policy": {**CONFIG["policy"], "timeout_sec": 1.0}},
+        {"policy": {**CONFIG["policy"], "base_url": "http://127.0.0.1:8001/v1/"}},
         {"snapshot": {"_target_": "s"}, "retry": {"container_error": 2}, "budget": {"cost": 5}},
     ],
 )
@@ -85,6 +87,8 @@ def test_what_is_harmless_may_be_another(run_dir: RunDir, changed: dict[str, Any
     [
         ({"policy": {**CONFIG["policy"], "temperature": 1}}, "`policy.temperature` was 0.5 and is 1"),
         ({"policy": {**CONFIG["policy"], "top_p": 1}}, "`policy.top_p` was 'nothing' and is 1"),
+        ({"policy": {**CONFIG["policy"], "base_url": "http://other:8000/v1"}}, f"`policy.base_url` was '{URL}'"),
+        ({"policy": {**CONFIG["policy"], "base_url": "http://[x/v1"}}, f"`policy.base_url` was '{URL}'"),
         ({"policy": {"_target_": "q"}}, "`policy._target_` was 'p' and is 'q'"),
         ({"policy": {**CONFIG["policy"], "prices": {"m": 2}}}, "`policy.prices.m` was 1 and is 2"),
         ({"agent": None}, "`agent` was 'nothing' and is None"),
@@ -126,7 +130,7 @@ def test_a_changed_file_beside_the_tasks_is_refused_by_name(run_dir: RunDir) -> 
 
 def test_a_long_list_of_differences_is_cut(run_dir: RunDir) -> None:
     opened(run_dir)
-    with pytest.raises(ConfigError, match="; and 4 more"):
+    with pytest.raises(ConfigError, match="; and 5 more"):
         opened(run_dir, policy={f"k{number}": number for number in range(5)}, seed=3)
 
 

@@ -33,6 +33,7 @@ from ares_exp.trajectories.atif.writer import to_atif
 from ares_exp.trajectories.collector_guard import as_collector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.stored_episodes import load
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly, drive_sync_gym
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
@@ -423,3 +424,47 @@ async def test_a_trajectory_has_the_names_that_the_run_knows(
         assert (episode.metadata["policy"], episode.metadata.get("model")) == known
         assert episode.metadata["agent"] == "Careful"
         assert to_atif(episode)[0]["agent"].get("model_name") == known[1]
+
+
+class Slow(OneStep):
+    """Takes two steps, has a limit on time, and ends when there is no answer."""
+
+    time_left_sec = 0.01
+
+    def grant_time(self, seconds: float) -> None: ...
+
+    async def reset(self) -> TimeStep[Any]:
+        self.left = 2
+        return await super().reset()
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self.left -= 1
+        last = await super().step(action)
+        return last if action is None or not self.left else transition(REQUEST)
+
+
+class SlowSource(Source):
+    def make(self, task_name: str, parts: object) -> OneStep:
+        return Slow(task_name, self.trouble)
+
+
+@pytest.mark.parametrize("ends", ["completed", "without an answer", "raising", "not reset"])
+async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Path, ends: str) -> None:
+    steps = 0
+
+    async def trouble(where: str) -> None:
+        nonlocal steps
+        steps += where == "step"
+        if ends == "not reset" or (ends == "raising" and steps == 2):
+            raise AgentError("no")
+
+    class AnswersOnce(Answers):
+        async def __call__(self, request: LLMRequest) -> LLMResponse:
+            if ends == "without an answer" and steps:
+                await asyncio.Event().wait()
+            return await super().__call__(request)
+
+    await play(experiment(tmp_path, source=SlowSource(1, trouble), policy=AnswersOnce()), tmp_path)
+    [row], [stored] = rows(tmp_path), load(tmp_path / "trajectories")
+    assert row["num_steps"] == stored.step_count == stored.load().step_count == steps == (ends != "not reset") * 2
+    assert (row["started_at"], row["finished_at"]) == (stored.start_time, stored.end_time)

@@ -14,23 +14,44 @@ from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.options import conf_dir
 from ares_exp.errors import (
+    AddTestsDirError,
     AgentError,
+    AgentSetupTimeoutError,
     AresExpError,
     AuthenticationError,
     BudgetExhaustedError,
     ConfigError,
+    ContainerAuthorizationError,
     ContainerDiedError,
+    ContainerError,
+    ContainerLostError,
+    ContainerNotFoundError,
+    ContainerQuotaError,
+    ContainerServiceUnavailableError,
+    ContainerStartError,
     ContextOverflowError,
+    DownloadVerifierDirError,
     EndpointError,
     EndpointTimeoutError,
+    EndpointUnreachableError,
+    EnvironmentStartTimeoutError,
+    HealthcheckError,
     MalformedAnswerError,
+    NoRequestError,
+    OracleAnswerError,
     PolicyError,
     PolicyTimeoutError,
     QuotaError,
     RateLimitError,
     RefusalError,
+    RewardFileEmptyError,
+    RewardFileNotFoundError,
     ServerError,
+    StepSetupError,
+    TransferError,
     UnsendableRequestError,
+    VerifierError,
+    VerifierOutputParseError,
     VerifierTimeoutError,
     WireFormatError,
 )
@@ -142,14 +163,31 @@ def test_a_class_of_ones_own_counts() -> None:
 
 def test_the_infrastructure_rules() -> None:
     rules = composed(["retry=infrastructure"])
-    again = [ContainerDiedError("c"), RateLimitError("r"), ServerError("s"), EndpointTimeoutError("t")]
-    assert [tries(rules, one) for one in again] == [3] * 4
-    assert [tries(rules, one) for one in (PolicyTimeoutError("t"), MalformedAnswerError("m"))] == [2, 2]
-    never: list[BaseException] = [AgentError("a"), OSError("x"), PolicyError("p"), UnsendableRequestError("u")]
-    never += [
-        kind("e") for kind in (QuotaError, AuthenticationError, ContextOverflowError, RefusalError, EndpointError)
+    outside = (ContainerLostError, ContainerStartError, EnvironmentStartTimeoutError, ContainerServiceUnavailableError)
+    again = [
+        kind("e") for kind in (*outside, ContainerQuotaError, RateLimitError, ServerError, EndpointUnreachableError)
     ]
-    assert [tries(rules, one) for one in never] == [1] * len(never)
+    assert [tries(rules, one) for one in again] == [3] * len(again)
+    assert tries(rules, OracleAnswerError("o")) == 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(AgentError, NoRequestError, AgentSetupTimeoutError, OSError),
+        # a full disk, a used-up memory, a service that was stopped, files in the way
+        *(ContainerError, ContainerDiedError, TransferError, HealthcheckError, StepSetupError),
+        # tests that the agent has broken, or has made to hang
+        *(VerifierError, AddTestsDirError, DownloadVerifierDirError, VerifierTimeoutError),
+        *(RewardFileNotFoundError, RewardFileEmptyError, VerifierOutputParseError),
+        # a model that writes too much, or what cannot be read
+        *(PolicyError, PolicyTimeoutError, EndpointTimeoutError, MalformedAnswerError, UnsendableRequestError),
+        *(QuotaError, AuthenticationError, ContextOverflowError, RefusalError, EndpointError),
+        *(ContainerAuthorizationError, ContainerNotFoundError),
+    ],
+)
+def test_what_agents_and_models_can_cause_is_no_infrastructure(kind: type[Exception]) -> None:
+    assert tries(composed(["retry=infrastructure"]), kind("e")) == 1
 
 
 def test_overrides_on_the_command_line() -> None:

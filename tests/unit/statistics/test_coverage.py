@@ -28,7 +28,7 @@ pytestmark = pytest.mark.once
 def test_intervals_hold_the_truth_as_often_as_they_say(world: World) -> None:
     found = simulate(world, repetitions=1000)
     for share in (found.mean_reward, found.pass_at_k, found.pass_hat_k, found.difference):
-        assert 0.92 <= share <= 1.0
+        assert 0.92 <= share <= 1.0 + 1e-9
     assert found.false_alarms <= 0.07
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 from scipy import stats
@@ -91,3 +92,21 @@ def test_no_task_is_no_difference_and_one_proves_nothing() -> None:
     assert one.p == 1.0
     assert one.low is not None
     assert one.low < 0
+
+
+def _worlds() -> Iterator[list[float]]:
+    rng = random.Random(5)
+    for _ in range(400):
+        attempts, shift = rng.choice([1, 2, 4]), rng.choice([0.0, 0.3, 0.6])
+        count = rng.randint(1, 24)
+        yield [max(-1.0, min(1.0, shift + rng.randint(-attempts, attempts) / attempts)) for _ in range(count)]
+
+
+def test_interval_and_p_value_never_contradict_each_other() -> None:
+    for differences in _worlds():
+        found = Difference.of(differences, is_bounded=True)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        assert -1.0 <= found.low <= found.value <= found.high <= 1.0
+        assert (found.low <= 0 <= found.high) == (found.p >= 0.05), differences

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
 from scipy import stats
 
 from ares_exp.statistics.estimate import mean
+from ares_exp.statistics.paired import sign_flip_p
 from ares_exp.statistics.power import Obstacle, find_remedy
 
 Pairs = Sequence[tuple[Sequence[float], Sequence[float]]]
@@ -106,3 +108,23 @@ def test_a_stricter_limit_needs_more() -> None:
 def test_one_task_alone_settles_nothing() -> None:
     found = find_remedy(_varied([(1, 3)], 4), alpha=0.05)
     assert (found.attempts, found.tasks, found.obstacle) == (None, None, Obstacle.TOO_FEW_TASKS)
+
+
+def test_no_more_is_advised_than_there_is() -> None:
+    """Where the t-test would be significant and the exact one is not, what there is has not been enough."""
+    rng, advised = random.Random(2), 0
+    for _ in range(1500):
+        attempts = rng.choice([2, 3, 4])
+        odds = rng.random()
+        passed = [
+            (rng.randint(0, 1), sum(rng.random() < odds for _ in range(attempts))) for _ in range(rng.randint(4, 9))
+        ]
+        pairs = _varied(passed, attempts)
+        p = sign_flip_p([mean(b) - mean(a) for a, b in pairs])
+        if p < 0.05:
+            continue
+        found = find_remedy(pairs, alpha=0.05, p=p)
+        advised += found.tasks is not None
+        assert found.attempts is None or found.attempts > attempts, passed
+        assert found.tasks is None or found.tasks > len(pairs), passed
+    assert advised > 100

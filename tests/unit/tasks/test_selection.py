@@ -27,7 +27,6 @@ def chosen(selector: Entries, exclude: list[str] | str | None = None, limit: int
     ("selector", "expected"),
     [
         (None, NAMES),
-        ([], NAMES),
         ("fix-1", ["fix-1"]),
         ("fix-*", NAMES[:5]),
         ("*-[12]", ["fix-1", "fix-2", "write-1", "write-2"]),
@@ -83,13 +82,14 @@ def test_case_counts() -> None:
         ("@0/0", "i from 0 to n - 1"),
         ("@0/11", "expected at least 11 items for 11 shards, got 10"),
         ("wirte-1", "Did you mean 'write-1'"),
+        ([], r"to name tasks, got an empty list\. Use env\.tasks=null for all"),
         (["zzz", "yyy-*"], "got 'zzz', 'yyy-\\*'"),
     ],
 )
 def test_mistakes_list_what_there_is(selector: Entries, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         chosen(selector)
-    assert "env=harbor has 10 tasks: 0 fix-0, 1 fix-1" in str(caught.value)
+    assert selector == [] or "env=harbor has 10 tasks: 0 fix-0, 1 fix-1" in str(caught.value)
 
 
 def test_nothing_left() -> None:
@@ -109,6 +109,14 @@ def test_an_entry_that_matches_nothing_among_others_is_warned_about(caplog: pyte
     with caplog.at_level(logging.WARNING):
         assert chosen(["fix-0", "write-9"]) == ["fix-0"]
     assert "'write-9' matches no task" in caplog.text
+
+
+def test_what_excludes_nothing_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert chosen("fix-*", exclude=["fix-0", "fix0", "none-*", "write-1"]) == NAMES[1:5]
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned[0].startswith("env.exclude: 'fix0' matches no task of env=harbor. Did you mean 'fix-")
+    assert warned[1:] == ["env.exclude: 'none-*' matches no task of env=harbor."]
 
 
 def test_a_long_list_is_cut() -> None:

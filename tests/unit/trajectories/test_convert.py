@@ -17,6 +17,7 @@ from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.unit.trajectories.chats import chat
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
 GOLDEN = Path(__file__).parent / "golden" / "version_2.jsonl"
@@ -279,6 +280,36 @@ def test_rows_for_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"wrote {len(rows)} rows" in capsys.readouterr().out
     assert convert(source, tmp_path / "preference.jsonl.zst", "--to", "preference") == 0
     assert "Left out: 1 pairs of attempts that are equal." in capsys.readouterr().out
+
+
+def of_oracle(episode: EpisodeTrajectory) -> EpisodeTrajectory:
+    steps = tuple(
+        replace(step, action={**step.action, "model": "oracle"}) if step.action is not None else step
+        for step in episode.steps
+    )
+    return replace(episode, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept", "told"),
+    [
+        ([], ["good"], ["Left out: 1 played by the oracle", "Left out: 1 with a reward below 1 (`--failed`"]),
+        (["--failed"], ["bad", "good"], ["Among them: 1 episode with a reward below 1.", "Left out: 1 played by"]),
+        (["--oracle"], ["good", "solution"], ["Among them: 1 episode of the oracle.", "Left out: 1 with a reward"]),
+        (["--min-reward=0.5"], ["good"], ["Left out: 1 played by the oracle"]),
+        (["--max-reward=0.5"], ["bad"], ["Among them: 1 episode with a reward below 1."]),
+    ],
+)
+def test_supervised_training_takes_the_successes_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], kept: list[str], told: list[str]
+) -> None:
+    played = chat("good", "a"), chat("bad", "b", reward=0.0), of_oracle(chat("solution", "c"))
+    source = written(tmp_path / "in.jsonl", *played)
+    assert convert(source, tmp_path / "sft.jsonl", "--to", "sft", "--columns", *options) == 0
+    rows = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    assert sorted({row["episode_id"] for row in rows}) == kept
+    said = capsys.readouterr().out
+    assert all(sentence in said for sentence in told), said
 
 
 def test_every_format_is_known_by_its_suffixes() -> None:

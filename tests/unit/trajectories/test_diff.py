@@ -76,7 +76,7 @@ def test_what_is_measured_is_no_difference(tmp_path: Path, changes: dict[str, An
     other = replace(with_step(chat("b2", start=77.0), 1, **changes), metadata={"seed": 8})
     code, text = diff(tmp_path, chat(), other)
     assert code == 0
-    assert "equal: all 4 steps" in text
+    assert "equal: all 4 time steps" in text
 
 
 def calling(call_id: str, answered: str) -> EpisodeTrajectory:
@@ -127,14 +127,14 @@ def test_what_is_printed(tmp_path: Path) -> None:
     other = with_step(chat("b2", length=6), 2, commands=[CommandRecord("run 2\nquickly", 0, 0.5)])
     code, text = diff(tmp_path, chat(), other)
     assert code == 1
-    assert "2 steps in common; then: command 0\n  @@ -1,2 +1,3 @@\n   run 2\n  +quickly\n   [exit 0]\n" in text
-    assert "A continues for 2 steps\n\nstep 2  MID" in text
-    assert "B continues for 4 steps\n\nstep 2  MID" in text
+    assert "2 time steps in common; then: command 0\n  @@ -1,2 +1,3 @@\n   run 2\n  +quickly\n   [exit 0]\n" in text
+    assert "A continues for 2 time steps\n\nstep 2  MID" in text
+    assert "B continues for 4 time steps\n\nstep 2  MID" in text
     assert "step 3  LAST" in text
     assert "step 4" not in text
     totals = [line.split() for line in text.splitlines()[-15:]]
     assert ["reward", "1", "1"] in totals
-    assert ["steps", "4", "6"] in totals
+    assert ["steps", "3", "5"] in totals
     assert ["prompt", "tokens", "300", "500"] in totals
     assert ["cost,", "US", "dollars", "0.75", "1.25"] in totals
     assert ["policy", "seconds", "–", "–"] in totals
@@ -150,9 +150,11 @@ def test_one_that_goes_on_where_the_other_ends(tmp_path: Path) -> None:
     whole = replace(chat(length=4), outcome=Outcome.COMPLETED)
     code, text = diff(tmp_path, replace(whole, steps=whole.steps[:2], num_steps=2), whole)
     assert code == 1
-    assert "2 steps in common; then: number of steps\n  @@ -1 +1 @@\n  -2 steps\n  +4 steps\n" in text
+    assert (
+        "2 time steps in common; then: number of time steps\n  @@ -1 +1 @@\n  -2 time steps\n  +4 time steps\n" in text
+    )
     assert "A goes on" not in text
-    assert "B continues for 2 steps" in text
+    assert "B continues for 2 time steps" in text
 
 
 def test_nothing_commands_the_terminal(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_killed_in_mid_episode(tmp_path: Path, seed: int, capsys: pytest.Capture
         assert stored.outcome is Outcome.LOST
         assert stored.total_reward is None
         assert stored.num_steps >= recorded[stored.episode_id]
-        assert f"{stored.num_steps} steps (outcome lost) kept in {stored.path.name}" in said
+        assert f"{stored.num_steps} time steps (outcome lost) kept in {stored.path.name}" in said
         assert stored.load().steps == steps[: stored.num_steps]
     assert main(["recover", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "5 of 5 files are whole.\n"
@@ -177,7 +177,7 @@ def test_what_is_broken_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixt
     path = write(tmp_path / "a1.json", chat(length=10))
     path.write_text(path.read_text().replace('"step_index": 4', '"step_index": }'))
     assert main(["recover", str(path)]) == 0
-    assert "4 steps (outcome lost) of 10 kept in a1.recovered.json. Found: at byte" in capsys.readouterr().out
+    assert "4 time steps (outcome lost) of 10 kept in a1.recovered.json. Found: at byte" in capsys.readouterr().out
     assert load_episode(tmp_path / "a1.recovered.json").steps == chat(length=10).steps[:4]
 
 
@@ -187,7 +187,7 @@ def test_a_jsonl_file_keeps_its_good_episodes(tmp_path: Path, capsys: pytest.Cap
         path.read_text().replace('"episode_id": "b", "step_index": 2', '"episode_id": "b", "step_index": x')
     )
     assert main(["recover", str(tmp_path)]) == 0
-    assert "10 steps (3 episodes: 2 completed, 1 lost) kept in x.recovered.jsonl" in capsys.readouterr().out
+    assert "10 time steps (3 episodes: 2 completed, 1 lost) kept in x.recovered.jsonl" in capsys.readouterr().out
     a, c, b = load_jsonl(tmp_path / "x.recovered.jsonl")
     assert (a, c) == (chat("a"), chat("c"))
     assert (b.episode_id, b.num_steps, b.outcome) == ("b", 2, Outcome.LOST)
@@ -259,7 +259,7 @@ def test_a_partial_file_broken_in_the_middle_is_kept(tmp_path: Path, capsys: pyt
     data = path.read_text().replace('"step_index": 3', '"step_index": x')
     path.write_text(data)
     assert main(["recover", str(tmp_path)]) == 0
-    assert "3 steps (outcome lost) kept in a1.json. Lost: 3 lines" in capsys.readouterr().out
+    assert "3 time steps (outcome lost) kept in a1.json. Lost: 3 lines" in capsys.readouterr().out
     assert (tmp_path / "a1.json.partial.broken").read_text() == data
     assert [one.num_steps for one in load(tmp_path, partial=True)] == [3]
 

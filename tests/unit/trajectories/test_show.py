@@ -43,7 +43,7 @@ def test_a_whole_episode(tmp_path: Path) -> None:
     assert shown(path).splitlines() == [
         "Episode a1",
         "  fix-bug  completed  reward 1",
-        "  4 steps · 3 commands · 1970-01-01 00:16:40 UTC · 4.0 s · 300 + 30 tokens · $0.75",
+        "  3 steps · 3 commands · 1970-01-01 00:16:40 UTC · 4.0 s · 300 + 30 tokens · $0.75",
         '  seed=7  agent={"name": "shell"}',
         f"  {path}",
         "",
@@ -221,11 +221,13 @@ def test_a_list_of_episodes(tmp_path: Path) -> None:
     rows = [line.split() for line in shown(tmp_path).splitlines() if line.startswith(" ")]
     cells = [row for row in rows if row and row[0] in ("a1", "b2", "c3")]
     assert [row[:5] for row in cells] == [
-        ["a1", "fix-bug", "completed", "1", "4"],
-        ["c3", "fix-bug", "lost", "–", "2"],
-        ["b2", "fix-bug", "policy_error", "–", "4"],
+        ["a1", "fix-bug", "completed", "1", "3"],
+        ["c3", "fix-bug", "lost", "–", "1"],
+        ["b2", "fix-bug", "policy_error", "–", "3"],
     ]
-    assert "a1" in shown(write(tmp_path / "x" / "a1.json", chat()), "--list")
+    alone = shown(write(tmp_path / "x" / "a1.json", chat()), "--list")
+    assert "a1" in alone
+    assert alone.endswith("\n1 episode\n")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ def test_broken_files_of_a_run_are_named_below_the_others(tmp_path: Path, capsys
     cut(write(tmp_path / "trajectories" / "b2.json", chat("b2")), 0.5)
     assert main(["show", str(tmp_path), "--list"]) == 0
     captured = capsys.readouterr()
-    assert "1 episodes" in captured.out
+    assert "1 episode\n" in captured.out
     assert captured.err.startswith("left out: ")
     assert "b2.json" in captured.err
 

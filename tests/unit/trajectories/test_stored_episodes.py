@@ -208,7 +208,7 @@ def test_it_is_a_sequence(tmp_path: Path) -> None:
     assert ids(episodes[1:].filter(task="fix-bug")[-2:]) == ["e1", "e0"]
     assert episodes[-1].episode_id == "e0"
     assert episodes[0] in episodes
-    assert repr(episodes) == "<5 episodes of 1 tasks>"
+    assert repr(episodes) == "<5 episodes of 1 task>"
     assert [one.load() for one in pickle.loads(pickle.dumps(list(episodes)))] == list(episodes.trajectories())
 
 

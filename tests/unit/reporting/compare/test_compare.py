@@ -110,12 +110,12 @@ def test_what_would_settle_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("a", "b", "said"),
     [
         ([0, 4, 0, 4, 0, 2, 0], [4, 0, 4, 0, 4, 2, 2], "the difference varies too much from task to task. If the true"),
-        ([0, 1, 0], [2, 3, 4], "More attempts at these 3 tasks cannot settle it: no p-value from so few is below"),
+        ([0, 1, 0], [2, 3, 4], "More attempts at these 3 tasks cannot settle it. If the true difference is"),
         ([2, 2, 2], [2, 2, 2], "No difference was observed."),
         (
-            [2, 4, 0, 1],
-            [4, 2, 1, 0],
-            "No difference was observed. On these 4 tasks, a difference of 0.95 or more would show (power 80%).",
+            [2, 4, 0, 1, 2, 2],
+            [4, 2, 1, 0, 2, 2],
+            "No difference was observed. On these 6 tasks, a difference of 0.50 or more would show (power 80%).",
         ),
         ([2], [3], "More attempts at the one task cannot settle it"),
     ],
@@ -124,8 +124,25 @@ def test_why_more_attempts_would_not(
     a: Sequence[int], b: Sequence[int], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = _compare(capsys, _run(tmp_path / "a", _tasks(a)), _run(tmp_path / "b", _tasks(b)))[1]
-    assert "Not settled" in text
+    few = len(a) < 6
+    assert ("Cannot be settled with so few pairs (p = " in text, "Not settled" in text) == (few, not few)
     assert said in text
+
+
+@pytest.mark.parametrize("passed", [[4, 4, 4, 4, 4], [3, 4, 4, 4, 4]])
+def test_five_tasks_settle_nothing_and_their_interval_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], passed: Sequence[int]
+) -> None:
+    a, b = _run(tmp_path / "a", _tasks([0] * 5)), _run(tmp_path / "b", _tasks(passed))
+    text = _compare(capsys, a, b)[1]
+    assert ", +1.00] (from the p-value), p = 0.062 (sign-flip test)" in text
+    assert (
+        "Cannot be settled with so few pairs (p = 0.062): no p-value of 5 pairs of tasks is below 0.05, whatever"
+        in text
+    )
+    [pair] = _document(capsys, a, b)["pairs"]
+    assert pair["errors_as_zero"]["low"] < 0 < pair["errors_as_zero"]["high"] == 1.0
+    assert pair["advice"].startswith("More attempts at these 5 tasks cannot settle it")
 
 
 def test_single_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +215,7 @@ def test_a_sweep_is_all_of_its_jobs_named_by_what_differs(tmp_path: Path, capsys
     assert document["differing_config"] == {"agent.style": [str(job) for job in range(11)]}
     code, text, _ = _compare(capsys, sweep, "--all-pairs")
     assert code == 0
-    assert "p-values are adjusted for 55 comparisons (Holm)." in text
+    assert "p-values of verdicts are adjusted for 55 comparisons (Holm); intervals are each of one." in text
     assert "K against J, on 4 tasks" in text
     assert "task A B C D E F G H I J K" in text
 
@@ -271,7 +288,7 @@ def test_alpha_widens_the_intervals(tmp_path: Path, capsys: pytest.CaptureFixtur
     runs = [_run(tmp_path / name, _tasks(passed)) for name, passed in (("a", [0, 1, 0, 2]), ("b", [3, 4, 2, 4]))]
     wide, narrow = (_document(capsys, *runs, "--alpha", alpha)["pairs"][0] for alpha in (0.01, 0.2))
     assert wide["errors_as_zero"]["low"] < narrow["errors_as_zero"]["low"]
-    assert "Not settled" in wide["verdict"]
+    assert "Cannot be settled" in wide["verdict"]
     assert "B is better" in narrow["verdict"]
 
 

@@ -46,11 +46,34 @@ def test_files_without_tests_and_removed_ones_are_not_run(row: Row) -> None:
 
 
 def test_a_command_of_ones_own_is_read_as_pytest_unless_told(row: Row) -> None:
-    assert plan(row, "x {modules}") == EvalPlan(plan(row, "x {modules}").script, "pytest", False)
+    found = plan(row, "x {modules}")
+    assert found == EvalPlan(found.script, "pytest", False, found.probe)
     assert plan(row, "x {modules}", "unittest").log_parser == "unittest"
     assert command_of(plan(row, "x {modules}")) == "x tests.test_calc"
     with pytest.raises(ConfigError, match=r"env\.test_command"):
         check_command("  ")
+
+
+@pytest.mark.parametrize(
+    ("command", "probed"),
+    [
+        ("sh x", 0),
+        ("cd y && nothing", 0),
+        ("no-such-program {files}", 127),
+        ("  no-such-python -m pytest {files}", 127),
+        ("./made_by_the_test_patch {files}", None),
+        (". venv/bin/activate && pytest", None),
+        ("A=1 pytest", None),
+    ],
+)
+def test_what_runs_the_tests_is_probed_for(row: Row, command: str, probed: int | None) -> None:
+    probe = plan(row, command).probe
+    if probe is None:
+        assert probed is None
+        return
+    done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == probed
+    assert (": command not found" in done.stdout) is (probed == 127)
 
 
 def test_the_rows_script_tells_what_its_tests_ended_with(row: Row) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ares_exp.environments.harbor import HarborEnvironments
-from ares_exp.errors import TaskError
+from ares_exp.errors import ConfigError, TaskError
 from ares_exp.tasks.task_sources.git_repository import has_lfs
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
@@ -25,22 +26,31 @@ def repository(make_repository: MakeRepository) -> Repository:
     return found
 
 
-def load(**options: object) -> list[str]:
+def load(report: Callable[[str], None] = print, **options: object) -> list[str]:
     source = HarborEnvironments(**options)  # type: ignore[arg-type]
-    source.load(print)
+    source.load(report)
     return [task.name for task in source.tasks]
 
 
 def test_in_a_local_folder(repository: Repository) -> None:
     tasks = repository.path / "tasks"
-    told = (
-        r"bad: .*/bad: .* Git LFS: environment/a\.bin, environment/b\.bin, environment/c\.bin and 1 more\. .*lfs pull"
-    )
-    with pytest.raises(TaskError, match=rf"(?s){told}.*To play the others: env\.exclude=\[bad\]\."):
-        load(path=tasks)
-    assert load(path=tasks, exclude="bad") == ["good"]
+    (tasks / "amiss").mkdir()
+    told: list[str] = []
+    assert load(told.append, path=tasks) == ["good"]
+    pointers = "environment/a.bin, environment/b.bin, environment/c.bin and 1 more. "
+    assert [text.partition(":")[0] for text in told] == [
+        "skipped amiss, which is no valid task",
+        "skipped bad, which is no valid task",
+    ]
+    assert f"/bad: expected files, got pointers to files in Git LFS: {pointers}" in told[1]
+    assert "git lfs pull" in told[1]
+    with pytest.raises(ConfigError, match=r"Expected `env\.tasks` to match a task, got 'bad'"):
+        load(path=tasks, tasks="bad")
     with pytest.raises(TaskError, match="pointers to files in Git LFS"):
         load(path=tasks / "bad")
+    (tasks / "good" / "instruction.md").write_text(POINTER)
+    with pytest.raises(TaskError, match=r"(?s)amiss: .*\nbad: .*LFS.*\ngood: .*LFS: instruction\.md"):
+        load(path=tasks)
 
 
 def test_in_a_registry(repository: Repository, tmp_path: Path) -> None:
