@@ -391,7 +391,8 @@ class Announcing(Protocol):
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until `pending_requests()` has other calls than `known`, and returns it.
 
-        May be awaited at any time, also during `step()`, and cancelled. May never return: when nothing changes.
+        May be awaited at any time, also during `step()`, and cancelled. Does not return while nothing changes, and need
+        not for the request that a `step()` answers or returns: its caller knows of these.
         """
         ...
 
