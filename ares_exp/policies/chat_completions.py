@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
-from ares_exp.errors import EndpointError, MalformedAnswerError, RefusalError
+from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.openai_chat import MaxTokensField, request_to_body, response_from_body
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -77,7 +77,7 @@ class ChatCompletionsPolicy(Policy):
     def __init__(
         self,
         *,
-        model: Annotated[str, Field(min_length=1)],
+        model: Annotated[str, Field(min_length=1)] | None,
         base_url: Annotated[str, AfterValidator(_check_url)] = "https://api.openai.com/v1",
         api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = "OPENAI_API_KEY",
         temperature: Annotated[float, Field(ge=0)] | None = None,
@@ -102,7 +102,8 @@ class ChatCompletionsPolicy(Policy):
         """Checks the settings; the key is read with the first request.
 
         Args:
-            model: Name of the model, as the endpoint calls it.
+            model: Name of the model, as the endpoint calls it. Needed: `preflight` refuses `None`, together with what
+                else is missing.
             base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
                 option takes it from the environment variable OPENAI_BASE_URL, if that is set.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
@@ -165,11 +166,16 @@ class ChatCompletionsPolicy(Policy):
         return self._seed if isinstance(self._seed, int) else None
 
     async def preflight(self) -> None:
-        """Checks that the client is installed, the key is set, and the endpoint answers and takes the key.
+        """Checks that there are a model, the client and a key, and that the endpoint answers and takes the key.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: With the remedy; of everything that is missing.
         """
+        model = (
+            [] if self._model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
+        )
+        if missing := [*model, *self._endpoint.missing()]:
+            raise PreflightError("\n".join(missing))
         await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
@@ -219,6 +225,8 @@ class ChatCompletionsPolicy(Policy):
         await self._endpoint.close()
 
     def _body(self, request: LLMRequest, seed: int | None) -> dict[str, Any]:
+        if self._model is None:
+            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
@@ -261,7 +269,7 @@ class ChatCompletionsPolicy(Policy):
         return error
 
     def _cost(self, response: LLMResponse) -> float:
-        price = self._prices.get(response.model or "") or self._prices.get(self._model)
+        price = self._prices.get(response.model or "") or self._prices.get(self._model or "")
         if price is None:
             if not response.cost:
                 self._warn_once(

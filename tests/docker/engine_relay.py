@@ -25,6 +25,7 @@ class EngineRelay:
         created: How many requests to create a container have reached the engine.
         hangs: Nothing passes any more.
         refuses: Requests whose first line holds this are refused; `refused` counts them.
+        holds: Requests whose first line holds this are kept back until `released`; `held` is set when one is.
         loads: How many requests to load an image have come.
     """
 
@@ -33,7 +34,8 @@ class EngineRelay:
     def __init__(self) -> None:
         self.answers_to_lose = self.creates_to_delay = self.created = 0
         self.hangs = False
-        self.refuses = b""
+        self.refuses = self.holds = b""
+        self.held, self.released = asyncio.Event(), asyncio.Event()
         self.refused = self.loads = 0
         self._directory = tempfile.TemporaryDirectory(prefix="relay-")  # the path of a socket has to be short
         self._path = Path(self._directory.name) / "s"
@@ -74,6 +76,9 @@ class EngineRelay:
                     await self._send(writer, _REFUSAL)
                     writer.close()
                     return
+                if self.holds and self.holds in data.split(b"\r\n", 1)[0]:
+                    self.held.set()
+                    await self.released.wait()
                 if re.match(rb"POST /v[\d.]+/containers/create\?", data):
                     data = await self._whole_request(reader, data)
                     if self.creates_to_delay:

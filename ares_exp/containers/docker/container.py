@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from ares_exp import cancellation
 from ares_exp.containers.container import (
     Container,
     ContainerSpec,
@@ -27,6 +28,7 @@ from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in
 from ares_exp.containers.docker.image import ensure_image
 from ares_exp.containers.docker.limits import limits
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
+from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
@@ -129,6 +131,7 @@ class DockerContainer(Container):
                 keep=self._options.keep_image,
             )
         async with starts(engine).slot():
+            await cancellation.in_thread(lambda: watch_over_us(engine))
             await in_thread(lambda: self._create(engine, image), lane="starts")
             first_process = self._first_process = await FirstProcess.attach(engine, self.container_name)
             await in_thread(lambda: engine.api.start(self.container_name), lane="starts")

@@ -1,7 +1,8 @@
 """Leftovers of runs on a Docker engine: containers, networks, volumes, and images not to be kept.
 
 Started containers end with their process (`container_lifetime`). Leftovers are containers whose maker died before the
-start, or whose first process does not end with its stdin; networks; images. All have labels that name the owner.
+start, or whose first process does not end with its stdin; networks; images. All have labels that name the owner. A
+process that dies has them removed at once by its `reaper`; each run removes what is left even so.
 """
 
 from __future__ import annotations
@@ -45,19 +46,27 @@ def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 
 
-def remove_stale(engine: Engine) -> None:
-    """Removes leftovers of dead runs from the engine, within `SWEEP_SEC`. Blocking; never raises."""
+def remove_stale(engine: Engine) -> int:
+    """Removes leftovers of dead runs from the engine, within `SWEEP_SEC`. Blocking; never raises.
+
+    Returns:
+        How many were removed.
+    """
     deadline = time.monotonic() + SWEEP_SEC
     try:
         stale = [leftover for leftover in (*find_short_lived(), *find(engine.api)) if leftover.is_stale]
     except engine_errors() as error:
         _logger.warning("Leftovers of dead runs on the engine cannot be listed: %s.", reason(error))
-        return
+        return 0
+    removed = 0
     for count, leftover in enumerate(stale):
         if time.monotonic() > deadline:
             _logger.warning("%d leftovers of dead runs remain on the engine: too many at once.", len(stale) - count)
-            return
-        _log(leftover, leftover.remove())
+            break
+        problem = leftover.remove()
+        removed += not problem
+        _log(leftover, problem)
+    return removed
 
 
 def _log(leftover: Leftover, problem: str) -> None:

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from aiohttp import web
 
-from ares_exp.errors import MalformedAnswerError, RefusalError, UnsendableRequestError
+from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import TextData, ToolCallData, Usage
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
@@ -47,6 +47,13 @@ async def make(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> A
             return policy
 
         yield make
+
+
+async def test_what_is_missing_is_told_together(make: Make) -> None:
+    with pytest.raises(PreflightError, match=r"(?s)`policy\.model` is needed.*\n.*environment variable NO_SUCH_KEY"):
+        await make(model=None, api_key_env="NO_SUCH_KEY").preflight()
+    with pytest.raises(PreflightError, match=r"preflight\(\) comes first"):
+        await make(model=None)(HI)
 
 
 async def test_success(endpoint: LoopbackEndpoint, make: Make) -> None:

@@ -12,7 +12,6 @@ from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.images import ProjectImages
 from ares_exp.containers.docker.compose.project_file import Ours, base_document, complete, names_of
-from ares_exp.containers.docker.compose.project_reaper import ProjectReaper
 from ares_exp.containers.docker.compose.readiness import SERVICE, is_ready, not_ready_yet, wait_until_ready
 from ares_exp.containers.docker.compose.removal import containers_of, remove_project
 from ares_exp.containers.docker.compose.security_policy import Bounds, check_file, refuse_violations
@@ -20,6 +19,7 @@ from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose
 from ares_exp.containers.docker.compose.variables import variables
 from ares_exp.containers.docker.creation import starts
 from ares_exp.containers.docker.engine import Engine, in_thread
+from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
@@ -54,7 +54,7 @@ class ComposeProject:
         self._file = spec.compose_file
         self._bounds = bounds
         self._keep_image = keep_image
-        self._reaper: ProjectReaper | None = None
+        self._exists = False
         self._may_grow = False
 
     async def start(self, engine: Engine, ours: Ours) -> None:
@@ -77,9 +77,8 @@ class ComposeProject:
             self.built = images.built
         whole = complete(document, self._spec, ours, image_of)
         async with starts(engine).slot():
-            self._reaper = ProjectReaper(engine, self.name)
-            await cancellation.in_thread(self._reaper.start)
-            self._may_grow = True
+            await cancellation.in_thread(lambda: watch_over_us(engine))
+            self._exists = self._may_grow = True
             answer = await tool.run(
                 [*self._arguments(), "-f", "-", "up", "-d"],
                 env=env,
@@ -104,13 +103,12 @@ class ComposeProject:
         Returns:
             Why something of it remains; `""` when all is gone.
         """
-        if self._reaper is None:
+        if not self._exists:
             return ""
         if not self.containers:
             self.unready = await not_ready_yet(engine, self.name)
         problem = await remove_project(engine, self.name, may_grow=self._may_grow)
-        await cancellation.in_thread(self._reaper.dismiss)
-        self._reaper = None
+        self._exists = False
         return problem
 
     def _arguments(self) -> list[str]:

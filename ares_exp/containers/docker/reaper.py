@@ -1,0 +1,111 @@
+"""A helper process that outlives ours and removes what we leave on an engine if we end without doing so.
+
+A started container ends with our connection to its first process. One that was created and not started yet does not,
+nor do the services of a compose file, which run the task's programs. So a shell waits for the end of a pipe that only
+this process holds, which ends with it, also by kill -9. Then the shell becomes Python and removes everything with the
+labels of dead owners. If it is killed as well (a machine that goes down), the next run does the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from ares_exp.containers.docker.docker_cli import passed_on
+from ares_exp.containers.docker.engine import Engine, connect_blocking
+from ares_exp.containers.docker.leftovers import remove_stale
+from ares_exp.errors import PreflightError
+
+APPEARS_WITHIN_SEC = 3.0
+"""Time after our death, or after the last removal, in which the engine may still execute our requests."""
+
+_WAIT = 'read -r _ || exec "$@"'
+_POLL_SEC = 0.2
+_END_SEC = 10.0
+
+_lock = threading.Lock()
+_reapers: dict[tuple[int, str], Reaper] = {}
+
+
+def watch_over_us(engine: Engine) -> None:
+    """Has a helper process wait for our end, before the first thing is made on an engine. Blocking, for milliseconds.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    key = (os.getpid(), engine.host)
+    with _lock:
+        reaper = _reapers.get(key)
+        if reaper is None or not reaper.is_waiting:
+            _reapers[key] = Reaper(engine)
+
+
+class Reaper:
+    """The helper process that waits for the end of this one."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Starts the process.
+
+        Args:
+            engine: Where it removes things.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        env = {**passed_on(), "DOCKER_HOST": engine.host}
+        env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
+        self._owner = os.getpid()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _WAIT, "sh", sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            start_new_session=True,  # signals to our process group must not reach it
+        )
+        atexit.register(self.dismiss)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the process is there."""
+        return self._process.poll() is None
+
+    def dismiss(self) -> None:
+        """Ends the process without a removal, as we end in order. Idempotent. Blocking, for milliseconds."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        if os.getpid() != self._owner or stdin.closed:
+            return
+        try:
+            stdin.write(b"\n")
+            stdin.close()
+        except OSError:
+            pass  # it has been killed
+        try:
+            self._process.wait(_END_SEC)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> int:
+    """Removes what dead processes left on the engine, until nothing more appears."""
+    try:
+        engine = connect_blocking()
+    except PreflightError:
+        return 1  # the engine is gone: the next run finds everything by its labels
+    until = time.monotonic() + APPEARS_WITHIN_SEC
+    while time.monotonic() < until:
+        if remove_stale(engine):
+            until = time.monotonic() + APPEARS_WITHIN_SEC
+        time.sleep(_POLL_SEC)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
