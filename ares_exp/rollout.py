@@ -128,7 +128,7 @@ async def run_episode(
         environment: Is entered, reset, stepped and left.
         policy: Answers its observations.
         events: Receives the events of the episode; keeps the usage, also when an exception ends the episode.
-        policy_timeout_sec: Limit on one answer, in seconds.
+        policy_timeout_sec: Limit on one answer, in seconds from when its turn comes.
 
     Raises:
         PolicyError: The policy failed, or gave no answer within `policy_timeout_sec`.
