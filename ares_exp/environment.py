@@ -50,6 +50,10 @@ DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
 
 
+_SHOWN_CHARS = 200
+"""Length of an observation in the repr of a time step."""
+
+
 class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     """One time step; in signatures `TimeStep[LLMRequest]`, or with the types of reward and discount after it.
 
@@ -65,6 +69,14 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     reward: RewardT | None
     discount: DiscountT | None
     observation: ObservationT | None
+
+    def __repr__(self) -> str:
+        """Shows all but the middle of a long observation."""
+        shown = repr(self.observation)
+        if len(shown) > _SHOWN_CHARS:
+            half = _SHOWN_CHARS // 2
+            shown = f"{shown[:half]} … {shown[-half:]}"
+        return f"TimeStep({self.step_type!r}, reward={self.reward!r}, discount={self.discount!r}, observation={shown})"
 
     def first(self) -> bool:
         """Whether this step opens an episode."""
@@ -112,8 +124,8 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost"]
-"""A limit of a run on its episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`."""
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors"]
+"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`; `format_errors` is an agent's."""
 
 
 class MinimalEnvironment(Protocol):
@@ -182,6 +194,7 @@ class EpisodeReport:
         attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             when no limit did, or while the episode is running.
+        format_errors: Replies that its agents could not use, as far as they count them.
         rewards: Everything that the verifier scored, by key; empty when it did not run.
         note: Why the reward says nothing about the tests, if they could not be run or graded.
         stages: Results of the finished stages; empty for a single-stage task.
@@ -204,6 +217,7 @@ class EpisodeReport:
     seed: int | None = None
     attempt: int | None = None
     truncated_by: str | None = None
+    format_errors: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
     stages: tuple[StageResult, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory
+from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, CountingAgent
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, Shell, User
 from ares_exp.environments.hosted_agent import AgentState, HostedLLM, with_context, with_state
@@ -98,6 +98,11 @@ class AgentHost:
         self._timeout_sec: float | None = None
         self._time_is_up = False
         self._requests = 0
+
+    @property
+    def format_errors(self) -> int:
+        """Number of replies that the agent could not use, as far as it counts them."""
+        return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     def start(
         self,

@@ -355,6 +355,7 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
         return EpisodeReport(
             task_name=episode.task.name,
             agent=agent,
+            format_errors=episode.format_errors,
             truncated_by=episode.truncated_by,
             rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
             note=episode.verdict.note if episode.verdict is not None else None,

@@ -24,7 +24,7 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
-from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.errors import EpisodeStateError, RepeatedFormatError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
@@ -74,6 +74,7 @@ class Episode:
         self.container: Container | None = None
         self.container_image: str | None = None
         self.host: AgentHost | None = None
+        self._hosts: list[AgentHost] = []
         self.encoder = JournalEncoder()
         self._solution_env: Mapping[str, str] = {}
         self._network_between = PUBLIC
@@ -268,8 +269,13 @@ class Episode:
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was under way.")
 
+    @property
+    def format_errors(self) -> int:
+        """Number of replies that the agents of all stages could not use."""
+        return sum(host.format_errors for host in self._hosts)
+
     def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
-        return AgentHost(
+        host = AgentHost(
             container,
             journal,
             user=self.stage.agent_user,
@@ -279,6 +285,8 @@ class Episode:
             activity=self.activity,
             on_requests=lambda: self.on_requests(),
         )
+        self._hosts.append(host)
+        return host
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
@@ -299,6 +307,9 @@ class Episode:
                 request = await host.next_request()
         except TimeIsUpError:
             self.truncated_by = "time"
+            return False
+        except RepeatedFormatError:
+            self.truncated_by = "format_errors"
             return False
         if request is not None:
             self.truncated_by = self.setup.limits.reached(self.usage)

@@ -155,6 +155,7 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
         retry=log.retry,
         replayed=Replayed.of(log.parent, taken_over) if log.parent is not None else None,
         environment_usage=used,
+        length_stops=usage.length_stops,
     )
 
 

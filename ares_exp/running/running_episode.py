@@ -141,6 +141,8 @@ class RunningEpisode(EpisodeEvents):
             replayed=self._replayed(),
             stages=report.stages,
             environment_usage=report.environment_usage,
+            length_stops=usage.length_stops,
+            format_errors=report.format_errors,
         )
 
     def _last_step(self) -> TimeStep[Any] | None:

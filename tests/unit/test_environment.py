@@ -235,3 +235,12 @@ async def test_one_call_at_a_time() -> None:
     await stepping
     with calls.during("reset()"):
         assert calls.under_way == "reset()"
+
+
+def test_the_repr_of_a_time_step_is_short_and_shows_both_ends() -> None:
+    request = LLMRequest([{"role": "user", "content": "x" * 5000}], stop_sequences=["last"])
+    shown = repr(restart(request))
+    assert shown.startswith("TimeStep('FIRST', reward=None, discount=None, observation=LLMRequest(messages=")
+    assert " … " in shown
+    assert len(shown) < 300
+    assert repr(termination(1.0)) == "TimeStep('LAST', reward=1.0, discount=0.0, observation=None)"
