@@ -136,12 +136,28 @@ def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> 
         "policy.replies=['no block']",
         "policy.repeat_last=true",
         "env.limit=1",
-        "step_limit=3",
+        "step_limit=2",
     )
     assert done.returncode == 0, done.stderr
     [row] = rows(only_run(tmp_path))
-    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, 3)
+    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, 2)
     assert "steps" in row["error"]["message"]
+
+
+@pytest.mark.once
+@pytest.mark.local
+@pytest.mark.parametrize(("limit", "steps", "ended_by"), [("3", 3, "format_errors"), ("null", 5, "steps")])
+def test_replies_without_a_command_end_the_episode(
+    cli: Any, tmp_path: Path, limit: str, steps: int, ended_by: str
+) -> None:
+    replies = ("policy=scripted", "policy.replies=['no block']", "policy.repeat_last=true", "step_limit=5")
+    done = cli(*QUIET, *replies, "env.limit=1", f"agent.format_errors_in_a_row={limit}", "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
+    [row] = rows(tmp_path / "run")
+    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, steps)
+    assert row["error"]["limit"] == ended_by
+    [trajectory] = (tmp_path / "run" / "trajectories").iterdir()
+    assert EpisodeTrajectory.load(trajectory).limit == ended_by
 
 
 @pytest.mark.once
