@@ -295,7 +295,9 @@ class Experiment:
     async def _play(self, planned: PlannedEpisode) -> Retry | None:
         """Plays one try of an attempt. Returns the retry that follows, if any."""
         self._progress.episode_started(planned.task_name)
-        episode = self._running[planned.episode_id] = RunningEpisode(planned=planned, recorder=self)
+        episode = self._running[planned.episode_id] = RunningEpisode(
+            planned=planned, recorder=self, limits=self._settings.limits
+        )
         failure: BaseException | None = None
         try:
             environment, policy = await self._maker.make(episode)
