@@ -8,6 +8,7 @@ Anything with `reset`, `step` and `close` is an environment.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -391,12 +392,26 @@ class Concurrent(Protocol):
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the unanswered requests, in a defined order; `step(action)` answers the first, the observation.
 
-        Lets a caller ask the policy for several answers at once. Empty when no episode waits for an action.
+        Lets a caller ask the policy for several answers at once. The order is not changed by what comes later: new
+        requests come last. During `step()` those that wait besides the answered one; empty without an episode.
         """
         ...
 
 
-class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent):
+@runtime_checkable
+class Announcing(Protocol):
+    """Tells at once when its agent asks for something more, or gives something up. For a `Concurrent` environment."""
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Waits until `pending_requests()` has other calls than `known`, and returns it.
+
+        May be awaited at any time, also during `step()`, and cancelled. Does not return while nothing changes, and need
+        not for the request that a `step()` answers or returns: its caller knows of these.
+        """
+        ...
+
+
+class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing):
     """Base class of wrappers: passes every call and every capability through to the wrapped environment.
 
     A capability that the wrapped environment lacks gets a neutral value: an empty report, no time limit, no past steps;
@@ -513,6 +528,14 @@ class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, 
         """Returns the wrapped environment's unanswered requests; empty when it reports none."""
         concurrent = _capability(self._env, Concurrent)
         return concurrent.pending_requests() if concurrent is not None else ()
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Waits for a change of the wrapped environment's requests; for ever when it announces none."""
+        announcing = _capability(self._env, Announcing)
+        if announcing is None:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable: nobody sets the event")
+        return await announcing.changed_requests(known)
 
     @property
     def _exportable(self) -> Exportable:

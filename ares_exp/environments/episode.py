@@ -51,6 +51,7 @@ class Episode:
         activity: What the agent did in the container since the last time step.
         lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
         on_release: Is awaited when the episode has been released.
+        on_requests: Is called when its agent may have several LLM calls without an answer, or fewer of them.
         edits: What of the conversation the policy is shown otherwise than the agent wrote it.
         container: The running container; `None` before and after.
         host: The running agent; `None` before and after.
@@ -81,6 +82,7 @@ class Episode:
         self._stepped_at = 0.0
         self._is_released = False
         self.on_release: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.on_requests: Callable[[], None] = lambda: None
 
     async def begin(self) -> TimeStep[LLMRequest]:
         """Starts container and agent, up to the agent's first request; returns the FIRST step.
@@ -281,6 +283,7 @@ class Episode:
             env=self._solution_env,
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
+            on_requests=lambda: self.on_requests(),
         )
         self._hosts.append(host)
         return host

@@ -91,6 +91,7 @@ class ChatCompletionsPolicy(Policy):
         retry_base_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0,
         max_retry_wait_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0,
         max_concurrency: Annotated[int, Field(gt=0)] = 64,
+        max_concurrency_per_episode: Annotated[int, Field(gt=0)] = 16,
         max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20,
         preflight_timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0,
         prices: Mapping[str, ModelPrice] | None = None,
@@ -120,6 +121,8 @@ class ChatCompletionsPolicy(Policy):
             max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
             max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
                 unless the endpoint said for how long (`Retry-After`): then all wait.
+            max_concurrency_per_episode: Bound on requests of one episode under way at once, where its agent waits for
+                several answers; 1 asks for one after the other.
             max_answer_bytes: Bound on the size of an answer.
             preflight_timeout_sec: Bound on the check before the run, in seconds.
             prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
@@ -144,6 +147,7 @@ class ChatCompletionsPolicy(Policy):
         }
         self._seed = seed
         self._timeout_sec = timeout_sec
+        self.max_concurrency_per_episode = max_concurrency_per_episode
         self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
         self._preflight_timeout_sec = preflight_timeout_sec
         self._prices = dict(prices or {})
@@ -332,6 +336,10 @@ class _Remembering:
     seed: int | None
     on_wait: OnWait
     reasoning: KnownReasoning
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         answer = await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait, reasoning=self.reasoning)

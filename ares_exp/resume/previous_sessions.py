@@ -135,7 +135,9 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
     usage = EpisodeUsage()
     for answer in answers(log.exchanges):
         usage.add(answer)
-    taken_over = answers(log.exchanges[: log.taken_over])
+    for answer in answers(log.ahead):
+        usage.pay(answer)
+    taken_over = [*answers(log.exchanges[: log.taken_over]), *log.ahead_taken_over]
     return EpisodeResult(
         episode_id=log.episode_id,
         task_name=log.task_name,

@@ -123,7 +123,11 @@ class Experiment:
 
     async def _load(self) -> Sequence[str]:
         """Reads the task set and has the source check itself; returns the names of the selected tasks."""
-        names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        try:
+            names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+            raise ConfigError(f"The tasks of {name_of(self._parts.source)} cannot be read: {what}.") from error
         await self._parts.source.preflight()
         return names
 
@@ -295,7 +299,9 @@ class Experiment:
     async def _play(self, planned: PlannedEpisode) -> Retry | None:
         """Plays one try of an attempt. Returns the retry that follows, if any."""
         self._progress.episode_started(planned.task_name)
-        episode = self._running[planned.episode_id] = RunningEpisode(planned=planned, recorder=self)
+        episode = self._running[planned.episode_id] = RunningEpisode(
+            planned=planned, recorder=self, limits=self._settings.limits
+        )
         failure: BaseException | None = None
         try:
             environment, policy = await self._maker.make(episode)
