@@ -81,6 +81,7 @@ that `retry=…` and the statistics use can be read in one place.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -440,7 +441,15 @@ class TrajectoryFormatError(AresExpError, ValueError):
     """A trajectory file cannot be read; the message names the path and the place."""
 
 
-def close_matches(word: str, known: list[str]) -> str:
+def closest(word: str, known: Iterable[str]) -> list[str]:
+    """Returns the name that is most like `word`, and a second one that is nearly as much like it, if there are any."""
+    names = [name for name in known if "_target_" not in name]
+    matches = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
+    likeness = [difflib.SequenceMatcher(None, match, word).ratio() for match in matches]
+    return [match for match, like in zip(matches, likeness, strict=True) if like > likeness[0] - 0.1]
+
+
+def close_matches(word: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean `x`?`, or an empty string."""
-    matches = difflib.get_close_matches(word, [name for name in known if "_target_" not in name], n=3, cutoff=0.6)
+    matches = closest(word, known)
     return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""

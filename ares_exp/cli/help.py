@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ares_exp.config.option_arguments import arguments_of, as_yaml
 from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
@@ -32,6 +32,7 @@ Flags:
   -m, --multirun    sweep: every combination of comma-separated values is a run (hydra/launcher=joblib: side by side)
   --cfg job         print the composed config (with -p GROUP one part of it) and leave
   --config-dir DIR  your own options: DIR/policy/mine.yaml is policy=mine
+  --version         the version of ares_exp
   --hydra-help      Hydra's own flags
 
 What can be chosen, as tables or JSON: python -m ares_exp.list [envs|agents|policies|…]; the tasks: .list tasks env=…
@@ -47,19 +48,26 @@ reward_threshold); 2 the command, the config or the preflight is at fault; 130 i
 def render_help(argv: Sequence[str]) -> str:
     """Returns the help text, or what can be set of the options that `argv` chooses (`--help policy=scripted`).
 
-    Options of plugins, and of a `--config-dir` in `argv`, are listed too.
+    Of a group that `argv` names (`--help policy`), or of which it chooses an option that there is not, the options.
+    Those of plugins, and of a `--config-dir` in `argv`, are listed too.
     """
     folders = config_dirs_of(argv)
     found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
     if chosen := [found[argument] for argument in argv if argument in found]:
         return "\n\n".join(map(_render_option, chosen)) + "\n"
+    if groups := [group for group in OPTION_GROUPS if any(one.partition("=")[0] == group for one in argv)]:
+        return "".join(f"{line}\n" for group in groups for line in _render_group(group, found.values()))
     lines = [HEADER, "Groups (group=option; the arguments of an option: --help GROUP=OPTION):"]
     for group in OPTION_GROUPS:
-        lines += [f"  {group}", *(_render_row(one) for one in found.values() if one.group == group)]
+        lines += _render_group(group, found.values())
     lines += ["", "Keys (key=value):"]
     for item in keys():
         lines.append(f"  {f'{item.name}={as_yaml(item.default)}':<40} {item.metadata['prose']}")
     return "\n".join([*lines, "", FOOTER])
+
+
+def _render_group(group: str, options: Iterable[Option]) -> list[str]:
+    return [f"  {group}", *(_render_row(one) for one in options if one.group == group)]
 
 
 def _render_row(option: Option) -> str:

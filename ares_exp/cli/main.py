@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from ares_exp import __version__
 from ares_exp.config.overrides import with_home
 from ares_exp.terminal import exit_codes
 from ares_exp.terminal.terminal import print_error
@@ -14,6 +15,9 @@ from ares_exp.terminal.terminal import print_error
 def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
     sys.argv[1:] = with_home(sys.argv[1:])
+    if "--version" in sys.argv[1:]:
+        sys.stdout.write(f"ares_exp {__version__}\n")
+        return exit_codes.COMPLETE
     if {"--help", "-h"} & set(sys.argv[1:]):
         from ares_exp.cli.help import print_help
 
@@ -29,6 +33,7 @@ def _run() -> int:
     """Runs one job, or the jobs of a sweep."""
     import hydra
 
+    from ares_exp.cli.flags import explain_flags
     from ares_exp.cli.hydra_callback import SweepRefused
     from ares_exp.cli.job import JobFunction
     from ares_exp.config.hydra_setup import ROOT_CONFIG, set_up_hydra, store_recorded_config
@@ -39,7 +44,7 @@ def _run() -> int:
     from ares_exp.resume.compose_from_run import Command, compose_from_run
     from ares_exp.sweeps.interruption import SweepInterrupted
 
-    if (refusal := refuse_used_run_dir(sys.argv[1:])) is not None:
+    if (refusal := explain_flags(sys.argv[1:]) or refuse_used_run_dir(sys.argv[1:])) is not None:
         print_error(refusal)
         return exit_codes.USAGE
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 
 from ares_exp.config.hydra_setup import ROOT_CONFIG
-from ares_exp.config.options import conf_dir, find_options
-from ares_exp.config.schema import GROUPS
+from ares_exp.config.known_keys import keys_of, options_of, suggest_key
+from ares_exp.config.plugins import OPTION_GROUPS
+from ares_exp.config.schema import GROUPS, keys
 from ares_exp.errors import close_matches
 
+KEYS = tuple(item.name for item in keys())
+_SHOWN_KEYS = 4
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 
@@ -35,15 +37,14 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
     if "Config group override must be" in text:
-        chosen = next((argument for argument in argv if argument.endswith("=null")), "group=null")
-        return f"`{chosen}` chooses no option: the empty choice of a group is `{chosen.partition('=')[0]}=none`."
+        return _explain_no_option(argv)
     if "No match in the defaults list" in text:
         word = _first_quoted(text)
-        return f"There is no group or key `{word}`.{close_matches(word, _known_keys())} Groups: {', '.join(GROUPS)}."
+        return f"There is no group or key `{word}`.{suggest_key(word)} Groups: {', '.join(GROUPS)}."
     if re.search(r"not in struct|not in 'ExperimentConfig'", f"{text}\n{cause}"):
         word = key or _first_quoted(text)
-        known = close_matches(word, _known_keys(argv, root_config))
-        return f"There is no key `{word}`.{known} `--cfg job` shows every key; `--help` says what they mean."
+        meant = suggest_key(word, argv, root_config)
+        return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
     if key:
         return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` says what is expected."
     return " ".join(text.split())
@@ -58,8 +59,28 @@ def _resolved(error: BaseException) -> BaseException:
     return error
 
 
+def _explain_no_option(argv: Sequence[str]) -> str:
+    """Explains an override that gives a group nothing, or a number, where it needs an option."""
+    chosen = next(filter(_is_no_choice, argv), "GROUP=null")
+    group, _, value = chosen.partition("=")
+    options = [option.name for option in options_of(group)]
+    said = f"`{chosen}` chooses no option of the group `{group}`. Options: {', '.join(options)}."
+    if value != "null" and (own := [key for key in keys_of(argv) if key.rpartition(".")[0] == group]):
+        settable = [key for key in own if not key.rpartition(".")[2].startswith("_")]
+        said += f" Its arguments are set one by one: {', '.join(f'`{key}=…`' for key in settable[:_SHOWN_KEYS])}."
+    return said
+
+
+def _is_no_choice(argument: str) -> bool:
+    group, _, value = argument.partition("=")
+    return group in OPTION_GROUPS and (value == "null" or re.fullmatch(r"[-+.\d_]+|true|false", value) is not None)
+
+
 def _explain_syntax(override: str, text: str) -> str:
     name = override.partition("=")[0]
+    if name == override:
+        meant = f" Did you mean `{name}=…`?" if name in GROUPS or name in KEYS else ""
+        return f"Cannot read `{override}`: expected an override, `key=value`.{meant} `--help` shows examples."
     return (
         f"Cannot read `{override}`: {text.splitlines()[0].rstrip('.')}. "
         f"Overrides are `key=value`; quote special characters twice: '{name}=\"…\"'."
@@ -70,7 +91,7 @@ def _explain_option(text: str) -> str:
     found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-    options = listed or [option.name for option in find_options(group)]
+    options = listed or [option.name for option in options_of(group)]
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
     return f"There is no option `{option}` in the group `{group}`.{known}"
 
@@ -78,28 +99,3 @@ def _explain_option(text: str) -> str:
 def _first_quoted(text: str) -> str:
     found = QUOTED.search(text)
     return found[1] if found else text.split()[0]
-
-
-def _known_keys(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[str]:
-    """Lists every key of the config that `argv`'s choices of options compose to, as far as they compose."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-
-    choices = [argument for argument in argv if argument.partition("=")[0] in GROUPS and "," not in argument]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        for overrides in (choices, []):
-            with suppress(HydraException):  # what the command line chooses may be the very thing that is wrong
-                return _flatten(compose(root_config, overrides=overrides))
-    return []
-
-
-def _flatten(node: object, prefix: str = "") -> list[str]:
-    from omegaconf import DictConfig
-
-    if not isinstance(node, DictConfig):
-        return []
-    names: list[str] = []
-    for name, value in node.items_ex(resolve=False):
-        path = prefix + str(name)
-        names += [path, *_flatten(value, f"{path}.")]
-    return names

@@ -15,11 +15,15 @@ A field that is not known here and empty (`null`, `[]`, `{}`, `""`) counts as ab
 | a refusal | text, with `finish_reason="refusal"`: it is what the model said, so the agent gets to see it |
 | `prompt_token_ids`, `completion_token_ids` | vLLM's `prompt_token_ids` and `choices[0].token_ids` |
 | `logprobs` | `choices[0].logprobs.content[].logprob`; token texts are not kept |
+| reasoning (`ThinkingData`) | `reasoning_content`, `reasoning`, `reasoning_details` of the message (see `reasoning`) |
+| `usage.cached_tokens`, `cache_write_tokens` | `usage.prompt_tokens_details`, by the same names |
+| `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`; some count them beside the completion \
+tokens, as the total shows: then they are added to these |
 | `cost` | `usage.cost`, OpenRouter's extension |
 | `latency_sec` | `latency_sec`, an extension of ours |
 
 Of an answer, what only describes the call is left out on purpose: `id`, `object`, `created`, `system_fingerprint`,
-`service_tier`, and the break-down inside `usage`.
+`service_tier`, and the rest of the break-down inside `usage`.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.llms.reasoning import REASONING_FIELDS, reasoning_of_message, reasoning_of_part, reasoning_to_message
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
@@ -45,6 +50,9 @@ from ares_exp.llms.wire import (
 
 MaxTokensField = Literal["max_completion_tokens", "max_tokens"]
 
+MAX_COUNT = 2**53
+"""Counts of tokens beyond this are none: a float holds every whole number up to here."""
+
 _NUMBER = (int, float)
 _SAME_NAME: dict[str, tuple[type, ...]] = {
     "temperature": _NUMBER,
@@ -58,7 +66,7 @@ _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max
 _ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", "latency_sec", "sampling"}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
-_MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls"}
+_MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls", *REASONING_FIELDS}
 _TOKEN: dict[str, Any] = {"token": "", "bytes": None, "top_logprobs": []}
 
 
@@ -129,7 +137,7 @@ def response_to_body(
     """Makes the chat-completions answer for `response`; `response_id` and `created` (epoch seconds) go into it.
 
     Raises:
-        WireFormatError: The pieces are not one text followed by tool calls, which is all the form has, and `strict`.
+        WireFormatError: The pieces are not reasoning, one text and tool calls, which is all the form has, and `strict`.
     """
     finish = "stop" if response.finish_reason == "refusal" else response.finish_reason
     choice = {"index": 0, "message": _message_to_wire(response, on_loss(strict, report)), "finish_reason": finish}
@@ -173,12 +181,16 @@ def _response(body: Any, lose: Report) -> LLMResponse:
     check_keys(choice, _CHOICE_KEYS, "answer's choice", lose)
     check_keys(message, _MESSAGE_KEYS, "answer's message", lose)
     refusal = optional(message, "refusal", str)
-    texts = _texts(message) + ([TextData(refusal)] if refusal else [])
+    texts = _texts(message, lose) + ([TextData(refusal)] if refusal else [])
     usage = optional(body, "usage", Mapping) or {}
     return LLMResponse(
-        data=[*texts, *(_call_from_wire(call) for call in optional(message, "tool_calls", list) or ())],
+        data=[
+            *reasoning_of_message(message, lose),
+            *texts,
+            *(_call_from_wire(call) for call in optional(message, "tool_calls", list) or ()),
+        ],
         cost=float(optional(usage, "cost", *_NUMBER) or 0.0),
-        usage=Usage(optional(usage, "prompt_tokens", int) or 0, optional(usage, "completion_tokens", int) or 0),
+        usage=_usage(usage),
         prompt_token_ids=list_of(body, "prompt_token_ids", int),
         completion_token_ids=list_of(choice, "token_ids", int),
         logprobs=_logprobs(choice, lose),
@@ -190,25 +202,31 @@ def _response(body: Any, lose: Report) -> LLMResponse:
 
 
 def _message_to_wire(response: LLMResponse, lose: Report) -> dict[str, Any]:
+    thinking, said = response.thinking, response.data[len(response.thinking) :]
     texts = [piece.content for piece in response.data if isinstance(piece, TextData)]
     calls = [_call_to_wire(piece) for piece in response.data if isinstance(piece, ToolCallData)]
-    if len(texts) > 1 or (texts and not isinstance(response.data[0], TextData)):
-        lose("the order and borders of several pieces (the form has one text, then tool calls)")
+    is_mixed = any(isinstance(piece, ThinkingData) for piece in said)
+    if is_mixed or len(texts) > 1 or (texts and not isinstance(said[0], TextData)):
+        lose("the order and borders of several pieces (the form has reasoning, one text, then tool calls)")
     text = "".join(texts) if texts else None
     refused = response.finish_reason == "refusal"
     message: dict[str, Any] = {"role": "assistant", "content": None if refused else text}
+    message |= reasoning_to_message(thinking)
     return message | ({"refusal": text} if refused else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def _texts(message: Mapping[str, Any]) -> list[TextData | ToolCallData]:
+def _texts(message: Mapping[str, Any], lose: Report) -> list[TextData | ThinkingData]:
     content = optional(message, "content", str, list)
     if isinstance(content, str):
         return [TextData(content)]
     parts = [typed(part, "message.content[]", Mapping) for part in content or ()]
     for part in parts:
-        if part.get("type") != "text":
+        if part.get("type") not in ("text", "thinking"):
             raise WireFormatError(f"Expected text parts in the answer's `content`, got {shorten(part)}")
-    return [TextData(required(part, "text", str)) for part in parts]
+    return [
+        TextData(required(part, "text", str)) if part["type"] == "text" else reasoning_of_part(part, lose)
+        for part in parts
+    ]
 
 
 def _logprobs(choice: Mapping[str, Any], lose: Report) -> list[float] | None:
@@ -232,9 +250,34 @@ def _call_from_wire(call: Any) -> ToolCallData:
     )
 
 
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    prompt, generated = optional(usage, "prompt_tokens", int) or 0, optional(usage, "completion_tokens", int) or 0
+    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
+    if reasoning and usage.get("total_tokens") == prompt + generated + reasoning:
+        generated += reasoning
+    return Usage(
+        prompt,
+        generated,
+        cached_tokens=_detail(usage, "prompt_tokens_details", "cached_tokens"),
+        cache_write_tokens=_detail(usage, "prompt_tokens_details", "cache_write_tokens"),
+        reasoning_tokens=reasoning,
+    )
+
+
+def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
+    """Returns a count of the break-down; 0 for anything else: the answer is worth more than that."""
+    details = usage.get(table)
+    count = details.get(name) if isinstance(details, Mapping) else None
+    return count if type(count) is int and 0 <= count < MAX_COUNT else 0
+
+
 def _usage_to_wire(response: LLMResponse) -> dict[str, Any]:
     usage = response.usage
     counts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.generated_tokens}
+    prompt = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
+    counts |= {"prompt_tokens_details": prompt} if any(prompt.values()) else {}
+    if usage.reasoning_tokens:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return counts | {"total_tokens": usage.total_tokens} | ({"cost": response.cost} if response.cost else {})
 
 

@@ -27,11 +27,41 @@ class ToolCallData:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingData:
+    """A piece of reasoning: what the model wrote for itself, kept verbatim. It is no part of `LLMResponse.text`.
+
+    Attributes:
+        content: The text, or what the endpoint gave in its place.
+        signature: The endpoint's seal of it, to be sent back with it; `None` where there is none.
+        redacted: Whether `content` is no text but the endpoint's encrypted form.
+    """
+
+    content: str
+    signature: str | None = None
+    redacted: bool = False
+
+
+Piece = TextData | ToolCallData | ThinkingData
+"""A generated piece of a response."""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one call, as the engine reported them (0 where it did not)."""
+    """Token counts of one call, as the engine reported them (0 where it did not).
+
+    Attributes:
+        prompt_tokens: Of the request.
+        generated_tokens: Of the answer, reasoning included.
+        cached_tokens: Those of the prompt that the engine read from its cache.
+        cache_write_tokens: Those of the prompt that it wrote to its cache.
+        reasoning_tokens: Those of the generated ones that are reasoning.
+    """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -55,7 +85,7 @@ class LLMResponse:
         sampling: Sampling parameters that the engine was sent, by their names on the wire, when known.
     """
 
-    data: Sequence[TextData | ToolCallData]
+    data: Sequence[Piece]
     cost: float = 0.0
     usage: Usage = field(default_factory=Usage)
     prompt_token_ids: Sequence[int] | None = None
@@ -74,8 +104,13 @@ class LLMResponse:
 
     @property
     def text(self) -> str:
-        """All text pieces joined."""
+        """All text pieces joined, without reasoning."""
         return "".join(piece.content for piece in self.data if isinstance(piece, TextData))
+
+    @property
+    def thinking(self) -> tuple[ThinkingData, ...]:
+        """The pieces of reasoning, in order."""
+        return tuple(piece for piece in self.data if isinstance(piece, ThinkingData))
 
     @classmethod
     def from_text(cls, text: str, **more: Any) -> LLMResponse:
@@ -86,21 +121,33 @@ class LLMResponse:
 OPTIONAL_RESPONSE_FIELDS = tuple(item.name for item in fields(LLMResponse) if item.default is None)
 
 
-def piece_to_dict(piece: TextData | ToolCallData) -> dict[str, str]:
-    """Makes a JSON-ready dict of a piece."""
+def piece_to_dict(piece: Piece) -> dict[str, Any]:
+    """Makes a JSON-ready dict of a piece: `content`, `thinking`, or `id`, `name` and `arguments` tell what it is."""
     if isinstance(piece, TextData):
         return {"content": piece.content}
+    if isinstance(piece, ThinkingData):
+        signature = {} if piece.signature is None else {"signature": piece.signature}
+        return {"thinking": piece.content, **signature, **({"redacted": True} if piece.redacted else {})}
     return {"id": piece.id, "name": piece.name, "arguments": piece.arguments}
 
 
-def piece_from_dict(piece: Mapping[str, Any]) -> TextData | ToolCallData:
+def piece_from_dict(piece: Mapping[str, Any]) -> Piece:
     """Reads back a piece as `piece_to_dict` wrote it.
 
     Raises:
-        ValueError: `piece` is neither text nor a tool call.
+        ValueError: `piece` is neither text nor reasoning nor a tool call.
     """
     if set(piece) == {"content"}:
         return TextData(piece["content"])
     if set(piece) == {"id", "name", "arguments"}:
         return ToolCallData(piece["id"], piece["name"], piece["arguments"])
-    raise ValueError(f"Expected a text piece or a tool call, got keys {sorted(piece)}")
+    if "thinking" in piece and set(piece) <= {"thinking", "signature", "redacted"}:
+        return ThinkingData(piece["thinking"], piece.get("signature"), piece.get("redacted") is True)
+    raise ValueError(f"Expected a text piece, reasoning or a tool call, got keys {sorted(piece)}")
+
+
+def usage_to_dict(usage: Usage) -> dict[str, int]:
+    """Makes a JSON-ready dict of token counts; those that few endpoints report are left out where they are 0."""
+    more = ("cached_tokens", "cache_write_tokens", "reasoning_tokens")
+    counts = {"prompt_tokens": usage.prompt_tokens, "generated_tokens": usage.generated_tokens}
+    return counts | {name: count for name in more if (count := getattr(usage, name))}

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
-from ares_exp.errors import EndpointError, MalformedAnswerError, RefusalError
+from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.openai_chat import MaxTokensField, request_to_body, response_from_body
+from ares_exp.llms.reasoning import KnownReasoning, ReasoningField, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, ThinkingData
 from ares_exp.llms.wire import shorten
 from ares_exp.policies.endpoint import Endpoint
 from ares_exp.policies.policy import EpisodeSpec, Policy
@@ -77,7 +78,7 @@ class ChatCompletionsPolicy(Policy):
     def __init__(
         self,
         *,
-        model: Annotated[str, Field(min_length=1)],
+        model: Annotated[str, Field(min_length=1)] | None,
         base_url: Annotated[str, AfterValidator(_check_url)] = "https://api.openai.com/v1",
         api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = "OPENAI_API_KEY",
         temperature: Annotated[float, Field(ge=0)] | None = None,
@@ -96,12 +97,14 @@ class ChatCompletionsPolicy(Policy):
         extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)] | None = None,
         max_tokens_field: MaxTokensField = "max_completion_tokens",
         on_refusal: Literal["answer", "error"] = "answer",
+        send_reasoning: bool | ReasoningField = False,
         strict: bool = True,
     ) -> None:
         """Checks the settings; the key is read with the first request.
 
         Args:
-            model: Name of the model, as the endpoint calls it.
+            model: Name of the model, as the endpoint calls it. Needed: `preflight` refuses `None`, together with what
+                else is missing.
             base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
                 option takes it from the environment variable OPENAI_BASE_URL, if that is set.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
@@ -127,6 +130,9 @@ class ChatCompletionsPolicy(Policy):
                 only the older name.
             on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
                 the episode. A request that is refused is an error in any case.
+            send_reasoning: Whether the model's reasoning is sent back in the messages that repeat its answers: the name
+                of the field that the endpoint reads, `reasoning_content` (also `true`), `reasoning` or
+                `reasoning_details`. Other endpoints ignore such a field, refuse it, or charge for it.
             strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
         """
         self._model = self.model_name = model
@@ -144,6 +150,9 @@ class ChatCompletionsPolicy(Policy):
         self._extra_body = dict(extra_body or {})
         self._max_tokens_field: MaxTokensField = max_tokens_field
         self._on_refusal = on_refusal
+        self._reasoning_field: ReasoningField | None = (
+            "reasoning_content" if send_reasoning is True else send_reasoning or None
+        )
         self._strict = strict
         self._warned: set[str] = set()
         self._endpoint = Endpoint(
@@ -161,37 +170,58 @@ class ChatCompletionsPolicy(Policy):
         return self._seed if isinstance(self._seed, int) else None
 
     async def preflight(self) -> None:
-        """Checks that the client is installed, the key is set, and the endpoint answers and takes the key.
+        """Checks that there are a model, the client and a key, and that the endpoint answers and takes the key.
 
         Raises:
-            PreflightError: With the remedy.
+            PreflightError: With the remedy; of everything that is missing.
         """
+        model = (
+            [] if self._model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
+        )
+        if missing := [*model, *self._endpoint.missing()]:
+            raise PreflightError("\n".join(missing))
         await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the policy of one episode: it sends its seed (the low 31 bits) if asked to, and reports its waits."""
+        """Returns the policy of one episode.
+
+        It sends its seed (the low 31 bits) and the reasoning so far if asked to, and reports its waits.
+        """
         seed = episode.seed % 2**31 if self._seed == "episode" else self._fixed_seed
-        return _Bound(self, seed, episode.on_wait if episode.on_wait is not None else _ignore)
+        on_wait = episode.on_wait if episode.on_wait is not None else _ignore
+        return _Bound(self, seed, on_wait, KnownReasoning() if self._reasoning_field is not None else None)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Answers one request.
+        """Answers one request. Reasoning is sent back in episodes alone (`for_episode`): here nobody knows what is one.
 
         Raises:
             EndpointError: The endpoint gave no usable answer; the class says why.
             UnsendableRequestError: The request has no place in the wire format.
             MalformedAnswerError: What was answered is no chat completion.
         """
+        if self._reasoning_field is not None:
+            self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await self.answer(request, seed=self._fixed_seed)
 
-    async def answer(self, request: LLMRequest, *, seed: int | None, on_wait: OnWait = _ignore) -> LLMResponse:
+    async def answer(
+        self,
+        request: LLMRequest,
+        *,
+        seed: int | None,
+        on_wait: OnWait = _ignore,
+        reasoning: KnownReasoning | None = None,
+    ) -> LLMResponse:
         """Answers one request, sampled with `seed`. Raises what calling the policy does.
 
         Args:
             request: The request.
             seed: Sampling seed; `None` sends none.
             on_wait: Is told of the seconds that the request waits before a try: before a retry, before they pass.
+            reasoning: That of earlier answers, to be sent back with them.
         """
         body = self._body(request, seed)
+        if reasoning is not None:
+            body["messages"] = reasoning.put_into(body["messages"], self._with_reasoning)
         answer, latency_sec = await self._post(body, on_wait)
         try:
             response = response_from_body(answer, strict=False, report=self._warn_once)
@@ -215,6 +245,8 @@ class ChatCompletionsPolicy(Policy):
         await self._endpoint.close()
 
     def _body(self, request: LLMRequest, seed: int | None) -> dict[str, Any]:
+        if self._model is None:
+            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
@@ -227,6 +259,9 @@ class ChatCompletionsPolicy(Policy):
             report=self._warn_once,
         )
         return body | ({} if seed is None else {"seed": seed}) | self._extra_body
+
+    def _with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
+        return {**message, **reasoning_to_message(pieces, self._reasoning_field)}
 
     async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
         """Returns the parsed answer and the seconds since the first try began."""
@@ -257,7 +292,7 @@ class ChatCompletionsPolicy(Policy):
         return error
 
     def _cost(self, response: LLMResponse) -> float:
-        price = self._prices.get(response.model or "") or self._prices.get(self._model)
+        price = self._prices.get(response.model or "") or self._prices.get(self._model or "")
         if price is None:
             if not response.cost:
                 self._warn_once(
@@ -283,6 +318,19 @@ class _Bound:
     policy: ChatCompletionsPolicy
     seed: int | None
     on_wait: OnWait
+    reasoning: KnownReasoning | None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        return await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait)
+        answer = await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait, reasoning=self.reasoning)
+        self.remember(answer)
+        return answer
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Remembers an answer that was given in its stead."""
+        if answer is not None:
+            self.remember(answer)
+
+    def remember(self, answer: LLMResponse) -> None:
+        """Remembers the reasoning of an answer of the episode, if it is to be sent back."""
+        if self.reasoning is not None:
+            self.reasoning.add(answer)

@@ -30,7 +30,7 @@ from ares_exp.policies.endpoint_errors import refused
 from ares_exp.policies.request_slots import RequestSlots
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAioHttpClient
 
 SHOWN_CHARS = 500
 
@@ -134,18 +134,33 @@ class Endpoint:
             raise RuntimeError("This policy has connections on another event loop: await its close() there first.")
         return self._connection
 
-    def _open(self) -> AsyncOpenAI:
-        self._secret = key = self._key()
+    def missing(self) -> list[str]:
+        """Says what it lacks, each with the remedy: the key, the client."""
+        problems = []
+        for open_part in (self._key, self._transport):
+            try:
+                open_part()
+            except PreflightError as error:
+                problems.append(str(error))
+        return problems
+
+    def _transport(self) -> DefaultAioHttpClient:
         try:
-            from openai import AsyncOpenAI, DefaultAioHttpClient, Omit
+            from openai import DefaultAioHttpClient
 
             most = self._max_concurrency
             limits = _http_library().Limits(max_connections=most, max_keepalive_connections=most)
-            transport = DefaultAioHttpClient(limits=limits, timeout=None)
+            return DefaultAioHttpClient(limits=limits, timeout=None)
         except (ImportError, RuntimeError):  # RuntimeError: openai is there, aiohttp is not.
             raise PreflightError(
                 "policy=chat_completions needs the official `openai` client: pip install 'ares-exp[openai]'."
             ) from None
+
+    def _open(self) -> AsyncOpenAI:
+        self._secret = key = self._key()
+        transport = self._transport()
+        from openai import AsyncOpenAI, Omit
+
         # The client insists on a key; it takes this as "none, on purpose".
         self._headers = {} if key else {"Authorization": Omit()}
         return AsyncOpenAI(

@@ -112,6 +112,15 @@ class AdvancingClient(LLMClient, Protocol):
         ...
 
 
+@runtime_checkable
+class RememberingClient(LLMClient, Protocol):
+    """A client of one episode, from `Policy.for_episode`, that wants to know what was answered before it began."""
+
+    def remember(self, answer: LLMResponse) -> None:
+        """Takes an answer that a branch has from the episode that it branches off, in order. Raises nothing."""
+        ...
+
+
 def as_policy(client: LLMClient) -> Policy:
     """Returns `client` with the defaults of `Policy` for what it lacks.
 

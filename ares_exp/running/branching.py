@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
+from ares_exp.journal.encoding import decode_journal
+from ares_exp.journal.journal import DoneEntry
 from ares_exp.llms.message_edit import MessageEdit, edited, recorded_edits
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import AdvancingClient
+from ares_exp.policies.policy import AdvancingClient, RememberingClient
 from ares_exp.records.run_dir import RunDir
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.snapshots.nearest import nearest_snapshot
@@ -80,6 +82,7 @@ class Branching:
         self._messages = 0
         self._root: str | None = None
         self._earlier_edits: tuple[MessageEdit, ...] = ()
+        self._earlier_answers: tuple[LLMResponse, ...] = ()
 
     @property
     def step(self) -> int:
@@ -115,6 +118,7 @@ class Branching:
                 self._step,
             )
             self._messages = len(shown.messages)
+            self._earlier_answers = await asyncio.to_thread(lambda: _answers_in(self._snapshot_at_hand))
         except (SnapshotError, EpisodeError, TrajectoryFormatError) as error:
             name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
             raise UserError(f"Cannot branch from {name}: {error}") from error
@@ -135,7 +139,10 @@ class Branching:
         return Continuation(snapshot, lineage=lineage, edits=edits)
 
     def policy(self, client: LLMClient) -> LLMClient:
-        """Returns the policy of a branch; with a given answer, one that gives this answer first."""
+        """Returns the policy of a branch, told of the answers before it; one that gives a given answer first."""
+        if isinstance(client, RememberingClient):
+            for answer in self._earlier_answers:
+                client.remember(answer)
         return client if self._options.answer is None else _FirstAnswer(self._options.answer, client)
 
     @property
@@ -211,6 +218,17 @@ class _FirstAnswer:
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, answer)
+
+
+def _answers_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
+    """Returns the answers that the agent had got, as far as the snapshot has them: in its journals. Blocking."""
+    objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
+    journals = (
+        decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)
+        for lines in (*snapshot.past_journals, snapshot.journal)
+    )
+    values = (entry.value for journal in journals for entry in journal.entries if isinstance(entry, DoneEntry))
+    return tuple(value for value in values if isinstance(value, LLMResponse))
 
 
 def _answer(recorded: EpisodeTrajectory, step: int) -> LLMResponse:

@@ -90,20 +90,26 @@ class Experiment:
                 "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
             )
         parts.snapshots.check(parts.source, parts.container_factory)
-        names = await asyncio.to_thread(parts.source.load, self._warn)
-        preflights = [parts.policy.preflight(), parts.source.preflight()]
+        checks = [self._load(), parts.policy.preflight()]
         if parts.source.needs_container:
-            preflights = [parts.container_factory.preflight(), *preflights, parts.agent_factory.preflight()]
-        _raise_all(await asyncio.gather(*preflights, return_exceptions=True))
+            checks += [parts.container_factory.preflight(), parts.agent_factory.preflight()]
+        outcomes = await asyncio.gather(*checks, return_exceptions=True)
+        _raise_all(outcomes)
         if parts.policy.needs_solution and not parts.source.has_solutions:
             raise ConfigError(
                 f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
                 "none. Choose another policy: `policy=chat_completions policy.model=…`, `policy=scripted "
                 "policy.replies=[…]`."
             )
-        names = self._narrowed(names)
+        names = self._narrowed(cast("Sequence[str]", outcomes[0]))
         episode_parts = self._maker.episode_parts(self._settings.seed)
         await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
+        return names
+
+    async def _load(self) -> Sequence[str]:
+        """Reads the task set and has the source check itself; returns the names of the selected tasks."""
+        names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        await self._parts.source.preflight()
         return names
 
     def _narrowed(self, task_names: Sequence[str]) -> Sequence[str]:

@@ -17,6 +17,7 @@ from ares_exp.llms.response import (
     Usage,
     piece_from_dict,
     piece_to_dict,
+    usage_to_dict,
 )
 from ares_exp.records.results import ErrorInfo, Outcome
 
@@ -37,11 +38,10 @@ def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
     """Returns a JSON-ready dict of `response`, frozen; optional fields that are `None` are left out."""
-    usage = response.usage
     data = {
         "data": FrozenList([Message(piece_to_dict(piece)) for piece in response.data]),
         "cost": response.cost,
-        "usage": Message(prompt_tokens=usage.prompt_tokens, generated_tokens=usage.generated_tokens),
+        "usage": Message(usage_to_dict(response.usage)),
     }
     for name in OPTIONAL_RESPONSE_FIELDS:
         if (value := getattr(response, name)) is not None:

@@ -6,6 +6,9 @@ or different. Resume and branches normalise what the clock, the kernel and rando
 config says; `diff` nothing. An agent that is run again against its journal is compared by digests of the same parts
 (`journal.call_identity`), exactly: it is shown the recorded times.
 
+Reasoning that an agent keeps in its messages is no part of what is compared: it is the model's, as log-probabilities
+are, and an answer that is given again brings its own.
+
 A request repeats the conversation so far. A message that came out differently is therefore in all later requests, too:
 it counts once, at the step where it first shows, so that one random number at the beginning does not hide that
 everything after it is the same.
@@ -21,6 +24,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from ares_exp.llms.reasoning import REASONING_FIELDS
 from ares_exp.trajectories.normalisers import BUILT_IN, Normaliser, make_normalisers, normalise
 
 DIFF_LINES = 12
@@ -125,12 +129,22 @@ def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yields messages and settings side by side: a name in words, the old one, the new one; `None` for none."""
-    for index, (was, has) in enumerate(zip_longest(old.get("messages", ()), new.get("messages", ()))):
+    for index, (was, has) in enumerate(zip_longest(_messages(old), _messages(new))):
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None
         yield f"message {index} ({role})", was, has
     for name in sorted({*old, *new} - {"messages"}):
         yield f"`{name}`", old.get(name), new.get(name)
+
+
+def _messages(request: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the messages of a request without the reasoning in them."""
+    for message in request.get("messages", ()):
+        has_some = isinstance(message, Mapping) and any(name in message for name in REASONING_FIELDS)
+        if has_some and message.get("role") == "assistant":
+            yield {name: value for name, value in message.items() if name not in REASONING_FIELDS}
+        else:
+            yield message
 
 
 def _content(part: Any) -> str | None:

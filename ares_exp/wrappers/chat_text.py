@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ares_exp.llms.response import LLMResponse, TextData
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ def message_text(message: Any) -> str:
 
 
 def response_text(action: Any) -> str:
-    """Formats text and tool calls of a response; anything else with `str`."""
-    if not isinstance(action, LLMResponse):
-        return str(action)
-    pieces = (
-        piece.content if isinstance(piece, TextData) else _tool_call(piece.name, piece.arguments)
-        for piece in action.data
-    )
-    return "\n".join(pieces)
+    """Formats reasoning, text and tool calls of a response; anything else with `str`."""
+    return "\n".join(map(_piece, action.data)) if isinstance(action, LLMResponse) else str(action)
+
+
+def _piece(piece: Piece) -> str:
+    if isinstance(piece, ThinkingData):
+        return f"<thinking> {'(encrypted)' if piece.redacted else piece.content}"
+    return piece.content if isinstance(piece, TextData) else _tool_call(piece.name, piece.arguments)
 
 
 def _role(message: Any) -> str:

@@ -17,7 +17,15 @@ import gymnasium
 import numpy
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage, piece_from_dict
+from ares_exp.llms.response import (
+    LLMResponse,
+    TextData,
+    ThinkingData,
+    ToolCallData,
+    Usage,
+    piece_from_dict,
+    piece_to_dict,
+)
 
 SAMPLE_ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
 MAX_SAMPLE_CHARS = 64
@@ -93,12 +101,13 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
-        """Returns whether `x` is an `LLMResponse` made of text pieces and tool calls."""
-        return isinstance(x, LLMResponse) and all(isinstance(piece, TextData | ToolCallData) for piece in x.data)
+        """Returns whether `x` is an `LLMResponse` made of text pieces, reasoning and tool calls."""
+        known = TextData | ToolCallData | ThinkingData
+        return isinstance(x, LLMResponse) and all(isinstance(piece, known) for piece in x.data)
 
     def to_jsonable(self, sample_n: Iterable[LLMResponse]) -> list[dict[str, Any]]:
         """Turns responses into data that `json.dumps` takes and `from_jsonable` reads back."""
-        return [asdict(response) for response in sample_n]
+        return [asdict(response) | {"data": [*map(piece_to_dict, response.data)]} for response in sample_n]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMResponse]:
         """Reads responses back from `to_jsonable`."""

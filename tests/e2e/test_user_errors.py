@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp import __version__
 from tests.closed_port import closed_port
 
 # The sandbox's preflight comes before that of the policy and before the selection is looked at.
@@ -54,7 +55,12 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["policy=chat_completions"], "policy.model"),
         ([*CHAT], "OPENAI_API_KEY"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["collector=null"], "collector=none"),
+        (["--attempts", "3"], "`attempts=3`"),
+        (["policy.model=m"], "`policy=chat_completions`: choose that option"),
+        (["collector=null"], "Options: atif, json, jsonl, memory, none, parquet."),
+        (["container=null"], "`container=null` chooses no option of the group `container`. Options: daytona,"),
+        (["budget=5"], "`budget.cost=…`"),
+        (["attempts"], "Did you mean `attempts=…`"),
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
         (["collector=[json,jsonnl]"], "no option `jsonnl` in the group `collector`"),
         (["~collector"], "collector"),
@@ -84,6 +90,26 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
     assert "Traceback" not in done.stderr
     assert len(done.stderr) < 2000
     assert not list(tmp_path.glob("outputs/*/*/episodes.jsonl"))
+
+
+def test_what_is_missing_is_told_at_once(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "openai.py").write_text("raise ImportError\n")
+    done = cli("tracker=none", "policy=chat_completions", "env.path=gone", env={"PYTHONPATH": "."})
+    assert done.returncode == 2
+    told = ("env.path=<directory>", "`policy.model=…`", "export OPENAI_API_KEY=…", "pip install 'ares-exp[openai]'")
+    assert [text in done.stderr for text in told] == [True] * 4, done.stderr
+
+
+def test_the_version_is_ours(cli: Any) -> None:
+    assert cli("--version").stdout == f"ares_exp {__version__}\n"
+
+
+def test_help_on_a_group_and_an_option(cli: Any) -> None:
+    assert "  policy.model=null\n      Name of the model" in cli("--help", "policy=chat_completions").stdout
+    for asked in ("policy", "policy=gpt"):
+        shown = cli("--help", asked).stdout
+        assert "    scripted " in shown
+        assert "    docker " not in shown
 
 
 def test_an_endpoint_that_refuses(cli: Any) -> None:

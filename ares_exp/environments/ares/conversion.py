@@ -23,7 +23,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts our response into one of the package: text, cost and usage, for more it has no place.
+    """Converts our response into one of the package: text, cost and usage. For reasoning and more it has no place.
 
     Args:
         response: The response.

@@ -7,7 +7,15 @@ from html import escape
 
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.terminal.terminal import collapsed, one_line
-from ares_exp.trajectories.commands.episode_printer import as_text, message_text, number, piece_text, problem, seconds
+from ares_exp.trajectories.commands.episode_printer import (
+    as_text,
+    is_thinking,
+    message_text,
+    number,
+    piece_text,
+    problem,
+    seconds,
+)
 from ares_exp.trajectories.commands.request_change import is_request, request_change
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
@@ -64,8 +72,11 @@ def _done(step: StepRecord, kind: str) -> Iterator[str]:
     yield _line("h4", f"step {step.step_index} ({kind}{reward})")
     if step.action is not None:
         pieces = step.action.get("data")
-        texts = map(piece_text, pieces) if isinstance(pieces, tuple) else [as_text(step.action, indent=2)]
-        yield from (_text(text) for text, _ in zip(texts, range(SHOWN_OF_A_STEP), strict=False))
+        shown = pieces[:SHOWN_OF_A_STEP] if isinstance(pieces, tuple) else (step.action,)
+        for piece in shown:
+            if is_thinking(piece):
+                yield _line("p", "thinking", "dim")
+            yield _text(piece_text(piece), "dim" if is_thinking(piece) else "")
     for command in step.commands[:SHOWN_OF_A_STEP]:
         ended = (
             "timed out" if command.timed_out else "killed" if command.exit_code is None else f"exit {command.exit_code}"

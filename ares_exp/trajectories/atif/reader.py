@@ -180,8 +180,12 @@ class _AtifReader:
 
 def _action(step: Mapping[str, Any]) -> dict[str, Any]:
     metrics, text, calls = step.get("metrics") or {}, _text(step["message"]), llm_calls(step)
+    ours = dict(own(step).get("action", {}))
+    reasoning = step.get("reasoning_content")
+    cached = metrics.get("cached_tokens")
     action: dict[str, Any] = {
         "data": [
+            *ours.pop("thinking", [{"thinking": reasoning}] if reasoning else []),
             *([{"content": text}] if text or not calls else []),
             *({"id": call_id, "name": name, "arguments": arguments} for call_id, name, arguments in calls),
         ],
@@ -189,13 +193,14 @@ def _action(step: Mapping[str, Any]) -> dict[str, Any]:
         "usage": {
             "prompt_tokens": metrics.get("prompt_tokens") or 0,
             "generated_tokens": metrics.get("completion_tokens") or 0,
+            **({"cached_tokens": cached} if cached else {}),
         },
     }
     action |= {name: metrics[name] for name in _TOKENS if metrics.get(name) is not None}
     if _unequal_lengths(metrics):
         del action["logprobs"]
     model = {"model": step["model_name"]} if step.get("model_name") is not None else {}
-    return {**action, **model, **own(step).get("action", {})}
+    return {**action, **model, **ours}
 
 
 def _not_held(document: Mapping[str, Any]) -> Iterator[str]:
@@ -204,11 +209,8 @@ def _not_held(document: Mapping[str, Any]) -> Iterator[str]:
         yield "Trajectories of subagents are left out"
     for step in document["steps"]:
         metrics, results = step.get("metrics") or {}, (step.get("observation") or {"results": ()})["results"]
-        for name in ("reasoning_content", "reasoning_effort"):
-            if step.get(name) is not None:
-                yield f"The `{name}` of agent steps is left out"
-        if metrics.get("cached_tokens") is not None:
-            yield "Counts of cached tokens are left out"
+        if step.get("reasoning_effort") is not None:
+            yield "The `reasoning_effort` of agent steps is left out"
         if (step.get("llm_call_count") or 0) > 1:
             yield "Agent steps of several LLM calls are read as one call"
         if _unequal_lengths(metrics):

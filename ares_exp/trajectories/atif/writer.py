@@ -6,6 +6,7 @@
 | a message of the user | a user step, or the result of the command before it: what the LLM was shown of it |
 | a message of a tool | a result of the tool call whose id it has |
 | an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
+| reasoning | `reasoning_content` of the agent step; what is more than one text of it also in `extra.ares_exp` |
 | an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
 | a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
 | `tools` | `agent.tool_definitions` |
@@ -33,6 +34,7 @@ from ares_exp.trajectories.atif.messages import (
     BASH,
     OURS,
     action_calls,
+    action_thinking,
     call_to_atif,
     content_to_atif,
     llm_calls,
@@ -135,6 +137,7 @@ class _AtifWriter:
         if self._tools:
             agent["tool_definitions"] = list(self._tools.values())
         metrics = [step["metrics"] for step in self._steps if "metrics" in step]
+        cached = sum(item.get("cached_tokens", 0) for item in metrics)
         head = {"version": OURS_VERSION, **{name: getattr(trajectory, name) for name in _HEAD}, **self._first}
         head["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
         if trajectory.unfinished_step is not None:
@@ -145,6 +148,7 @@ class _AtifWriter:
             "agent": agent,
             "steps": [{"step_id": number, **step} for number, step in enumerate(self._steps, 1)],
             "final_metrics": {
+                **({"total_cached_tokens": cached} if cached else {}),
                 "total_prompt_tokens": sum(item["prompt_tokens"] for item in metrics),
                 "total_completion_tokens": sum(item["completion_tokens"] for item in metrics),
                 "total_cost_usd": sum(item["cost_usd"] for item in metrics),
@@ -282,6 +286,7 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
                 "prompt_tokens": action["usage"]["prompt_tokens"],
                 "completion_tokens": action["usage"]["generated_tokens"],
                 "cost_usd": action["cost"],
+                **({"cached_tokens": cached} if (cached := action["usage"].get("cached_tokens")) else {}),
                 **{name: action[name] for name in _IN_METRICS if action.get(name) is not None},
             },
             "llm_call_count": 1,
@@ -291,6 +296,13 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         if action.get("model") is not None:
             fields["model_name"] = action["model"]
         rest = {key: action[key] for key in action if key not in ("data", "cost", "usage", "model", *_IN_METRICS)}
+        thinking = action_thinking(pieces)
+        if text := "".join(piece["thinking"] for piece in thinking if not piece.get("redacted")):
+            fields["reasoning_content"] = text
+        if thinking not in ([], [{"thinking": text}]):
+            rest["thinking"] = thinking
+        if action["usage"].keys() - {"prompt_tokens", "generated_tokens", "cached_tokens"}:
+            rest["usage"] = action["usage"]
         ids, logprobs = action.get("completion_token_ids"), action.get("logprobs")
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             rest["logprobs"] = fields["metrics"].pop("logprobs")

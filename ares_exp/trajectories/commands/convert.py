@@ -39,6 +39,7 @@ OPTIONS_OF = {
     "oracle": ("sft",),
     "columns": EXPORTS,
     "tool_arguments": EXPORTS,
+    "reasoning": EXPORTS,
     "completion": ("preference",),
     "min_margin": ("preference",),
     "pairs_per_task": ("preference",),
@@ -88,6 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--oracle", action="store_true", help="sft: also episodes of the oracle")
     rows.add_argument("--columns", action="store_true", help="also task, episode_id and reward")
     rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
+    rows.add_argument("--reasoning", choices=("field", "think"),
+                      help="keep reasoning: as `reasoning_content`, or in the text as <think>…</think>")  # fmt: skip
     rows.add_argument("--completion", choices=("episode", "turn"),
                       help="preference: compare how episodes went on to their end, or one reply [episode]")  # fmt: skip
     rows.add_argument("--min-margin", type=float, metavar="X", help="preference: least difference of rewards [0]")

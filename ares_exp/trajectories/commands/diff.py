@@ -1,8 +1,8 @@
 """The command `diff`: where two recorded episodes part.
 
 What counts is what was said and done: requests, replies, commands with their exit codes, rewards, discounts, and how
-the episode ended. Ids (of episodes and of tool calls), times, seconds, tokens, prices, log-probabilities and the
-model's name do not: two playings of the same thing have others.
+the episode ended. Ids (of episodes and of tool calls), times, seconds, tokens, prices, log-probabilities, reasoning and
+the model's name do not: two playings of the same thing have others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.terminal.terminal import collapsed, count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episode
-from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, is_text, number, piece_text, seconds
+from ares_exp.trajectories.commands.episode_printer import (
+    EpisodePrinter,
+    is_text,
+    is_thinking,
+    number,
+    piece_text,
+    seconds,
+)
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import is_request
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
@@ -91,7 +98,12 @@ def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names:
 
 def _said(names: _CallNames, step: StepRecord) -> Any:
     """Returns the parts of a step's action that count."""
-    return names.plain({k: v for k, v in step.action.items() if k not in MEASURED}) if step.action else step.action
+    if not step.action:
+        return step.action
+    said = {name: value for name, value in step.action.items() if name not in MEASURED}
+    if isinstance(pieces := said.get("data"), tuple):
+        said["data"] = tuple(piece for piece in pieces if not is_thinking(piece))
+    return names.plain(said)
 
 
 def _between_actions(was: Any, has: Any) -> Difference | None:
@@ -159,7 +171,7 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 DESCRIPTION = """\
 Aligns two episodes at the first thing that was said or done differently, and shows it, how each went on, and what both
-add up to. Ids, times, seconds, tokens, prices and the model's name are no differences.
+add up to. Ids, times, seconds, tokens, prices, reasoning and the model's name are no differences.
 """
 EPILOG = """\
 Examples:

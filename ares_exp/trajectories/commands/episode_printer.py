@@ -42,7 +42,8 @@ class EpisodePrinter:
             f"{one_line(episode.task_name)}  {outcome or 'being played'}  reward {number(episode.total_reward)}", 2
         )
         parts = [count_of(episode.step_count, "step"), count_of(totals.commands, "command"), moment(episode.start_time)]
-        parts += [seconds(totals.duration_sec), *spent(totals), *usage(totals.prompt_tokens, totals.generated_tokens)]
+        tokens = usage(totals.prompt_tokens, totals.generated_tokens, totals.reasoning_tokens)
+        parts += [seconds(totals.duration_sec), *spent(totals), *tokens]
         self._line(" · ".join([*parts, *price(totals.cost)]), 2)
         if episode.error is not None:
             self._text(problem(episode.error), 2, style="red")
@@ -82,7 +83,7 @@ class EpisodePrinter:
         tokens = tokens if isinstance(tokens, Mapping) else {}
         notes = [
             *(str(action[name]) for name in ("finish_reason",) if action.get(name) is not None),
-            *usage(tokens.get("prompt_tokens"), tokens.get("generated_tokens")),
+            *usage(tokens.get("prompt_tokens"), tokens.get("generated_tokens"), tokens.get("reasoning_tokens")),
             *price(action.get("cost")),
         ]
         self._line(f"reply  {one_line(' · '.join(notes))}", 2, style="bold")
@@ -96,7 +97,15 @@ class EpisodePrinter:
             self._text(as_text(action, indent=2), 4)
             return
         for piece in pieces:
-            self._text(piece_text(piece), 4)
+            self._piece(piece)
+
+    def _piece(self, piece: Any) -> None:
+        text = piece_text(piece)
+        if is_thinking(piece):
+            self._line(f"thinking  ({len(text):,} characters)", 4, style="dim italic")
+            self._text(text, 6, style="dim")
+        else:
+            self._text(text, 4)
 
     def _command(self, command: CommandRecord) -> None:
         ended = (
@@ -182,10 +191,17 @@ def is_text(piece: Any) -> bool:
     return isinstance(piece, Mapping) and piece.keys() == {"content"}
 
 
+def is_thinking(piece: Any) -> bool:
+    """Returns whether a piece of a response is reasoning."""
+    return isinstance(piece, Mapping) and "thinking" in piece
+
+
 def piece_text(piece: Any) -> str:
     """Returns a piece of a response as text."""
     if is_text(piece):
         return as_text(piece["content"])
+    if is_thinking(piece):
+        return "(encrypted)" if piece.get("redacted") else as_text(piece["thinking"])
     if isinstance(piece, Mapping) and piece.keys() == {"id", "name", "arguments"}:
         return f"call {as_text(piece['name'])} {as_text(piece['arguments'])}"
     return as_text(piece)
@@ -239,10 +255,11 @@ def spent(source: StepRecord | EpisodeTotals) -> list[str]:
     return [f"{name} {seconds(value)}" for name, value in known if value is not None]
 
 
-def usage(prompt: Any, generated: Any) -> list[str]:
+def usage(prompt: Any, generated: Any, reasoning: Any = None) -> list[str]:
     """Describes token counts."""
     numbers = [value for value in (prompt, generated) if isinstance(value, int)]
-    return [f"{numbers[0]:,} + {numbers[1]:,} tokens"] if len(numbers) == 2 and any(numbers) else []
+    thought = f" ({reasoning:,} of reasoning)" if isinstance(reasoning, int) and reasoning else ""
+    return [f"{numbers[0]:,} + {numbers[1]:,} tokens{thought}"] if len(numbers) == 2 and any(numbers) else []
 
 
 def price(cost: Any) -> list[str]:

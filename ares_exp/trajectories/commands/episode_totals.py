@@ -16,6 +16,7 @@ class EpisodeTotals:
 
     Attributes:
         prompt_tokens, generated_tokens: As the engine counted them.
+        reasoning_tokens: Those of the generated ones that are reasoning, where the engine said so.
         cost: US dollars.
         duration_sec: Wall seconds from its start to its end.
         policy_sec, environment_sec, container_sec: As in `StepRecord`.
@@ -24,6 +25,7 @@ class EpisodeTotals:
 
     prompt_tokens: int | None
     generated_tokens: int | None
+    reasoning_tokens: int | None
     cost: float | None
     duration_sec: float
     policy_sec: float | None
@@ -40,6 +42,7 @@ class EpisodeTotals:
         return cls(
             prompt_tokens=_sum(usage.get("prompt_tokens") for usage in usages),
             generated_tokens=_sum(usage.get("generated_tokens") for usage in usages),
+            reasoning_tokens=_sum(usage.get("reasoning_tokens") for usage in usages),
             cost=_sum(action.get("cost") for action in actions),
             duration_sec=trajectory.end_time - trajectory.start_time,
             policy_sec=_sum(step.policy_sec for step in steps),

@@ -1,4 +1,4 @@
-"""The Parquet file of episodes (schema version 1): a table for queries, one row a step, compressed with zstd.
+"""The Parquet file of episodes (schema version 2): a table for queries, one row a step, compressed with zstd.
 
 Needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (its `reset()` failed) has one
 row whose step columns are null. The rows of an episode stand together, in order. What a step did not have, or had in a
@@ -21,12 +21,16 @@ can make a record (JSON, JSON Lines) of the file; nothing else reads it.
 | `returns_to_go` | rewards from this step on, undiscounted; null on FIRST, and where the episode has no reward |
 | `policy_sec`, `environment_sec`, `container_sec` | wall seconds |
 | `model`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | of the response that led here |
+| `cached_tokens`, `reasoning_tokens` | likewise, those of the prompt and of the generated ones; null where not known |
 | `response` | its text |
+| `reasoning` | its reasoning, as far as it can be read; null where there is none |
 | `tool_calls` | its tool calls: `id`, `name`, `arguments` (JSON text as the model wrote it) |
 | `completion_token_ids`, `logprobs` | where the engine gave them |
 | `messages_added` | the messages of this request that no earlier one of the episode had, JSON text |
 | `commands` | what the agent ran in the container: `command`, `exit_code`, `duration_sec`, `timed_out` |
 | `step_json` | the step as `step_encoding` writes it, JSON text |
+
+Version 1 had no columns `cached_tokens`, `reasoning_tokens` and `reasoning`.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 PARQUET_SUFFIX = ".parquet"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = "ares_exp.schema_version"
 """The key of the schema version in the file's metadata."""
 
@@ -146,8 +150,11 @@ def parquet_schema() -> Any:
         "finish_reason": text,
         "prompt_tokens": integer,
         "generated_tokens": integer,
+        "cached_tokens": integer,
+        "reasoning_tokens": integer,
         "cost": number,
         "response": text,
+        "reasoning": text,
         "tool_calls": pa.list_(tool_call),
         "completion_token_ids": pa.list_(integer),
         "logprobs": pa.list_(number),
@@ -232,12 +239,20 @@ def _response_columns(action: Mapping[str, Any] | None) -> dict[str, Any]:
         "finish_reason": _text(action.get("finish_reason")),
         "prompt_tokens": _integer(usage.get("prompt_tokens")),
         "generated_tokens": _integer(usage.get("generated_tokens")),
+        "cached_tokens": _integer(usage.get("cached_tokens")),
+        "reasoning_tokens": _integer(usage.get("reasoning_tokens")),
         "cost": _number(action.get("cost")),
         "response": None if pieces is None else "".join(_text(piece.get("content")) or "" for piece in pieces),
+        "reasoning": _reasoning(pieces or ()),
         "tool_calls": None if pieces is None else [_tool_call(piece) for piece in pieces if "arguments" in piece],
         "completion_token_ids": _all(action.get("completion_token_ids"), _integer),
         "logprobs": _all(action.get("logprobs"), _number),
     }
+
+
+def _reasoning(pieces: Iterable[Mapping[str, Any]]) -> str | None:
+    texts = [_text(piece.get("thinking")) for piece in pieces if not piece.get("redacted")]
+    return "".join(text for text in texts if text) or None
 
 
 def _tool_call(piece: Mapping[str, Any]) -> dict[str, str | None]:

@@ -25,6 +25,7 @@ from ares_exp.trajectories.exports.training_conversations import (
     Conversation,
     EpisodeFilter,
     ExportReport,
+    Reasoning,
     ToolArguments,
     conversations,
 )
@@ -57,6 +58,7 @@ def preference_rows(
     pairs_per_task: int = 4,
     columns: bool = False,
     tool_arguments: ToolArguments = "text",
+    reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
     """Makes rows for preference training.
 
@@ -68,6 +70,7 @@ def preference_rows(
         pairs_per_task: At most so many pairs of one task: of its best and worst attempts first.
         columns: Whether rows also have `task`, and `episode_id` and `reward` of both, as `chosen_episode_id` and so on.
         tool_arguments: See `training_conversations.conversations`.
+        reasoning: Likewise; by default it is left out, and counted.
 
     Returns:
         The rows, JSON-ready, by task, reward and id whatever the order of the episodes, and a report that is complete
@@ -82,7 +85,7 @@ def preference_rows(
         raise ValueError(f"Expected at least 1 pair a task, got {pairs_per_task!r}.")
     report = ExportReport()
     pairing = _Pairing(completion, min_margin, pairs_per_task, columns)
-    return _rows(trajectories, keep or EpisodeFilter(), pairing, tool_arguments, report), report
+    return _rows(trajectories, keep or EpisodeFilter(), pairing, tool_arguments, reasoning, report), report
 
 
 def _rows(
@@ -90,6 +93,7 @@ def _rows(
     keep: EpisodeFilter,
     pairing: _Pairing,
     tool_arguments: ToolArguments,
+    reasoning: Reasoning | None,
     report: ExportReport,
 ) -> Iterator[dict[str, Any]]:
     by_task: dict[str, list[_Attempt]] = {}
@@ -98,7 +102,8 @@ def _rows(
         if reason := keep.why_not(trajectory):
             report.left_out[f"episodes {reason}"] += 1
             continue
-        talked = deque(conversations(trajectory, report, tool_arguments=tool_arguments), maxlen=1)
+        read = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
+        talked = deque(read, maxlen=1)
         if not talked or trajectory.total_reward is None:
             report.left_out["episodes without a conversation"] += 1
             continue

@@ -26,6 +26,7 @@ from ares_exp.trajectories.exports.training_conversations import (
     Conversation,
     EpisodeFilter,
     ExportReport,
+    Reasoning,
     ToolArguments,
     conversations,
 )
@@ -39,6 +40,7 @@ def sft_rows(
     keep: EpisodeFilter | None = None,
     columns: bool = False,
     tool_arguments: ToolArguments = "text",
+    reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
     """Makes rows for supervised training.
 
@@ -47,12 +49,13 @@ def sft_rows(
         keep: Which of them are used; by default all that have a reward.
         columns: Whether rows also have `episode_id`, `task` and `reward`.
         tool_arguments: See `training_conversations.conversations`.
+        reasoning: Likewise; by default it is left out, and counted.
 
     Returns:
         The rows, JSON-ready, in the order of the episodes, and a report that is complete when they have been read.
     """
     report = ExportReport()
-    return _rows(trajectories, keep or EpisodeFilter(), columns, tool_arguments, report), report
+    return _rows(trajectories, keep or EpisodeFilter(), columns, tool_arguments, reasoning, report), report
 
 
 def _rows(
@@ -60,6 +63,7 @@ def _rows(
     keep: EpisodeFilter,
     columns: bool,
     tool_arguments: ToolArguments,
+    reasoning: Reasoning | None,
     report: ExportReport,
 ) -> Iterator[dict[str, Any]]:
     seen: set[bytes] = set()
@@ -68,7 +72,8 @@ def _rows(
         if reason := keep.why_not(trajectory):
             report.left_out[f"episodes {reason}"] += 1
             continue
-        for conversation in _maximal(conversations(trajectory, report, tool_arguments=tool_arguments)):
+        talked = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
+        for conversation in _maximal(talked):
             row: dict[str, Any] = {
                 "messages": plain(conversation.messages),
                 "tools": plain(conversation.tools),

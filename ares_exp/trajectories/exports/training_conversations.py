@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeGuard
 
+from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
+from ares_exp.llms.response import ThinkingData
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 ToolArguments = Literal["text", "object"]
+Reasoning = Literal["field", "think"]
+"""How replies have the model's reasoning: in the field `reasoning_content`, as the chat templates of most reasoning
+models read it, or in the text before the rest of it, between `<think>` and `</think>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,11 @@ class Conversation:
 
 
 def conversations(
-    trajectory: EpisodeTrajectory, report: ExportReport, *, tool_arguments: ToolArguments
+    trajectory: EpisodeTrajectory,
+    report: ExportReport,
+    *,
+    tool_arguments: ToolArguments,
+    reasoning: Reasoning | None = None,
 ) -> Iterator[Conversation]:
     """Yields the conversations of an episode, one for each reply; `report` counts the unreadable ones.
 
@@ -94,8 +103,9 @@ def conversations(
         report: Counts steps that are left out.
         tool_arguments: Whether the arguments of tool calls are JSON text, as in the chat-completions form, or objects,
             as some chat templates expect them.
+        reasoning: How replies have the model's reasoning, those in the history included; `None`: it is left out.
     """
-    reader = _ChatReader(tool_arguments)
+    reader = _ChatReader(tool_arguments, reasoning)
     for asked, answered in zip(trajectory.steps, trajectory.steps[1:], strict=False):
         request = reader.request(asked.observation)
         if request is None:
@@ -103,14 +113,19 @@ def conversations(
         elif (reply := reader.reply(answered.action)) is None:
             report.left_out["steps whose action has neither text nor a tool call"] += 1
         else:
-            yield Conversation(request.tools, FrozenList((*request.messages, reply)))
+            thinking = action_thinking(answered.action)
+            if thinking and reasoning is None:
+                report.left_out["replies' reasoning (--reasoning keeps it)"] += 1
+            yield Conversation(request.tools, FrozenList((*request.messages, reader.remembered(reply, thinking))))
 
 
 class _ChatReader:
     """Turns requests and replies of one episode into chat messages, each message once."""
 
-    def __init__(self, tool_arguments: ToolArguments) -> None:
+    def __init__(self, tool_arguments: ToolArguments, reasoning: Reasoning | None) -> None:
         self._objects = tool_arguments == "object"
+        self._reasoning = reasoning
+        self._known = KnownReasoning()
         self._read: dict[int, Message] = {}  # by the identity of messages that the trajectory keeps alive
 
     def request(self, observation: Any) -> Conversation | None:
@@ -121,7 +136,9 @@ class _ChatReader:
         system = [Message(role="system", content=prompt)] if isinstance(prompt, str) else []
         if not all(isinstance(message.get("tool_calls"), list | tuple | None) for message in messages):
             return None
-        read = [self._read.get(id(message)) or self._message(message) for message in messages]
+        read: Sequence[Any] = [self._read.get(id(message)) or self._message(message) for message in messages]
+        if self._reasoning is not None:
+            read = self._known.put_into(read, self._with_reasoning)
         return Conversation(freeze(tools) if _are_mappings(tools) else FrozenList(), FrozenList((*system, *read)))
 
     def reply(self, action: Any) -> Message | None:
@@ -142,6 +159,21 @@ class _ChatReader:
             return None
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
 
+    def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
+        """Returns a reply with its reasoning, which it also has in the history of later requests."""
+        if self._reasoning is None:
+            return reply
+        self._known.add_message(reply, thinking)
+        return self._with_reasoning(reply, thinking) if thinking else reply
+
+    def _with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Message:
+        text, content = reasoning_text(pieces), message["content"]
+        if not text:
+            return Message(message)
+        if self._reasoning == "think" and isinstance(content, str):
+            return Message({**message, "content": f"<think>\n{text}\n</think>\n\n{content}"})
+        return Message({**message, "reasoning_content": text})
+
     def _message(self, message: Mapping[str, Any]) -> Message:
         self._read[id(message)] = normal = self._normal(message)
         return normal
@@ -158,6 +190,17 @@ class _ChatReader:
         if not self._objects or not isinstance(function, Mapping):
             return call
         return {**call, "function": {**function, "arguments": _object(function.get("arguments"))}}
+
+
+def action_thinking(action: Any) -> list[ThinkingData]:
+    """Returns the reasoning of a recorded action, as far as it is in our form."""
+    pieces = action.get("data") if isinstance(action, Mapping) else None
+    found = [piece for piece in pieces if "thinking" in piece] if _are_mappings(pieces) else []
+    return [
+        ThinkingData(piece["thinking"], redacted=piece.get("redacted") is True)
+        for piece in found
+        if isinstance(piece["thinking"], str)
+    ]
 
 
 def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:

@@ -1,9 +1,9 @@
-"""The JSON file of one episode (schema version 2).
+"""The JSON file of one episode (schema version 3).
 
 It is one JSON object, laid out in lines so that it can be written during the episode and read without its steps:
 
 ```
-{"schema_version": 2, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
+{"schema_version": 3, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
 {"step_index": 0, …}
 ,{"step_index": 1, …}
 ], "end_time": …, "total_reward": …, "num_steps": …, "truncated": …, "outcome": …, "error": null}
@@ -27,7 +27,7 @@ from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.ending import ending
 from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.line_file import Line, TextTooLongError, first_and_last_line, read_lines, read_rest
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION, check_step_encoded
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_reward
 
@@ -216,8 +216,7 @@ def _head(first_line: str) -> dict[str, Any] | None:
     if not text.endswith(STEPS):
         return None
     head: dict[str, Any] = json.loads(f"{text}]}}")
-    if (version := head.get("schema_version")) != SCHEMA_VERSION:
-        raise ValueError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: update ares_exp")
+    check_step_encoded(head.get("schema_version"))
     return head
 
 

@@ -1,4 +1,4 @@
-"""The JSON Lines file of many episodes (schema version 2): appendable, and readable while it grows.
+"""The JSON Lines file of many episodes (schema version 3): appendable, and readable while it grows.
 
 Every line is a JSON object with an `episode_id` and a `type`; lines of different episodes may be mixed:
 
@@ -24,7 +24,7 @@ from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.checked_records import episode_fields
 from ares_exp.trajectories.files.episode_file import BegunEpisode, closing_fields, end_unfinished, opening_fields
 from ares_exp.trajectories.files.line_file import Line, read_lines
-from ares_exp.trajectories.files.schema_versions import SCHEMA_VERSION
+from ares_exp.trajectories.files.schema_versions import check_step_encoded
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
@@ -125,8 +125,7 @@ def _take(data: Any, open_episodes: dict[str, _OpenEpisode]) -> EpisodeTrajector
     if not isinstance(episode_id, str):
         raise TypeError(f"expected `episode_id` to be a string, got {episode_id!r:.80}")
     if kind == "begin":
-        if (version := data.get("schema_version")) != SCHEMA_VERSION:
-            raise ValueError(f"expected schema_version {SCHEMA_VERSION}, got {version!r:.80}: update ares_exp")
+        check_step_encoded(data.get("schema_version"))
         end_unfinished(data, [])  # refuses a head that is not sound
         open_episodes[episode_id] = _OpenEpisode(data)
         return None

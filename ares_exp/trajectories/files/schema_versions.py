@@ -3,6 +3,8 @@
 - 1: every message once in the top-level `messages`; an observation has `message_ranges`, a list of `[start, stop)`
   pairs into it, in place of `messages`.
 - 2: see `step_encoding` for the steps and `episode_file` for the file.
+- 3: as 2; a piece of an action may be reasoning (`thinking`, maybe `signature` and `redacted`), and its `usage` may
+  have `cached_tokens`, `cache_write_tokens` and `reasoning_tokens`.
 
 The full form that `EpisodeTrajectory.to_dict` gives has no `schema_version`.
 """
@@ -19,7 +21,9 @@ from ares_exp.trajectories.files.checked_records import episode_fields, step_fro
 from ares_exp.trajectories.files.step_encoding import StepDecoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+STEP_ENCODED = (2, 3)
+"""Versions whose steps are encoded as `step_encoding` says."""
 
 
 def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
@@ -37,6 +41,12 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
         raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
 
 
+def check_step_encoded(version: Any) -> None:
+    """Raises `ValueError` for a version whose steps are not encoded as `step_encoding` says, and for what is none."""
+    if type(version) is not int or version not in STEP_ENCODED:
+        raise ValueError(f"expected schema_version {SCHEMA_VERSION} or lower, got {version!r:.80}: update ares_exp")
+
+
 def _read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
     """Yields the steps of a trajectory in its JSON form, of whatever version.
 
@@ -52,7 +62,7 @@ def _read_steps(data: Mapping[str, Any]) -> Iterator[StepRecord]:
     elif version == 1:
         table = [freeze(message) for message in data.get("messages", ())]
         yield from (step_from_dict(_from_version_1(step, table)) for step in steps)
-    elif version == SCHEMA_VERSION:
+    elif version in STEP_ENCODED:
         yield from map(StepDecoder().decode, steps)
     elif isinstance(version, str) and version.startswith("ATIF"):
         raise ValueError(f"expected schema_version {SCHEMA_VERSION} or lower, got {version!r:.80}: name it ….atif.json")

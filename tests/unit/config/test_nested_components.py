@@ -35,7 +35,6 @@ def test_the_oracle_is_made_with_its_environment(overrides: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (MODEL[:1], "`env.oracle.model` is needed"),
         ((*MODEL, "env.oracle.temperature=-1"), "`env.oracle.temperature`: .* -p env.oracle`"),
         ((*MODEL, "+env.oracle.temprature=1"), "`env.oracle` has no argument `temprature`.* mean `temperature`"),
         ((*MODEL, "+env.question=1"), "`env` has no argument `question`.* mean `questions`"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ares_exp.errors import PolicyError
 from ares_exp.llms.openai_chat import request_from_body, request_to_body, response_from_body, response_to_body
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import WireFormatError
 
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "required": ["path"]}}}
@@ -102,13 +102,17 @@ def test_requests_come_back_the_same(request: LLMRequest, field: Any) -> None:
 
 
 pieces = st.builds(ToolCallData, id=text, name=text, arguments=text)
+thoughts = st.builds(ThinkingData, text.filter(bool), st.none() | text, st.booleans())
 responses = st.builds(
     LLMResponse,
     data=st.builds(
-        lambda texts, calls: [*map(TextData, texts), *calls], st.lists(text, max_size=1), st.lists(pieces, max_size=2)
+        lambda thinking, texts, calls: [*thinking, *map(TextData, texts), *calls],
+        st.lists(thoughts, max_size=2),
+        st.lists(text, max_size=1),
+        st.lists(pieces, max_size=2),
     ),
     cost=st.floats(0, 100),
-    usage=st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**6)),
+    usage=st.builds(Usage, *[st.integers(0, 10**6)] * 5),
     prompt_token_ids=st.none() | st.lists(st.integers(0, 10**6), max_size=3),
     completion_token_ids=st.none() | st.lists(st.integers(0, 10**6), max_size=3),
     logprobs=st.none() | st.lists(st.floats(-100, 0), max_size=3),
@@ -197,6 +201,61 @@ def test_an_answer_as_vllm_gives_it() -> None:
     )
 
 
+HM = {"type": "reasoning.text", "text": "hm", "signature": "s", "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({"reasoning_content": "hm"}, [ThinkingData("hm")]),
+        ({"reasoning": "hm"}, [ThinkingData("hm")]),
+        ({"reasoning": "hm", "reasoning_content": "hm"}, [ThinkingData("hm")]),
+        ({"reasoning": "short", "reasoning_content": "hm"}, [ThinkingData("hm"), ThinkingData("short")]),
+        ({"reasoning": "", "reasoning_content": None, "reasoning_details": []}, []),
+        ({"reasoning": "hm", "reasoning_details": [HM]}, [ThinkingData("hm", "s")]),
+        ({"reasoning_details": [{"type": "reasoning.summary", "summary": "so"}]}, [ThinkingData("so")]),
+        (
+            {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.encrypted", "data": "Zm8="}]},
+            [ThinkingData("hm"), ThinkingData("Zm8=", redacted=True)],
+        ),
+    ],
+)
+def test_reasoning_by_every_name(fields: dict[str, Any], thinking: list[ThinkingData]) -> None:
+    response = response_from_body(answer(message={"content": "hi", **fields}))
+    assert list(response.data) == [*thinking, TextData("hi")]
+    assert (response.text, list(response.thinking)) == ("hi", thinking)
+
+
+def test_reasoning_among_the_parts_of_the_content() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]
+    assert list(response_from_body(answer(message={"content": parts})).data) == [ThinkingData("hm"), TextData("hi")]
+    parts[0] = {"type": "thinking", "thinking": 7}
+    with pytest.warns(UserWarning, match="reasoning that are no text"):
+        assert response_from_body(answer(message={"content": parts}), strict=False).text == "hi"
+
+
+def test_an_answer_of_reasoning_alone_has_no_text() -> None:
+    response = response_from_body(answer(message={"content": None, "reasoning": "hm"}, finish_reason="length"))
+    assert (response.text, response.thinking) == ("", (ThinkingData("hm"),))
+
+
+@pytest.mark.parametrize(
+    ("counts", "usage"),
+    [
+        ({"completion_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 17}, Usage(10, 7, reasoning_tokens=5)),
+        ({"completion_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 22}, Usage(10, 12, reasoning_tokens=5)),
+        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2}}, Usage(10, 7, 4, 2)),
+        ({"completion_tokens_details": None, "prompt_tokens_details": "x"}, Usage(10, 7)),
+        ({"completion_tokens_details": {"reasoning_tokens": -5}}, Usage(10, 7)),
+        ({"completion_tokens_details": {"reasoning_tokens": "5"}}, Usage(10, 7)),
+        ({"prompt_tokens_details": {"cached_tokens": 10**30, "cache_write_tokens": True}}, Usage(10, 7)),
+    ],
+)
+def test_the_break_down_of_the_usage(counts: dict[str, Any], usage: Usage) -> None:
+    body = answer() | {"usage": {"prompt_tokens": 10, "completion_tokens": 7, **counts}}
+    assert response_from_body(body).usage == usage
+
+
 def test_the_least_answer() -> None:
     assert response_from_body(answer()) == LLMResponse.from_text("hi")
     assert list(response_from_body(answer(message={})).data) == []
@@ -237,7 +296,8 @@ def test_losses_in_writing_a_request(request_: LLMRequest, named: str) -> None:
 def test_losses_in_writing_a_response() -> None:
     two = LLMResponse([TextData("a"), TextData("b")])
     late = LLMResponse([ToolCallData("c", "f", "{}"), TextData("a")])
-    for response in (two, late):
+    mixed = LLMResponse([TextData("a"), ThinkingData("hm")])
+    for response in (two, late, mixed):
         with pytest.raises(WireFormatError, match="several pieces"):
             response_to_body(response)
     with pytest.warns(UserWarning, match="several pieces"):
@@ -249,7 +309,11 @@ def test_losses_in_writing_a_response() -> None:
     [
         (answer() | {"prompt_logprobs": [1]}, "`prompt_logprobs` of the answer"),
         (answer(stop_reason="END"), "`stop_reason` of the answer's choice"),
-        (answer(message={"content": "hi", "reasoning_content": "hm"}), "`reasoning_content` of the answer's message"),
+        (answer(message={"content": "hi", "reasoning_content": {"a": 1}}), "`reasoning_content` that is no text"),
+        (answer(message={"content": "hi", "reasoning_details": "hm"}), "`reasoning_details` that are no list"),
+        (answer(message={"content": "hi", "reasoning_details": [{"type": ["x"]}]}), "`reasoning_details` of type"),
+        (answer(message={"content": "hi", "reasoning_details": [[]]}), "`reasoning_details` of type None"),
+        (answer(message={"content": "hi", "audio": {"id": "a"}}), "`audio` of the answer's message"),
         ({"choices": answer()["choices"] * 2}, "all but the first of 2 choices"),
         (answer(logprobs={"content": [{"logprob": -1, "top_logprobs": [{"token": "x"}]}]}), "`top_logprobs`"),
     ],

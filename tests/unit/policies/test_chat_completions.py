@@ -12,11 +12,11 @@ import pydantic
 import pytest
 from aiohttp import web
 
-from ares_exp.errors import MalformedAnswerError, RefusalError, UnsendableRequestError
+from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
-from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, RememberingClient
 from tests.loopback_endpoint import (
     LoopbackEndpoint,
     Received,
@@ -47,6 +47,13 @@ async def make(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> A
             return policy
 
         yield make
+
+
+async def test_what_is_missing_is_told_together(make: Make) -> None:
+    with pytest.raises(PreflightError, match=r"(?s)`policy\.model` is needed.*\n.*environment variable NO_SUCH_KEY"):
+        await make(model=None, api_key_env="NO_SUCH_KEY").preflight()
+    with pytest.raises(PreflightError, match=r"preflight\(\) comes first"):
+        await make(model=None)(HI)
 
 
 async def test_success(endpoint: LoopbackEndpoint, make: Make) -> None:
@@ -126,10 +133,111 @@ async def test_everything_that_training_needs_is_kept(endpoint: LoopbackEndpoint
 async def test_an_unknown_field_of_a_paid_answer_is_one_warning(
     endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint.otherwise = json_body(completion("x", reasoning_content="I think"))
+    endpoint.otherwise = json_body(completion("x", audio={"id": "a"}, reasoning={"odd": 1}))
     policy = make()
     assert [(await policy(HI)).text for _ in range(3)] == ["x"] * 3
-    assert caplog.text.count("reasoning_content") == 1
+    assert caplog.text.count("`audio`") == 1
+    assert caplog.text.count("`reasoning` that is no text") == 1
+
+
+def conversation(*turns: str) -> LLMRequest:
+    """A request whose messages are the user's and the assistant's in turn."""
+    roles = ("user", "assistant")
+    return LLMRequest([{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)])
+
+
+def thinking(text: str, thought: str) -> Any:
+    return json_body(completion(text, reasoning_content=thought))
+
+
+def sent_back(endpoint: LoopbackEndpoint, field: str) -> list[Any]:
+    """The reasoning in the messages of the last request."""
+    return [message.get(field) for message in endpoint.requests[-1].body["messages"]]
+
+
+async def test_reasoning_is_a_part_of_the_answer_and_not_sent_back_by_default(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.then(thinking("a", "hm"))
+    client = make().for_episode(EpisodeSpec("t"))
+    response = await client(conversation("1"))
+    assert list(response.data) == [ThinkingData("hm"), TextData("a")]
+    await client(conversation("1", "a", "2"))
+    assert endpoint.requests[1].body["messages"] == [dict(one) for one in conversation("1", "a", "2").messages]
+    assert "reasoning" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("send", "field", "sent"),
+    [
+        (True, "reasoning_content", "hm"),
+        ("reasoning_content", "reasoning_content", "hm"),
+        ("reasoning", "reasoning", "hm"),
+        ("reasoning_details", "reasoning_details", [{"type": "reasoning.text", "text": "hm"}]),
+    ],
+)
+async def test_reasoning_is_sent_back_where_the_endpoint_wants_it(
+    endpoint: LoopbackEndpoint, make: Make, send: Any, field: str, sent: Any
+) -> None:
+    endpoint.then(thinking("a", "hm"), answer("b"), thinking("a", "well"))
+    policy = make(send_reasoning=send)
+    client, other = (policy.for_episode(EpisodeSpec("t", attempt)) for attempt in range(2))
+    await client(conversation("1"))
+    await client(conversation("1", "a", "2"))
+    assert sent_back(endpoint, field) == [None, sent, None]
+    await client(conversation("1", "a", "2", "b", "3"))
+    assert sent_back(endpoint, field) == [None, sent, None, None, None]
+    await client(conversation("2", "b", "3", "a", "4"))
+    last = sent_back(endpoint, field)[3]
+    assert "well" in str(last), "the history was cut: the last of two equal answers is the later one"
+    await other(conversation("1", "a", "2"))
+    assert sent_back(endpoint, field) == [None] * 3, "another episode's"
+
+
+async def test_reasoning_of_answers_that_were_given_in_its_stead_is_sent_back(
+    endpoint: LoopbackEndpoint, make: Make
+) -> None:
+    client = make(send_reasoning=True).for_episode(EpisodeSpec("t"))
+    assert isinstance(client, AdvancingClient)
+    assert isinstance(client, RememberingClient)
+    client.remember(LLMResponse([ThinkingData("before the branch"), TextData("a")]))
+    client.advance(conversation("1", "a", "2"), LLMResponse([ThinkingData("before the kill"), TextData("b")]))
+    client.advance(conversation("1", "a", "2", "b", "3"), None)
+    await client(conversation("1", "a", "2", "b", "3"))
+    assert sent_back(endpoint, "reasoning_content") == [None, "before the branch", None, "before the kill", None]
+
+
+async def test_reasoning_before_tool_calls_and_what_an_agent_keeps_itself(
+    endpoint: LoopbackEndpoint, make: Make
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    endpoint.then(json_body(completion(None, tool_calls=[call], reasoning_content="hm")))
+    client = make(send_reasoning=True).for_episode(EpisodeSpec("t"))
+    await client(HI)
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    told = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+    await client(LLMRequest([*HI.messages, asked, told]))
+    assert sent_back(endpoint, "reasoning_content") == [None, "hm", None]
+    await client(LLMRequest([*HI.messages, {**asked, "reasoning_content": "its own"}, told]))
+    assert sent_back(endpoint, "reasoning_content") == [None, "its own", None]
+
+
+async def test_outside_of_an_episode_no_reasoning_is_sent_back(
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.then(thinking("a", "hm"))
+    policy = make(send_reasoning=True)
+    for asked in (conversation("1"), conversation("1", "a", "2")):
+        await policy(asked)
+    assert sent_back(endpoint, "reasoning_content") == [None] * 3
+    assert caplog.text.count("policy.send_reasoning has no effect outside of episodes") == 1
+
+
+async def test_reasoning_tokens_are_generated_tokens(endpoint: LoopbackEndpoint, make: Make) -> None:
+    body = completion("a")
+    body["usage"] |= {"completion_tokens_details": {"reasoning_tokens": 3}}
+    endpoint.then(json_body(body))
+    assert (await make()(HI)).usage == Usage(10, 5, reasoning_tokens=3)
 
 
 PRICES = {"m": {"input_per_million_usd": 2.0, "output_per_million_usd": 10.0}}

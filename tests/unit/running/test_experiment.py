@@ -377,7 +377,7 @@ async def test_all_failing_preflights_are_named(tmp_path: Path) -> None:
         async def preflight(self) -> None:
             raise PreflightError("no key")
 
-    with pytest.raises(UserError, match=r"(?s)no engine.*no key"):
+    with pytest.raises(UserError, match=r"(?s)no key.*no engine"):
         await experiment(tmp_path, container_factory=NotReady(), policy=NoKey()).prepare()
 
 

@@ -21,6 +21,13 @@ from ares_exp.trajectories.records import (
 )
 
 
+def with_answer(episode: EpisodeTrajectory, answer: LLMResponse, *, step: int = 1) -> EpisodeTrajectory:
+    """The episode with another answer."""
+    steps = [*episode.steps]
+    steps[step] = replace(steps[step], action=serialize_llm_response(answer))
+    return replace(episode, steps=tuple(steps))
+
+
 def said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 

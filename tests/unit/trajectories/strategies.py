@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -71,8 +71,16 @@ Rewrite = Callable[[st.DrawFn, Messages], Messages]
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> list[TextData | ToolCallData]:
-    """What a model answers: mostly one text, then now and then tool calls; rarely anything else."""
+def pieces(draw: st.DrawFn) -> list[Piece]:
+    """What a model answers: now and then reasoning, mostly one text, then maybe tool calls; rarely anything else."""
+    thoughts = st.builds(ThinkingData, texts.filter(bool), st.none() | texts, st.booleans())
+    thinking = draw(st.just([]) | st.lists(thoughts | texts.filter(bool).map(ThinkingData), max_size=2))
+    return [*thinking, *draw(said_pieces())]
+
+
+@st.composite
+def said_pieces(draw: st.DrawFn) -> list[Piece]:
+    """What a model says to others."""
     text = [TextData(draw(texts))]
     calls = [
         ToolCallData(
@@ -90,7 +98,11 @@ def responses(draw: st.DrawFn, prompt: list[int] | None) -> LLMResponse:
     return LLMResponse(
         draw(pieces()),
         cost=draw(st.sampled_from([0.0, 0.0012])),
-        usage=Usage(draw(st.integers(0, 9999)), draw(st.integers(0, 9999)) if tokens is None else len(tokens)),
+        usage=Usage(
+            draw(st.integers(0, 9999)),
+            draw(st.integers(0, 9999)) if tokens is None else len(tokens),
+            *draw(st.just(()) | st.tuples(*[st.integers(0, 9)] * 3)),
+        ),
         prompt_token_ids=prompt,
         completion_token_ids=tokens,
         logprobs=tokens and [-(token % 7) / 8 for token in tokens],

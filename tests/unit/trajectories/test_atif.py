@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.atif import reader as atif_reader
 from ares_exp.trajectories.atif.reader import from_atif, load_atif
@@ -28,6 +28,7 @@ from ares_exp.trajectories.records import (
     total_reward,
 )
 from tests.unit.trajectories.atif_examples import at, counting, smallest
+from tests.unit.trajectories.chats import chat, with_answer
 from tests.unit.trajectories.strategies import json_values, linear_trajectories, trajectories
 
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {}}}
@@ -322,11 +323,9 @@ def test_a_document_without_an_agent_step_is_a_first_record() -> None:
 @pytest.mark.parametrize(
     ("place", "value", "told"),
     [
-        ("steps.2.reasoning_content", "hm", "`reasoning_content`"),
         ("steps.2.reasoning_effort", "high", "`reasoning_effort`"),
         ("steps.2.extra", {"x": 1}, "`extra` of steps"),
         ("steps.2.tool_calls.0.extra", {"x": 1}, "`extra` of steps"),
-        ("steps.2.metrics.cached_tokens", 3, "cached tokens"),
         ("steps.2.metrics.extra", {"x": 1}, "`extra` of steps"),
         ("steps.2.metrics.logprobs", [-0.1], "Log-probabilities"),
         ("steps.2.llm_call_count", 2, "several LLM calls"),
@@ -339,6 +338,29 @@ def test_a_document_without_an_agent_step_is_a_first_record() -> None:
 def test_what_a_trajectory_cannot_hold_is_told(place: str, value: Any, told: str) -> None:
     (dropped,) = from_atif(at(counting(), place, value))[1]
     assert told in dropped
+
+
+def test_reasoning_and_cached_tokens_of_anybody_are_read_and_written() -> None:
+    document = at(at(counting(), "steps.2.reasoning_content", "hm"), "steps.2.metrics.cached_tokens", 3)
+    trajectory, dropped = from_atif(document)
+    assert not dropped
+    action = trajectory.steps[1].action
+    assert action is not None
+    assert action["data"][0] == {"thinking": "hm"}
+    assert action["usage"] == {"prompt_tokens": 4, "generated_tokens": 3, "cached_tokens": 3}
+    written = to_atif(trajectory)[0]
+    [step] = [step for step in written["steps"] if "reasoning_content" in step]
+    assert (step["reasoning_content"], step["metrics"]["cached_tokens"]) == ("hm", 3)
+    assert "thinking" not in step["extra"]["ares_exp"].get("action", {})
+    assert written["final_metrics"]["total_cached_tokens"] == 3
+
+
+def test_signed_and_encrypted_reasoning_comes_back() -> None:
+    pieces = [ThinkingData("hm", "seal"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")]
+    episode = with_answer(chat(length=2), LLMResponse(pieces, usage=Usage(9, 8, reasoning_tokens=5)))
+    document = over_json(to_atif(episode)[0])
+    assert [step["reasoning_content"] for step in document["steps"] if "reasoning_content" in step] == ["hm"]
+    assert [step.action for step in from_atif(document)[0].steps] == [step.action for step in episode.steps]
 
 
 def test_copied_steps_are_context_and_no_actions() -> None:

@@ -68,6 +68,7 @@ NO_DIFFERENCE: list[dict[str, Any]] = [
     {"commands": [CommandRecord("run 1", 0, 99.0)]},
     {"action": action(1, cost=9.0, usage={"prompt_tokens": 1, "generated_tokens": 1}, model="other", latency_sec=3.0)},
     {"action": action(1, prompt_token_ids=[1], completion_token_ids=[2], logprobs=[-0.5], sampling={"seed": 1})},
+    {"action": action(1, data=[{"thinking": "hm"}, {"content": "I do 1."}])},
 ]
 
 

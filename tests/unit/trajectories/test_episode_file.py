@@ -19,7 +19,7 @@ def expected(version: int) -> EpisodeTrajectory:
     return EpisodeTrajectory.from_dict(json.loads((GOLDEN / f"version_{version}.expected.json").read_text()))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_every_version_keeps_loading(version: int) -> None:
     loaded = EpisodeTrajectory.load(GOLDEN / f"version_{version}.json")
     assert loaded == expected(version)
@@ -28,25 +28,27 @@ def test_every_version_keeps_loading(version: int) -> None:
 
 
 def test_the_current_version_is_written_as_it_always_was() -> None:
-    """A change here needs a new schema version: files of this one are on people's disks.
+    """A change here needs a new schema version: files of this one are on people's disks."""
+    assert "".join(dump_episode(expected(3))) == (GOLDEN / "version_3.json").read_text()
+    assert "".join(jsonl_lines(expected(3))) == (GOLDEN / "version_3.jsonl").read_text()
 
-    But for the `limit` beside a limit's message, which was added, and which readers of before leave out.
-    """
-    without = '"message": "limit reached: steps"'
-    golden = [(GOLDEN / name).read_text() for name in ("version_2.json", "version_2.jsonl")]
-    assert all(text.count(without) == 1 for text in golden)
-    json_text, jsonl_text = (text.replace(without, f'{without}, "limit": "steps"') for text in golden)
-    assert "".join(dump_episode(expected(2))) == json_text
-    assert "".join(jsonl_lines(expected(2))) == jsonl_text
+
+def test_the_version_before_had_no_reasoning() -> None:
+    action, before = (expected(version).steps[1].action for version in (3, 2))
+    assert action is not None
+    assert before is not None
+    assert action["data"] == ({"thinking": "First I look around.", "signature": "c2VhbA=="}, *before["data"])
+    assert action["usage"] == {**before["usage"], "cached_tokens": 4, "reasoning_tokens": 3}
 
 
 def test_the_limit_is_known_of_files_of_before_it_was_a_field() -> None:
-    for name in ("version_1.json", "version_2.json"):
+    for name in ("version_1.json", "version_2.json"):  # from version 3 on it always was
         assert EpisodeTrajectory.load(GOLDEN / name).limit == "steps"
 
 
 def test_jsonl_keeps_loading() -> None:
-    assert load_jsonl(GOLDEN / "version_2.jsonl") == [expected(2)]
+    for version in (2, 3):
+        assert load_jsonl(GOLDEN / f"version_{version}.jsonl") == [expected(version)]
 
 
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
@@ -116,7 +118,7 @@ def test_a_broken_step_is_named_by_its_place(tmp_path: Path) -> None:
         (lambda text: text.replace('"num_steps": 4', '"num_steps": 5'), "expected 5 steps, got 4"),
         (lambda text: text.replace('"outcome": "truncated"', '"outcome": "great"'), "great"),
         (lambda text: text.replace('"end_time": 1003.5', '"end_time": "late"'), "end_time"),
-        (lambda text: text.replace('"schema_version": 2', '"schema_version": 3'), "update ares_exp"),
+        (lambda text: text.replace('"schema_version": 2', '"schema_version": 4'), "update ares_exp"),
         (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "name it ….atif.json"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),

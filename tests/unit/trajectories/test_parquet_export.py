@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.exports import parquet_export
 from ares_exp.trajectories.exports.parquet_export import read_parquet, write_parquet
@@ -25,6 +25,7 @@ from ares_exp.trajectories.records import (
     serialize_llm_response,
     total_reward,
 )
+from tests.unit.trajectories.chats import chat, with_answer
 from tests.unit.trajectories.strategies import trajectories
 
 RESPONSE = LLMResponse(
@@ -128,6 +129,17 @@ def test_each_step_is_a_row_with_what_people_ask_for(tmp_path: Path) -> None:
     assert third["messages_added"] is None
 
 
+def test_reasoning_and_its_tokens_have_columns(tmp_path: Path) -> None:
+    thoughts = [ThinkingData("h"), ThinkingData("m"), ThinkingData("Zm8=", redacted=True)]
+    answer = LLMResponse([*thoughts, TextData("hi")], usage=Usage(10, 7, cached_tokens=4, reasoning_tokens=5))
+    trajectory = with_answer(chat(), answer)
+    _, second, third, _ = pq.read_table(written(tmp_path, trajectory)).to_pylist()
+    names = ("reasoning", "response", "cached_tokens", "reasoning_tokens")
+    assert [second[name] for name in names] == ["hm", "hi", 4, 5]
+    assert [third[name] for name in names] == [None, "I do 2.", None, None]
+    assert list(read_parquet(written(tmp_path, trajectory))) == [trajectory]
+
+
 def test_an_episode_that_failed_in_reset_has_one_row_and_comes_back(tmp_path: Path) -> None:
     path = written(tmp_path, failed(), episode(), failed())
     rows = pq.read_table(path).to_pylist()
@@ -146,7 +158,7 @@ def test_a_file_of_no_episodes_has_the_columns(tmp_path: Path) -> None:
 
 def test_the_schema_is_versioned_and_the_docstring_names_every_column(tmp_path: Path) -> None:
     schema = pq.read_schema(written(tmp_path, episode()))
-    assert schema.metadata[b"ares_exp.schema_version"] == b"1"
+    assert schema.metadata[b"ares_exp.schema_version"] == b"2"
     lines = [line.split("|")[1] for line in (parquet_export.__doc__ or "").splitlines() if line.startswith("| `")]
     documented = [name.strip("` ") for line in lines for name in line.split(",")]
     assert sorted(documented) == sorted(schema.names)

@@ -9,7 +9,14 @@ import pytest
 from ares_exp.llms.request import LLMRequest
 from ares_exp.trajectories.normalisers import make_normalisers
 from ares_exp.trajectories.records import serialize_llm_request
-from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison, apart, short_diff
+from ares_exp.trajectories.request_diff import (
+    Match,
+    RequestComparison,
+    StepComparison,
+    apart,
+    first_difference,
+    short_diff,
+)
 
 
 def request(*texts: str, **settings: Any) -> Any:
@@ -94,6 +101,19 @@ def test_messages_that_are_no_plain_text(comparison: RequestComparison) -> None:
     assert (step.match, step.where) == (Match.DIFFERENT, "message 0 (tool)")
     assert any("tool_call_id" in line for line in step.diff if line[0] == "+")
     assert comparison.compare(1, with_call("a"), with_call("b")).match is Match.EXACT
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "reasoning_details"])
+def test_reasoning_in_messages_does_not_count(comparison: RequestComparison, field: str) -> None:
+    def kept(text: str, reasoning: Any, role: str = "assistant") -> dict[str, Any]:
+        return {"messages": [{"role": role, "content": text, **({field: reasoning} if reasoning else {})}]}
+
+    for was, now in (("hm", "well"), ("hm", None), (None, [{"type": "reasoning.text", "text": "hm"}])):
+        assert comparison.compare(0, kept("a", was), kept("a", now)).match is Match.EXACT
+        assert first_difference(kept("a", was), kept("a", now)) is None
+    step = comparison.compare(1, kept("a", "hm"), kept("b", "well"))
+    assert (step.match, step.diff) == (Match.DIFFERENT, ("-a", "+b"))
+    assert comparison.compare(2, kept("a", "hm", "user"), kept("a", "well", "user")).match is Match.DIFFERENT
 
 
 def test_observations_that_are_no_requests(comparison: RequestComparison) -> None:

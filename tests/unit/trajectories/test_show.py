@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.terminal.table import columns_that_fit
 from ares_exp.terminal.terminal import collapsed, one_line, printable
@@ -22,7 +23,7 @@ from ares_exp.trajectories.commands.show import LEFT_OUT_WHERE_NARROW, list_colu
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
 from ares_exp.trajectories.stored_episodes import load
-from tests.unit.trajectories.chats import chat, cut, said, with_step, write
+from tests.unit.trajectories.chats import chat, cut, said, with_answer, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
 
@@ -178,6 +179,26 @@ def test_settings_are_told_when_they_change(tmp_path: Path) -> None:
     text = shown(write(tmp_path / "e.json", replace(chat(length=3), steps=tuple(steps))))
     assert text.count("temperature") == 2
     assert "  temperature 0.5 -> 0.7\n  top_p no longer set\n" in text
+
+
+def test_reasoning_is_shown_before_the_reply(tmp_path: Path) -> None:
+    thoughts = [ThinkingData("First\nI look."), ThinkingData("Zm8=", redacted=True)]
+    answer = LLMResponse([*thoughts, TextData("I do 1.")], usage=Usage(100, 10, reasoning_tokens=7), model="tiny")
+    text = shown(write(tmp_path / "e.json", with_answer(chat(), answer)))
+    expected = [
+        "  reply  100 + 10 tokens (7 of reasoning)",
+        "    model tiny",
+        "    thinking  (13 characters)",
+        "      First",
+        "      I look.",
+        "    thinking  (11 characters)",
+        "      (encrypted)",
+        "    I do 1.",
+        "  $ run 1",
+    ]
+    assert "\n".join(expected) in text
+    assert " · 300 + 30 tokens (7 of reasoning) · " in text
+    assert text.count("(the reply)") == 2, "a message with its text is the reply all the same"
 
 
 def test_the_model_and_its_sampling_are_told_once(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_mixed_lines_of_a_jsonl_file_each_go_to_their_episode(tmp_path: Path) ->
     assert list(load(tmp_path / "x.jsonl").trajectories()) == [chat("a"), chat("b", "other")]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_every_schema_version(version: int) -> None:
     [stored] = load(GOLDEN / f"version_{version}.json")
     assert stored.load() == EpisodeTrajectory.load(GOLDEN / f"version_{version}.json")

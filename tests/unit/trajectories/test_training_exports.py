@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.exports.preference_export import preference_rows
 from ares_exp.trajectories.exports.sft_export import sft_rows
@@ -152,6 +152,52 @@ def test_tool_calls_have_the_chat_completions_form() -> None:
     ]
     (row,) = sft_rows([episode], tool_arguments="object")[0]
     assert [row["messages"][at]["tool_calls"][0]["function"]["arguments"] for at in (2, 4)] == [{"command": "ls"}] * 2
+
+
+def thought(text: str, *thoughts: str) -> LLMResponse:
+    return LLMResponse([*map(ThinkingData, thoughts), ThinkingData("Zm8=", redacted=True), TextData(text)])
+
+
+def test_reasoning_is_left_out_and_counted_unless_it_is_asked_for() -> None:
+    replies = [thought("a", "one"), thought("b", "two ", "three"), thought("a", "four"), "a"]
+    requests: list[list[Any]] = [[user("Go.")]]
+    for text in "aba":
+        requests.append([*requests[-1], assistant(text), user("ok")])
+    episode = played(requests, replies)
+    rows, report = sft_rows([episode])
+    assert [message["content"] for message in next(rows)["messages"][2::2]] == ["a", "b", "a", "a"]
+    assert [*rows] == []
+    assert "Left out: 3 replies' reasoning (--reasoning keeps it)." in report.sentences()
+
+    rows, report = sft_rows([episode], reasoning="field")
+    (row,) = rows
+    assert row["messages"][2::2] == [
+        assistant("a") | {"reasoning_content": "one"},
+        assistant("b") | {"reasoning_content": "two three"},
+        assistant("a") | {"reasoning_content": "four"},
+        assistant("a"),
+    ]
+    assert report.sentences() == ["1 rows from 1 episodes."]
+    (row,) = sft_rows([episode], reasoning="think")[0]
+    assert row["messages"][4] == assistant("<think>\ntwo three\n</think>\n\nb")
+
+
+@pytest.mark.parametrize("tool_arguments", ["text", "object"])
+def test_reasoning_before_tool_calls(tool_arguments: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
+    kept = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+    first = LLMResponse([ThinkingData("hm"), ToolCallData("c1", "run", '{"command": "ls"}')])
+    episode = played([[user("1")], [user("1"), kept, answer]], [first, "done"])
+    (row,) = sft_rows([episode], tool_arguments=tool_arguments, reasoning="field")[0]
+    assert row["messages"][2]["reasoning_content"] == "hm"
+
+
+def test_pairs_have_reasoning_too() -> None:
+    better = played([[user("1")]], [thought("a", "one")], reward=1.0, episode_id="good")
+    worse = played([[user("1")]], [thought("b", "two")], reward=0.0, episode_id="bad")
+    (row,) = preference_rows([better, worse], reasoning="field")[0]
+    assert [row[name][0]["reasoning_content"] for name in ("chosen", "rejected")] == ["one", "two"]
 
 
 def test_arguments_that_are_no_object_stay_text() -> None:

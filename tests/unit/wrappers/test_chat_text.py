@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.wrappers.async_gym import NO_REQUEST
 from ares_exp.wrappers.chat_text import Exchange, conversation_text, news_text, response_text
 
@@ -61,6 +61,8 @@ def test_a_response():
     response = LLMResponse([TextData("I look."), ToolCallData("1", "bash", "{}")])
     assert response_text(response) == "I look.\n<tool call> bash({})"
     assert response_text(7) == "7"
+    response = LLMResponse([ThinkingData("hm"), ThinkingData("Zm8=", redacted=True), TextData("I look.")])
+    assert response_text(response) == "<thinking> hm\n<thinking> (encrypted)\nI look."
 
 
 def test_an_exchange_in_mid_episode():

@@ -6,7 +6,7 @@ from gymnasium.spaces import Tuple
 from gymnasium.vector.utils import batch_space
 
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 
 SPACES = [LLMRequestSpace, LLMResponseSpace]
@@ -25,9 +25,9 @@ FULL_REQUEST = LLMRequest(
     top_k=3,
 )
 FULL_RESPONSE = LLMResponse(
-    data=[TextData("text"), ToolCallData("1", "f", '{"x": 1}')],
+    data=[ThinkingData("hm", "seal"), TextData("text"), ToolCallData("1", "f", '{"x": 1}')],
     cost=0.25,
-    usage=Usage(10, 3),
+    usage=Usage(10, 3, reasoning_tokens=2),
     completion_token_ids=[1, 2, 3],
     logprobs=[-0.5, -0.25, -1.0],
     finish_reason="tool_calls",

@@ -1,0 +1,52 @@
+"""Flags of a command line that there are not: what is set here is set by overrides, which have no dashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ares_exp.config.schema import GROUPS, keys
+from ares_exp.errors import closest
+
+FLAGS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+)
+"""Hydra's flags; a beginning that no other has stands for one."""
+SHORT_FLAGS = ("-h", "-c", "-p", "-r", "-m", "-i", "-sc", "-cp", "-cn", "-cd")
+OTHERS_CALL_IT = {
+    "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",
+    "d": "env.dataset", "dataset": "env.dataset", "t": "env.tasks", "task_name": "env.tasks", "path": "env.path",
+    "model": "policy=chat_completions policy.model", "temperature": "policy.temperature", "a": "agent",
+    "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
+}  # fmt: skip
+"""Flags of other runners, with the overrides that do here what they do there."""
+
+
+def explain_flags(argv: Sequence[str]) -> str | None:
+    """Answers the first flag that there is not with the override that was probably meant; `None` if all are there."""
+    for position, argument in enumerate(argv):
+        flag, _, value = argument.partition("=")
+        if not _is_unknown(flag):
+            continue
+        if not value and position + 1 < len(argv) and not argv[position + 1].startswith("-"):
+            value = argv[position + 1]
+        return _answer(flag, value if "=" not in value else "")
+    return None
+
+
+def _is_unknown(flag: str) -> bool:
+    if flag.startswith("--"):
+        return not any(known.startswith(flag) for known in FLAGS)
+    return flag.startswith("-") and not flag.startswith(SHORT_FLAGS)
+
+
+def _answer(flag: str, value: str) -> str:
+    name = flag.strip("-").replace("-", "_")
+    settable = (*(item.name for item in keys()), *GROUPS)
+    key = name if name in settable else OTHERS_CALL_IT.get(name)
+    if key is None:
+        near = closest(name, settable)
+        meant = f" Did you mean `{near[0]}={value or '…'}`?" if near else ""
+    else:
+        meant = f" It is `{key}={value or '…'}` here."
+    return f"There is no flag `{flag}`.{meant} What is set has no dashes: `key=value`; `--help` lists keys and flags."

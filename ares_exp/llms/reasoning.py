@@ -1,0 +1,175 @@
+"""Reasoning on the chat-completions wire: names for one thing, both ways, and its return to the endpoint.
+
+| in a message of the assistant | for example |
+|---|---|
+| `reasoning_content`, a text | DeepSeek, SGLang, vLLM |
+| `reasoning`, a text | OpenRouter, newer vLLM |
+| `reasoning_details`, objects of several types (see `_DETAILS`), some with a `signature` | OpenRouter |
+| parts of the `content` with the type `thinking` | Mistral |
+
+An engine that does not split its model's `<think>…</think>` off leaves it in the text, where it stays; engines do so
+when they are started with the reasoning parser of the model.
+
+Agents keep what a model said, not what it thought. Endpoints that want it back get it from `KnownReasoning`, which
+finds the answer that a message repeats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from ares_exp.llms.response import LLMResponse, ThinkingData, ToolCallData
+from ares_exp.llms.wire import Report, shorten
+
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+"""Fields of an assistant message that hold reasoning."""
+
+ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
+
+
+def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
+    """Reads the reasoning of an assistant message. Details that can be read hold all that the texts say.
+
+    Of a detail, its content and its signature are kept.
+
+    Args:
+        message: The message.
+        lose: Is told of what is no reasoning in a known form. It is no error: the rest of the answer is worth more.
+    """
+    details = message.get("reasoning_details")
+    if not isinstance(details, list | None):
+        lose("`reasoning_details` that are no list")
+        details = None
+    pieces = [piece for detail in details or () if (piece := _from_detail(detail, lose)) is not None]
+    if all(piece.redacted for piece in pieces):
+        pieces = [*_from_texts(message, lose), *pieces]
+    return [piece for piece in pieces if piece.content or piece.signature]
+
+
+def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
+    """Reads a part of the content that is reasoning: a text, or parts of text; `lose` is told of any other part."""
+    inner = part.get("thinking")
+    inner = [{"text": inner}] if isinstance(inner, str) else inner
+    texts = (
+        [one.get("text") if isinstance(one, Mapping) else None for one in inner] if isinstance(inner, list) else [None]
+    )
+    if not all(isinstance(text, str) for text in texts):
+        lose("parts of reasoning that are no text")
+    return ThinkingData("".join(text for text in texts if isinstance(text, str)))
+
+
+def reasoning_to_message(pieces: Sequence[ThinkingData], field: ReasoningField | None = None) -> dict[str, Any]:
+    """Returns the fields that hold reasoning in an assistant message; none of none.
+
+    Args:
+        pieces: The reasoning.
+        field: The field; a text has no place for encrypted reasoning. Default: `reasoning_content`, or
+            `reasoning_details` where a text would not say all.
+    """
+    if field is None:
+        is_plain = len(pieces) == 1 and pieces[0] == ThinkingData(pieces[0].content) and pieces[0].content
+        field = "reasoning_content" if is_plain else "reasoning_details"
+    if field == "reasoning_details":
+        return {field: [_to_detail(piece) for piece in pieces]} if pieces else {}
+    text = reasoning_text(pieces)
+    return {field: text} if text else {}
+
+
+def reasoning_text(pieces: Iterable[ThinkingData]) -> str:
+    """Returns the reasoning that can be read, as one text."""
+    return "".join(piece.content for piece in pieces if not piece.redacted)
+
+
+def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
+    """Reads the fields that are texts, once where both say the same."""
+    texts: dict[str, None] = {}
+    for name in REASONING_FIELDS[:2]:
+        if isinstance(text := message.get(name), str):
+            texts[text] = None
+        elif text is not None:
+            lose(f"`{name}` that is no text")
+    return [ThinkingData(text) for text in texts]
+
+
+_DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary", "reasoning.encrypted": "data"}
+"""The field that has the content, by the type of a detail."""
+
+
+def _from_detail(detail: Any, lose: Report) -> ThinkingData | None:
+    kind = detail.get("type") if isinstance(detail, Mapping) else None
+    field = _DETAILS.get(kind) if isinstance(kind, str) else None
+    content, signature = (detail.get(field) or "", detail.get("signature")) if field is not None else (None, None)
+    if not isinstance(content, str) or not isinstance(signature, str | None):
+        lose(f"`reasoning_details` of type {shorten(kind)}")
+        return None
+    return ThinkingData(content, signature, redacted=kind == "reasoning.encrypted")
+
+
+def _to_detail(piece: ThinkingData) -> dict[str, Any]:
+    signature = {} if piece.signature is None else {"signature": piece.signature}
+    if piece.redacted:
+        return {"type": "reasoning.encrypted", "data": piece.content, **signature}
+    return {"type": "reasoning.text", "text": piece.content, **signature}
+
+
+class KnownReasoning:
+    """The reasoning of answers that were given, found again by the messages that repeat them.
+
+    A message repeats an answer if it has its text and its tool calls. Where several answers are equal, the last message
+    of a conversation is the last answer, and so on backwards.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[ThinkingData, ...]]] = defaultdict(list)
+
+    def add(self, answer: LLMResponse) -> None:
+        """Remembers the reasoning of an answer, also that it has none."""
+        calls = [(call.id, call.name, call.arguments) for call in answer.data if isinstance(call, ToolCallData)]
+        self._known[_key(answer.text, calls)].append(answer.thinking)
+
+    def add_message(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> None:
+        """Remembers the reasoning of an answer that is given as the message that repeats it."""
+        self._known[_key(*_said(message))].append(tuple(pieces))
+
+    def put_into(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        write: Callable[[Mapping[str, Any], Sequence[ThinkingData]], Mapping[str, Any]],
+    ) -> list[Mapping[str, Any]]:
+        """Returns the messages, those that repeat an answer with reasoning as `write` makes them of it.
+
+        One that has reasoning already is left as it is.
+        """
+        seen: dict[str, int] = defaultdict(int)
+        made: list[Mapping[str, Any]] = []
+        for message in reversed(messages):
+            made.append(message)
+            if message.get("role") != "assistant" or any(message.get(name) for name in REASONING_FIELDS):
+                continue
+            key = _key(*_said(message))
+            known = self._known.get(key, ())
+            seen[key] += 1
+            if seen[key] <= len(known) and known[-seen[key]]:
+                made[-1] = write(message, known[-seen[key]])
+        return made[::-1]
+
+
+def _said(message: Mapping[str, Any]) -> tuple[str, list[tuple[Any, Any, Any]]]:
+    """Returns text and tool calls of an assistant message."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list | tuple):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        content = "".join(text for text in parts if isinstance(text, str))
+    said = []
+    for call in calls if isinstance(calls, list | tuple) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            said.append((call.get("id"), function.get("name"), function.get("arguments")))
+    return content if isinstance(content, str) else "", said
+
+
+def _key(text: str, calls: Sequence[tuple[Any, Any, Any]]) -> str:
+    return json.dumps([text, calls], default=str)

@@ -1,0 +1,130 @@
+"""The reasoning of a model, from the endpoint to every record of a run, and back to the endpoint where it wants it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ares_exp.trajectories import load
+from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, completion, json_body, slow
+
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
+LOOK = "```bash\nls\n```"
+GREET = "```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+REPLIES = (LOOK, GREET, SUBMIT)
+THOUGHTS = ("What is there?", "I write the greeting.", "That is all.")
+
+
+def thinking(number: int) -> Behaviour:
+    body = completion(REPLIES[number], reasoning_content=THOUGHTS[number])
+    body["usage"] |= {"completion_tokens_details": {"reasoning_tokens": 3}}
+    return json_body(body)
+
+
+def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=here, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def overrides(endpoint: LoopbackEndpoint, run_dir: str, *more: str) -> tuple[str, ...]:
+    policy = ("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null")
+    return ("ares_exp", "tracker=none", "env.tasks=write-greeting", *policy, f"hydra.run.dir={run_dir}", *more)
+
+
+def played(here: Path, endpoint: LoopbackEndpoint, run_dir: str, *more: str) -> None:
+    endpoint.then(*map(thinking, range(3)))
+    done = command(here, *overrides(endpoint, run_dir, *more))
+    assert done.returncode == 0, done.stderr
+    assert "reasoning" not in done.stdout + done.stderr, "nothing of it was lost"
+
+
+def sent(endpoint: LoopbackEndpoint) -> list[list[Any]]:
+    """The reasoning in the assistant's messages of each request."""
+    bodies = [received.body["messages"] for received in endpoint.requests]
+    return [[one.get("reasoning_content") for one in body if one["role"] == "assistant"] for body in bodies]
+
+
+def thoughts(here: Path, run_dir: str) -> list[str]:
+    [episode] = load(here / run_dir, outcome="completed").trajectories()
+    pieces = [piece for step in episode.steps[1:] for piece in (step.action or {})["data"]]
+    return [piece["thinking"] for piece in pieces if "thinking" in piece]
+
+
+def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
+    played(tmp_path, endpoint, "run")
+    assert sent(endpoint) == [[], [None], [None, None]], "an endpoint that did not ask for it does not get it"
+    assert thoughts(tmp_path, "run") == list(THOUGHTS)
+    shown = command(tmp_path, "ares_exp.trajectories", "show", "run/write-greeting").stdout
+    assert "    thinking  (21 characters)\n      I write the greeting.\n" in shown
+    assert "30 + 15 tokens (9 of reasoning)" in " ".join(shown.split())
+    for out in ("a.atif.json", "a.parquet", "a.jsonl"):
+        assert command(tmp_path, "ares_exp.trajectories", "convert", "run", out).returncode == 0
+    document = json.loads((tmp_path / "a.atif.json").read_text())
+    assert [one["reasoning_content"] for one in document["steps"] if "reasoning_content" in one] == list(THOUGHTS)
+    assert pq.read_table(tmp_path / "a.parquet").column("reasoning").to_pylist() == [None, *THOUGHTS]
+    for out, again in (("a.atif.json", "b.jsonl"), ("a.parquet", "c.jsonl")):
+        assert command(tmp_path, "ares_exp.trajectories", "convert", out, again).returncode == 0
+        assert [step.action for step in next(load(tmp_path / again).trajectories()).steps] == [
+            step.action for step in next(load(tmp_path / "a.jsonl").trajectories()).steps
+        ]
+    rows = rows_for_trainers(tmp_path, "none.jsonl")
+    assert [one for one in rows[0]["messages"] if "reasoning_content" in one] == []
+    rows = rows_for_trainers(tmp_path, "kept.jsonl", "--reasoning", "field")
+    assert [one["reasoning_content"] for one in rows[0]["messages"] if one["role"] == "assistant"] == list(THOUGHTS)
+    replayed = command(tmp_path, "ares_exp", "replay=run", "hydra.run.dir=replayed")
+    assert replayed.returncode == 0, replayed.stderr
+    assert json.loads((tmp_path / "replayed" / "replay.json").read_text())["score"] == 1.0
+    assert thoughts(tmp_path, "replayed") == list(THOUGHTS)
+    assert command(tmp_path, "ares_exp.trajectories", "diff", "run", "replayed").returncode == 0
+
+
+def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any]]:
+    done = command(here, "ares_exp.trajectories", "convert", "run", out, "--to", "sft", *options)
+    assert done.returncode == 0, done.stderr
+    assert ("Left out: 3 replies' reasoning" in done.stdout) is (not options)
+    return [json.loads(line) for line in (here / out).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("snapshots", ["every_step", "none"])
+def test_a_branch_sends_back_what_was_thought_before_it(
+    tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str
+) -> None:
+    played(tmp_path, endpoint, "run", f"snapshot={snapshots}", "policy.send_reasoning=true")
+    assert sent(endpoint) == [[], [THOUGHTS[0]], list(THOUGHTS[:2])]
+    endpoint.requests.clear()
+    endpoint.then(thinking(2))
+    branched = command(tmp_path, "ares_exp", "branch_from=run/write-greeting@2", "hydra.run.dir=branch")
+    assert branched.returncode == 0, branched.stderr
+    assert sent(endpoint) == [list(THOUGHTS[:2])]
+
+
+@pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["played again", "restored"])
+def test_a_killed_run_sends_back_what_was_thought_before(
+    tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
+) -> None:
+    endpoint.then(thinking(0), thinking(1), slow(600))
+    words = overrides(endpoint, "run", "policy.send_reasoning=true", *more)
+    with subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, start_new_session=True) as run:
+        while len(endpoint.requests) < 3 and run.poll() is None:
+            endpoint.arrived.wait(1)
+            endpoint.arrived.clear()
+        os.killpg(run.pid, signal.SIGKILL)
+    assert sent(endpoint)[2] == list(THOUGHTS[:2])
+    endpoint.requests.clear()
+    endpoint.then(thinking(2))
+    resumed = command(tmp_path, "ares_exp", "resume=run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert sent(endpoint) == [list(THOUGHTS[:2])], "no answer was paid for twice, and none was forgotten"
+    assert thoughts(tmp_path, "run") == list(THOUGHTS)
