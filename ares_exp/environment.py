@@ -8,6 +8,7 @@ Anything with `reset`, `step` and `close` is an environment.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -49,6 +50,10 @@ DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
 
 
+_SHOWN_CHARS = 200
+"""Length of an observation in the repr of a time step."""
+
+
 class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     """One time step; in signatures `TimeStep[LLMRequest]`, or with the types of reward and discount after it.
 
@@ -64,6 +69,14 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     reward: RewardT | None
     discount: DiscountT | None
     observation: ObservationT | None
+
+    def __repr__(self) -> str:
+        """Shows all but the middle of a long observation."""
+        shown = repr(self.observation)
+        if len(shown) > _SHOWN_CHARS:
+            half = _SHOWN_CHARS // 2
+            shown = f"{shown[:half]} … {shown[-half:]}"
+        return f"TimeStep({self.step_type!r}, reward={self.reward!r}, discount={self.discount!r}, observation={shown})"
 
     def first(self) -> bool:
         """Whether this step opens an episode."""
@@ -111,8 +124,8 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost"]
-"""A limit of a run on its episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`."""
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors"]
+"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`; `format_errors` is an agent's."""
 
 
 class MinimalEnvironment(Protocol):
@@ -181,6 +194,7 @@ class EpisodeReport:
         attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             when no limit did, or while the episode is running.
+        format_errors: Replies that its agents could not use, as far as they count them.
         rewards: Everything that the verifier scored, by key; empty when it did not run.
         note: Why the reward says nothing about the tests, if they could not be run or graded.
         stages: Results of the finished stages; empty for a single-stage task.
@@ -203,6 +217,7 @@ class EpisodeReport:
     seed: int | None = None
     attempt: int | None = None
     truncated_by: str | None = None
+    format_errors: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
     stages: tuple[StageResult, ...] = ()
@@ -377,12 +392,26 @@ class Concurrent(Protocol):
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the unanswered requests, in a defined order; `step(action)` answers the first, the observation.
 
-        Lets a caller ask the policy for several answers at once. Empty when no episode waits for an action.
+        Lets a caller ask the policy for several answers at once. The order is not changed by what comes later: new
+        requests come last. During `step()` those that wait besides the answered one; empty without an episode.
         """
         ...
 
 
-class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent):
+@runtime_checkable
+class Announcing(Protocol):
+    """Tells at once when its agent asks for something more, or gives something up. For a `Concurrent` environment."""
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Waits until `pending_requests()` has other calls than `known`, and returns it.
+
+        May be awaited at any time, also during `step()`, and cancelled. Does not return while nothing changes, and need
+        not for the request that a `step()` answers or returns: its caller knows of these.
+        """
+        ...
+
+
+class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing):
     """Base class of wrappers: passes every call and every capability through to the wrapped environment.
 
     A capability that the wrapped environment lacks gets a neutral value: an empty report, no time limit, no past steps;
@@ -499,6 +528,14 @@ class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, 
         """Returns the wrapped environment's unanswered requests; empty when it reports none."""
         concurrent = _capability(self._env, Concurrent)
         return concurrent.pending_requests() if concurrent is not None else ()
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Waits for a change of the wrapped environment's requests; for ever when it announces none."""
+        announcing = _capability(self._env, Announcing)
+        if announcing is None:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable: nobody sets the event")
+        return await announcing.changed_requests(known)
 
     @property
     def _exportable(self) -> Exportable:

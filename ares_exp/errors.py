@@ -13,7 +13,8 @@ AresExpError
 ├── EpisodeError                  one episode has no reward; the others continue
 │   ├── AgentError                  the code agent raised
 │   │   ├── NoRequestError            it ended without one LLM request
-│   │   └── AgentSetupTimeoutError
+│   │   ├── AgentSetupTimeoutError
+│   │   └── RepeatedFormatError       its LLM's replies had none of its forms: the episode is truncated, and scored
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
 │   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
@@ -138,6 +139,13 @@ class NoRequestError(AgentError):
 
 class AgentSetupTimeoutError(AgentError, TimeoutError):
     """The code agent sent no first request within its time limit."""
+
+
+class RepeatedFormatError(AgentError):
+    """Several replies in a row had none of the forms that the code agent can use.
+
+    An agent raises it to end its episode: that is truncated by the limit `format_errors`, and still scored.
+    """
 
 
 class PolicyError(EpisodeError):

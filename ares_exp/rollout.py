@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ares_exp.asking.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
 from ares_exp.asking.checked_answer import checked_answer
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, PendingRequest, TimeStep
 from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
 from ares_exp.llms.response import LLMResponse
@@ -53,7 +56,7 @@ class EpisodeEvents:
     Subclasses override the hooks, for example to record each paid answer, or the episode at its LAST step.
 
     Attributes:
-        usage: Tokens, cost and number of the answers so far.
+        usage: Tokens and cost of all answers that were paid for, and the number of those that the episode was given.
         policy_sec: Seconds that the policy took for these answers.
         waited_sec: Seconds of these in which the policy waited for its endpoint's rate limit.
         waits_for: What the episode waits for now.
@@ -90,6 +93,15 @@ class EpisodeEvents:
         """Number of finished stages of the task."""
         return 0
 
+    def has_room(self, answers: int) -> bool:
+        """Whether the limits of the episode let so many answers be applied, and another one after them."""
+        return True
+
+    def pay(self, answer: LLMResponse) -> None:
+        """Counts an answer that has to be paid for."""
+        self.usage.pay(answer)
+        self.paid(answer)
+
     def paid(self, answer: LLMResponse) -> None:
         """Called for each answer that has to be paid for, whether or not the episode receives it."""
 
@@ -109,28 +121,79 @@ async def run_episode(
     If the environment's own time limit passes before the policy answers, the environment is given `None` and ends the
     episode, or the current stage of its task.
 
+    Where the agent waits for several answers (`Concurrent`) and the policy may be asked for several at once
+    (`ConcurrentClient`), it is; the environment is given them one at a time, in its order, whichever comes first.
+
     Args:
         environment: Is entered, reset, stepped and left.
         policy: Answers its observations.
         events: Receives the events of the episode; keeps the usage, also when an exception ends the episode.
-        policy_timeout_sec: Limit on one answer, in seconds.
+        policy_timeout_sec: Limit on one answer, in seconds from when its turn comes.
 
     Raises:
         PolicyError: The policy failed, or gave no answer within `policy_timeout_sec`.
         AgentError, ContainerError, VerifierError: From the environment.
     """
     events = events or EpisodeEvents()
+    client = policy if isinstance(policy, ForesightedClient) else _foresighted(policy, events)
     async with EnvironmentWrapper(environment) as env:
         time_step = await env.reset()
-        while time_step.step_type != "LAST":
-            events.wait_for("policy")
-            response = await _ask(policy, time_step.observation, events, policy_timeout_sec, env.time_left_sec)
-            events.wait_for("environment")
-            time_step = await env.step(response)
+        async with _looking_ahead(env, client, time_step):
+            while time_step.step_type != "LAST":
+                events.wait_for("policy")
+                if client.looks_ahead:
+                    client.expect(_pending(env, time_step))
+                response = await _ask(client, time_step.observation, events, policy_timeout_sec, env.time_left_sec)
+                events.wait_for("environment")
+                time_step = await env.step(response)
         events.last = time_step
         events.wait_for("end")
         await events.ended()
     return time_step
+
+
+def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
+    """Returns a client that asks the policy, several at once if it may be, and pays for what it answers."""
+
+    async def ask(call: PendingRequest) -> LLMResponse:
+        try:
+            answer = checked_answer(await policy(call.request))
+        except RefusalError as refusal:
+            if refusal.answer is not None:
+                events.pay(refusal.answer)
+            raise
+        events.pay(answer)
+        return answer
+
+    return AskedAhead(ask, concurrency=concurrency_of(policy), has_room=events.has_room, on_wait=events.waited)
+
+
+def _pending(env: EnvironmentWrapper, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
+    """Returns the pending requests; none where a wrapper shows another observation than the first: it may edit them."""
+    pending = env.pending_requests()
+    return pending if pending and pending[0].request == time_step.observation else ()
+
+
+@asynccontextmanager
+async def _looking_ahead(
+    env: EnvironmentWrapper, client: ForesightedClient, first: TimeStep[Any]
+) -> AsyncIterator[None]:
+    """Tells the client inside the block what the agent asks meanwhile; at its end, that nothing is needed any more."""
+    pending = _pending(env, first) if client.looks_ahead else ()
+    watching = asyncio.create_task(_watch(env, client, pending)) if pending else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
+        await client.close()
+
+
+async def _watch(env: EnvironmentWrapper, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
+    """Tells the client of every change of the pending requests."""
+    while True:
+        known = await env.changed_requests(known)
+        client.expect(known)
 
 
 async def _ask(
@@ -145,9 +208,7 @@ async def _ask(
     except UnansweredError:
         events.usage.add(None)
         return None
-    except PolicyError as error:
-        if isinstance(error, RefusalError) and error.answer is not None:
-            events.usage.pay(error.answer)
+    except PolicyError:
         raise
     except (Exception, SystemExit) as error:
         if deadline.is_time_up:
@@ -159,6 +220,5 @@ async def _ask(
     finally:
         events.deadline = None
         events.policy_sec += time.perf_counter() - began
-    response = checked_answer(response)
-    events.usage.add(response)
+    events.usage.num_steps += 1
     return response

@@ -48,6 +48,17 @@ class ContextualAgent(CodeAgent, Protocol):
 
 
 @runtime_checkable
+class CountingAgent(CodeAgent, Protocol):
+    """An agent that counts the replies that were in none of its forms, for the row of its episode.
+
+    Attributes:
+        format_errors: Number of them so far.
+    """
+
+    format_errors: int
+
+
+@runtime_checkable
 class StatefulAgent(CodeAgent, Protocol):
     """An agent that can be stopped at an LLM call and continued from its own state, instead of being run again.
 

@@ -16,7 +16,7 @@ from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.skills import find_skills
 from ares_exp.containers.container import ExecResult
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.tasks.agent_context import AgentContext
 
@@ -32,7 +32,7 @@ class ShellAgentFactory(AgentFactoryBase):
     """Makes shell agents that share one set of compiled templates."""
 
     supports = frozenset({"messages", "skills_dir"})
-    harmless_options = frozenset({"command_timeout_sec", "max_output_chars", "templates_dir"})
+    harmless_options = frozenset({"command_timeout_sec", "max_output_chars", "format_errors_in_a_row", "templates_dir"})
 
     @validate_call
     def __init__(
@@ -40,6 +40,7 @@ class ShellAgentFactory(AgentFactoryBase):
         *,
         command_timeout_sec: Annotated[float, Field(gt=0)] = 120.0,
         max_output_chars: Annotated[int, Field(ge=100)] = 10_000,
+        format_errors_in_a_row: Annotated[int, Field(ge=1)] | None = 3,
         templates_dir: Path | None = None,
     ) -> None:
         """Validates the options.
@@ -47,11 +48,14 @@ class ShellAgentFactory(AgentFactoryBase):
         Args:
             command_timeout_sec: Bound on one command in seconds.
             max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
+            format_errors_in_a_row: How many consecutive replies without exactly one command end the episode, which is
+                truncated and scored; `None` for no such limit.
             templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
                 files that it lacks are taken from the package.
         """
         self.command_timeout_sec = command_timeout_sec
         self.max_output_chars = max_output_chars
+        self.format_errors_in_a_row = format_errors_in_a_row
         self.templates_dir = templates_dir
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ShellAgent:
@@ -62,6 +66,7 @@ class ShellAgentFactory(AgentFactoryBase):
             templates=self.templates,
             command_timeout_sec=self.command_timeout_sec,
             max_output_chars=self.max_output_chars,
+            format_errors_in_a_row=self.format_errors_in_a_row,
         )
 
     @property
@@ -70,6 +75,7 @@ class ShellAgentFactory(AgentFactoryBase):
         return {
             "command_timeout_sec": self.command_timeout_sec,
             "max_output_chars": self.max_output_chars,
+            "format_errors_in_a_row": self.format_errors_in_a_row,
             "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
         }
 
@@ -135,7 +141,11 @@ def bash_blocks(reply: str) -> list[str]:
 
 
 class ShellAgent:
-    """Asks the LLM for one command at a time, runs it, shows it the output, until it submits."""
+    """Asks the LLM for one command at a time, runs it, shows it the output, until it submits.
+
+    Attributes:
+        format_errors: Number of replies without exactly one bash block.
+    """
 
     def __init__(
         self,
@@ -145,20 +155,28 @@ class ShellAgent:
         templates: ShellTemplates,
         command_timeout_sec: float,
         max_output_chars: int,
+        format_errors_in_a_row: int | None = None,
     ) -> None:
         self._container = container
         self._llm = llm_client
         self._templates = templates
         self._command_timeout_sec = command_timeout_sec
         self._max_output_chars = max_output_chars
+        self._format_errors_in_a_row = format_errors_in_a_row
+        self._in_a_row = 0
         self._context = AgentContext()
+        self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
         """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
         self._context = context
 
     async def run(self, task: str) -> None:
-        """Works on `task` until a command's output begins with the submit line."""
+        """Works on `task` until a command's output begins with the submit line.
+
+        Raises:
+            RepeatedFormatError: Too many replies in a row had no command, or several.
+        """
         system = self._templates.system.render()
         messages = as_plain_chat(self._context.messages)
         messages.append(Message(role="user", content=await self._told(task)))
@@ -182,7 +200,12 @@ class ShellAgent:
         """Runs the command in `reply`; returns the next message to the LLM, `None` when it submitted."""
         blocks = bash_blocks(reply)
         if len(blocks) != 1:
+            self.format_errors += 1
+            self._in_a_row += 1
+            if self._in_a_row == self._format_errors_in_a_row:
+                raise RepeatedFormatError(f"{self._in_a_row} replies in a row did not have exactly one bash block.")
             return self._templates.format_error.render(blocks=len(blocks))
+        self._in_a_row = 0
         try:
             result = await self._container.exec(blocks[0], timeout_sec=self._command_timeout_sec)
         except ValueError as error:  # a NUL, say: no shell can be given that

@@ -14,7 +14,7 @@ from hydra.experimental.callback import Callback
 from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
 from ares_exp.config.overrides import quoted
 from ares_exp.errors import ConfigError, UserError
-from ares_exp.records.run_dir import RunDir, lock, write_atomically
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, lock, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
 from ares_exp.sweeps.interruption import STOP, Interruption
 from ares_exp.sweeps.job_folder import job_folders
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MULTIRUN = "multirun.yaml"
 BASIC_LAUNCHER = "BasicLauncher"
 
 
@@ -77,7 +76,7 @@ class SweepCallback(Callback):
             self._keep_record(Path(config.hydra.sweep.dir))
 
     def _begin(self, config: DictConfig, folder: Path) -> None:
-        record = folder / MULTIRUN
+        record = folder / SWEEP_RECORD
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
             raise ConfigError(
@@ -101,7 +100,7 @@ class SweepCallback(Callback):
 
     def _keep_record(self, folder: Path) -> None:
         """Restores `multirun.yaml` to the record of the command that began the sweep."""
-        path = folder / MULTIRUN
+        path = folder / SWEEP_RECORD
         try:
             if not path.exists() or path.read_text(encoding="utf-8") != self._record:
                 write_atomically(path, self._record)
@@ -145,7 +144,7 @@ def _run_in(folder: Path) -> Path | None:
 
 def _discard(folder: Path) -> None:
     """Removes what was written for a sweep of which no job could be composed; anything else stays."""
-    for name in (MULTIRUN, PLAN):
+    for name in (SWEEP_RECORD, PLAN):
         (folder / name).unlink(missing_ok=True)
     if folder.resolve() != Path.cwd() and not any(folder.iterdir()):
         folder.rmdir()

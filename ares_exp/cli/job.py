@@ -83,7 +83,10 @@ class JobFunction:
             if note is None:  # Hydra goes on writing in the folders of a sweep
                 run_dir.discard()
             self._fail(None if played else note, exit_codes.USAGE, str(error))
-            print_error(f"job {hydra.job.num}: {error}" if note is not None else str(error))
+            if note is None:
+                print_error(str(error))
+            elif played:  # of the others the sweep's summary says why they failed
+                print_error(f"job {hydra.job.num}: {error}")
             return None
         except SweepInterrupted:
             self._end_command(hydra)
@@ -128,7 +131,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
         values: Any = OmegaConf.to_container(config, resolve=True)
         job = JobFolder.read(Path(hydra.runtime.output_dir))
         if job.is_done(values):
-            sys.stdout.write(f"\n#{hydra.job.num}: complete before\n")
+            sys.stdout.write(f"#{hydra.job.num}: complete before\n")
             return job.summary
     return None
 

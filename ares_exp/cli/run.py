@@ -18,10 +18,11 @@ from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import RunReport
+from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
-from ares_exp.reporting.summary import render_summary
+from ares_exp.reporting.summary import render_job, render_summary
 from ares_exp.resume.compose_from_run import keep_recorded
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.resume.session import Session, close_session, open_session
@@ -44,7 +45,13 @@ class Run:
     """A run that can be played once."""
 
     def __init__(
-        self, components: Components, settings: Settings, run_dir: RunDir, config: Mapping[str, Any], group: str | None
+        self,
+        components: Components,
+        settings: Settings,
+        run_dir: RunDir,
+        config: Mapping[str, Any],
+        group: str | None,
+        job: str | None = None,
     ) -> None:
         """Makes the experiment.
 
@@ -54,12 +61,14 @@ class Run:
             run_dir: Where it writes.
             config: The resolved config without secrets, for its records.
             group: Name of its sweep; `None` if there is none.
+            job: Number and overrides of the job of a sweep; `None` if there is none.
         """
         self._components = components
         self._experiment = Experiment(components, settings, run_dir)
         self._run_dir = run_dir
         self._config = config
         self._group = group
+        self._job = job
         self._presses = 0
 
     @classmethod
@@ -79,20 +88,22 @@ class Run:
         run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
         for handler in logging.getLogger().handlers:
             handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
+            if type(handler) is logging.StreamHandler:
+                handler.addFilter(RepeatedWarnings())
         if config.resume and not sweeps and is_fresh_dir(hydra.run):
             raise ConfigError(NOTHING_TO_RESUME.format(key="hydra.run.dir", what="run"))
         overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
         scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
         logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
-        if sweeps:
-            sys.stdout.write(f"\n#{hydra.job.num}: {' '.join(scrub_argv(overrides))}\n")
+        job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
         if config.resume and run_dir.has_run and (changed := keep_recorded(config, run_dir, overrides)):
             logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
         values = _resolved(config)
         validate(values)
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
-        return cls(Components.of(config), Settings.of(values, sweep_dir=sweep_dir), run_dir, scrub(values), group)
+        settings = Settings.of(values, sweep_dir=sweep_dir)
+        return cls(Components.of(config), settings, run_dir, scrub(values), group, job)
 
     async def play(self) -> RunSummary:
         """Prepares, plays and records the episodes, and prints the summary.
@@ -118,6 +129,13 @@ class Run:
             raise KeyboardInterrupt from None
         finally:
             await self._experiment.close(summary)
+        for line in _repeated_warnings():
+            sys.stderr.write(f"warning: {line}\n")
+        place = self._components.tracker.place
+        if place is not None and self._job is None:
+            with suppress(BrokenPipeError):
+                sys.stdout.write(f"{place}\n")
+                sys.stdout.flush()
         return summary
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
@@ -147,12 +165,15 @@ class Run:
     def _show(self, summary: RunSummary) -> None:
         report = self._report(summary)
         with suppress(BrokenPipeError):  # `| head` has seen enough
-            render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
-            if report is not None:
+            if self._job is not None:
+                render_job(summary, name=self._job, run_dir=self._run_dir.path, stream=sys.stdout)
+            else:
+                render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+            if report is not None and self._job is None:
                 report.render(sys.stdout)
-            if summary.broken:
-                sys.stdout.flush()
-                print_error(_broken_solutions(summary, self._run_dir))
+            sys.stdout.flush()
+        if summary.broken:
+            print_error(_broken_solutions(summary, self._run_dir))
 
     def _report(self, summary: RunSummary) -> RunReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""
@@ -202,6 +223,12 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
         f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks are broken "
         f"or what they run in is. To look into it: {look}"
     )
+
+
+def _repeated_warnings() -> list[str]:
+    """Counts the warnings that came again and were left out on the terminal."""
+    filters = [one for handler in logging.getLogger().handlers for one in handler.filters]
+    return [line for one in filters if isinstance(one, RepeatedWarnings) for line in one.told()]
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:

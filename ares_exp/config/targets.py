@@ -22,12 +22,12 @@ from ares_exp.errors import ConfigError
 _CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
 
 
-def option_targets(group: str) -> dict[str, str]:
-    """Reads the `_target_` of each option of a group, by the option's name."""
+def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
+    """Reads the `_target_` of each option of a group, by the option's name, those of the user's folders included."""
     import yaml
 
     found: dict[str, str] = {}
-    for option in find_options(group):
+    for option in find_options(group, config_dirs):
         with suppress(OSError, ValueError, yaml.YAMLError):
             node = yaml.safe_load(option.path.read_text())
             if isinstance(node, dict) and isinstance(target := node.get("_target_"), str):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactoryBase
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs `python -m ares_exp.containers` with these arguments and returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        return _clean(dry_run=options.dry_run, images=options.images, snapshots=options.snapshots)
+        return _clean(options)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -56,11 +57,20 @@ def _parser() -> argparse.ArgumentParser:
         help="also the snapshots that the Daytona service keeps of sandboxes for runs of this machine "
         "(container.capture=provider), of runs that live, too: what is recorded of them cannot be restored after that",
     )
+    clean.add_argument(
+        "--config-dir",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="also what backends of your own left, of which DIR/container has options; may be given again",
+    )
     return parser
 
 
-def _clean(*, dry_run: bool, images: bool, snapshots: bool) -> int:
-    found, failed = _found(images=images, snapshots=snapshots)
+def _clean(options: argparse.Namespace) -> int:
+    dry_run = options.dry_run
+    found, failed = _found(options.config_dir, images=options.images, snapshots=options.snapshots)
     stale = [leftover for leftover in found if leftover.is_stale]
     remaining = 0
     for leftover in stale:
@@ -73,10 +83,10 @@ def _clean(*, dry_run: bool, images: bool, snapshots: bool) -> int:
     return EXIT_REMAINS if remaining or failed else EXIT_OK
 
 
-def _found(*, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
+def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
     """Lists the things that runs made here, for every backend; also returns whether a reachable backend failed."""
     found, failed = [*find_short_lived()], False
-    for name, target in option_targets("container").items():
+    for name, target in option_targets("container", config_dirs).items():
         try:
             backend = import_target(target)
             if isinstance(backend, type) and issubclass(backend, ContainerFactoryBase):

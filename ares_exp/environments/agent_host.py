@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory
+from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, CountingAgent
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, Shell, User
 from ares_exp.environments.hosted_agent import AgentState, HostedLLM, with_context, with_state
@@ -45,7 +45,7 @@ class TimeIsUpError(Exception):
 
 
 class AgentHost:
-    """One agent at work. Concurrent LLM calls are served one at a time, in the order in which they were made.
+    """One agent at work. Concurrent LLM calls are observed one at a time, in the order in which they were made.
 
     Attributes:
         agent: The agent; `None` until it is made.
@@ -63,6 +63,7 @@ class AgentHost:
         env: Mapping[str, str] | None = None,
         limit_commands: bool = True,
         activity: Activity | None = None,
+        on_requests: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepares the door.
 
@@ -75,7 +76,9 @@ class AgentHost:
             limit_commands: Whether the agent's own limits on single commands hold; the oracle's solution runs under
                 the limit of the whole agent phase only.
             activity: Is told of every call of the container.
+            on_requests: Is called when there is an LLM call behind another one, and when one may have been given up.
         """
+        self._on_requests = on_requests
         self.agent: CodeAgent | None = None
         self.runtime = AgentRuntime(journal, on_llm=self._asked, on_change=self._notify)
         self.observed: Call | None = None
@@ -95,6 +98,11 @@ class AgentHost:
         self._timeout_sec: float | None = None
         self._time_is_up = False
         self._requests = 0
+
+    @property
+    def format_errors(self) -> int:
+        """Number of replies that the agent could not use, as far as it counts them."""
+        return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     def start(
         self,
@@ -300,6 +308,8 @@ class AgentHost:
     def _asked(self, call: Call) -> None:
         self._requests += 1
         self._pending.append(call)
+        if len(self._pending) > 1:
+            self._on_requests()
 
     def _expire(self) -> None:
         if self.runtime.task is not None and not self.runtime.task.done():
@@ -307,5 +317,7 @@ class AgentHost:
             self._notify()
 
     def _notify(self) -> None:
+        if not all(map(self.runtime.waits_for, self._pending)):
+            self._on_requests()
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

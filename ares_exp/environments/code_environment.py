@@ -16,6 +16,7 @@ from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import ContainerFactory, as_container_factory
 from ares_exp.environment import (
     MAIN_LANE,
+    Announcing,
     Concurrent,
     EpisodeReport,
     Exportable,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
-class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent):
+class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing):
     """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
     An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
@@ -101,6 +102,7 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
         self._start_from = start_from
         self._episode: Episode | None = None
         self._calls = OneCallAtATime()
+        self._requests_changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
@@ -133,6 +135,7 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
         """
         with self._calls.during("reset()"):
             self._loop = asyncio.get_running_loop()
+            self._requests_changed = asyncio.Event()
             self.time_step = None
             await self._release()
             if seed is not None:
@@ -142,10 +145,12 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
             try:
                 if start_from is not None:
                     self._episode = start_from.episode(self._setup, self._tasks)
+                    self._episode.on_requests = self._requests_changed.set
                     self.time_step = await start_from.go_on(self._episode)
                 else:
                     task = choose_task(self._tasks, options or {}, self._random)
                     self._episode = Episode(self._setup, task, seed=self._next_agent_seed())
+                    self._episode.on_requests = self._requests_changed.set
                     self.time_step = await self._episode.begin()
             except BaseException:
                 await self._release()
@@ -350,6 +355,7 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
         return EpisodeReport(
             task_name=episode.task.name,
             agent=agent,
+            format_errors=episode.format_errors,
             truncated_by=episode.truncated_by,
             rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
             note=episode.verdict.note if episode.verdict is not None else None,
@@ -369,6 +375,15 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
         return tuple(
             PendingRequest(call_id, MAIN_LANE, request) for call_id, request in self._episode.pending_requests()
         )
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Waits until the agent awaits other LLM calls than `known`, and returns them; see `pending_requests`."""
+        while True:
+            self._requests_changed.clear()
+            pending = self.pending_requests()
+            if [call.call_id for call in pending] != [call.call_id for call in known]:
+                return pending
+            await self._requests_changed.wait()
 
     def check_start(self) -> None:
         """Whether the task and the agent are those of the snapshot that the first `reset()` goes on with. Blocking.

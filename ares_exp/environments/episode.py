@@ -24,7 +24,7 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
-from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
+from ares_exp.errors import EpisodeStateError, RepeatedFormatError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
@@ -51,6 +51,7 @@ class Episode:
         activity: What the agent did in the container since the last time step.
         lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
         on_release: Is awaited when the episode has been released.
+        on_requests: Is called when its agent may have several LLM calls without an answer, or fewer of them.
         edits: What of the conversation the policy is shown otherwise than the agent wrote it.
         container: The running container; `None` before and after.
         host: The running agent; `None` before and after.
@@ -73,6 +74,7 @@ class Episode:
         self.container: Container | None = None
         self.container_image: str | None = None
         self.host: AgentHost | None = None
+        self._hosts: list[AgentHost] = []
         self.encoder = JournalEncoder()
         self._solution_env: Mapping[str, str] = {}
         self._network_between = PUBLIC
@@ -80,6 +82,7 @@ class Episode:
         self._stepped_at = 0.0
         self._is_released = False
         self.on_release: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.on_requests: Callable[[], None] = lambda: None
 
     async def begin(self) -> TimeStep[LLMRequest]:
         """Starts container and agent, up to the agent's first request; returns the FIRST step.
@@ -266,8 +269,13 @@ class Episode:
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was under way.")
 
+    @property
+    def format_errors(self) -> int:
+        """Number of replies that the agents of all stages could not use."""
+        return sum(host.format_errors for host in self._hosts)
+
     def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
-        return AgentHost(
+        host = AgentHost(
             container,
             journal,
             user=self.stage.agent_user,
@@ -275,7 +283,10 @@ class Episode:
             env=self._solution_env,
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
+            on_requests=lambda: self.on_requests(),
         )
+        self._hosts.append(host)
+        return host
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
@@ -296,6 +307,9 @@ class Episode:
                 request = await host.next_request()
         except TimeIsUpError:
             self.truncated_by = "time"
+            return False
+        except RepeatedFormatError:
+            self.truncated_by = "format_errors"
             return False
         if request is not None:
             self.truncated_by = self.setup.limits.reached(self.usage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from ares_exp.tasks.recorded_digest import with_files
 from ares_exp.tasks.selection import select
 from ares_exp.tasks.task_origin import TaskOrigin
 from ares_exp.tasks.task_sources.task_options import task_source
+from ares_exp.tasks.task_warnings import TaskWarnings
 
 Entry = int | str
 MAX_TIMEOUT_SEC = 7 * 86_400
@@ -128,8 +129,9 @@ class HarborEnvironments(SourceBase):
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Refuses tasks that cannot be played with these parts, all of them in one message."""
+        warnings = TaskWarnings()
         for task in self._tasks.values():
-            _each(report, task.warnings)
+            warnings.add(task.name, task.warnings)
         supported = parts.code_agent_factory.supports
 
         def check(task: HarborTask) -> None:
@@ -137,9 +139,12 @@ class HarborEnvironments(SourceBase):
                 needs_solution=parts.provide_solution, supported=None if parts.provide_solution else supported
             )
             for spec in parts.limits.time.container_specs(task):
-                _each(report, (f"{task.name}: {text}" for text in parts.container_factory.check(spec)))
+                warnings.add(task.name, parts.container_factory.check(spec))
 
-        refuse_together(self._tasks.values(), check)
+        try:
+            refuse_together(self._tasks.values(), check)
+        finally:
+            warnings.tell(report)
 
     def digest(self, task_name: str) -> str:
         """Computes the digest of a task's files, and of those that go with its instruction. Blocking."""
@@ -148,8 +153,3 @@ class HarborEnvironments(SourceBase):
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """Makes the environment of one episode."""
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
-
-
-def _each(report: Report, sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        report(sentence)

@@ -18,7 +18,7 @@ from ares_exp.environments.episode_facts import EpisodeFacts
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.phase_clock import PhaseClock
-from ares_exp.environments.recorded_setup import recorded_task
+from ares_exp.environments.recorded_setup import recorded_agent_options, recorded_task
 from ares_exp.errors import (
     DivergenceError,
     SnapshotMetadataError,
@@ -205,7 +205,7 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
             f"{snapshot.snapshot_dir}: it was taken of an agent of {recorded!r:.100}, and cannot go on with one of "
             f"{import_name(factory)!r}."
         )
-    was = snapshot.agent.get("options") or {}
+    was = recorded_agent_options(snapshot)
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):
         key = changed[0]
         raise SnapshotMismatchError(

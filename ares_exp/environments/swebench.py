@@ -23,6 +23,7 @@ from ares_exp.tasks.swebench.images import check_template
 from ares_exp.tasks.swebench.official import official_version
 from ares_exp.tasks.swebench.task import SweBenchOptions, SweBenchTask, check_log_parser
 from ares_exp.tasks.task_sources.git_command import Git
+from ares_exp.tasks.task_warnings import TaskWarnings
 
 Entry = int | str
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
@@ -168,14 +169,17 @@ class SweBenchEnvironments(SourceBase):
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Refuses tasks that cannot be played with these parts, all of them in one message."""
+        warnings = TaskWarnings()
 
         def check(task: SweBenchTask) -> None:
             task.check_runnable(needs_solution=parts.provide_solution)
             for spec in parts.limits.time.container_specs(task):
-                for warning in parts.container_factory.check(spec):
-                    report(f"{task.name}: {warning}")
+                warnings.add(task.name, parts.container_factory.check(spec))
 
-        refuse_together(self._tasks.values(), check)
+        try:
+            refuse_together(self._tasks.values(), check)
+        finally:
+            warnings.tell(report)
         build = self._options.build
         if build is not None and not build.may_install("pytest") and any(task.needs_pytest for task in self.tasks):
             report(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import ConfigError, UserError
-from ares_exp.resume.recorded_run import SWEEP_RECORD
+from ares_exp.records.run_dir import SWEEP_RECORD
 from ares_exp.terminal.run_command import EXIT_OK, guarded
 from ares_exp.terminal.terminal import printable
 

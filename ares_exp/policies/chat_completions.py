@@ -91,13 +91,14 @@ class ChatCompletionsPolicy(Policy):
         retry_base_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0,
         max_retry_wait_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0,
         max_concurrency: Annotated[int, Field(gt=0)] = 64,
+        max_concurrency_per_episode: Annotated[int, Field(gt=0)] = 16,
         max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20,
         preflight_timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0,
         prices: Mapping[str, ModelPrice] | None = None,
         extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)] | None = None,
         max_tokens_field: MaxTokensField = "max_completion_tokens",
         on_refusal: Literal["answer", "error"] = "answer",
-        send_reasoning: bool | ReasoningField = False,
+        send_reasoning: Literal[False, True, ReasoningField] = False,
         strict: bool = True,
     ) -> None:
         """Checks the settings; the key is read with the first request.
@@ -120,11 +121,13 @@ class ChatCompletionsPolicy(Policy):
             max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
             max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
                 unless the endpoint said for how long (`Retry-After`): then all wait.
+            max_concurrency_per_episode: Bound on requests of one episode under way at once, where its agent waits for
+                several answers; 1 asks for one after the other.
             max_answer_bytes: Bound on the size of an answer.
             preflight_timeout_sec: Bound on the check before the run, in seconds.
             prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
                 output_per_million_usd: 10}}`. Without one the cost is what the endpoint reports in `usage.cost`, else
-                0.0 with one warning.
+                0.0: a warning under a limit in US dollars.
             extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
             max_tokens_field: What the endpoint calls the bound on generated tokens; `max_tokens` for engines that know
                 only the older name.
@@ -144,9 +147,11 @@ class ChatCompletionsPolicy(Policy):
         }
         self._seed = seed
         self._timeout_sec = timeout_sec
+        self.max_concurrency_per_episode = max_concurrency_per_episode
         self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
         self._preflight_timeout_sec = preflight_timeout_sec
         self._prices = dict(prices or {})
+        self.knows_prices = bool(self._prices)
         self._extra_body = dict(extra_body or {})
         self._max_tokens_field: MaxTokensField = max_tokens_field
         self._on_refusal = on_refusal
@@ -155,6 +160,7 @@ class ChatCompletionsPolicy(Policy):
         )
         self._strict = strict
         self._warned: set[str] = set()
+        self.unpriced: set[str] = set()
         self._endpoint = Endpoint(
             base_url=base_url,
             api_key_env=api_key_env,
@@ -189,7 +195,9 @@ class ChatCompletionsPolicy(Policy):
         """
         seed = episode.seed % 2**31 if self._seed == "episode" else self._fixed_seed
         on_wait = episode.on_wait if episode.on_wait is not None else _ignore
-        return _Bound(self, seed, on_wait, KnownReasoning() if self._reasoning_field is not None else None)
+        if self._reasoning_field is None:
+            return _Bound(self, seed, on_wait)
+        return _Remembering(self, seed, on_wait, KnownReasoning())
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request. Reasoning is sent back in episodes alone (`for_episode`): here nobody knows what is one.
@@ -295,10 +303,7 @@ class ChatCompletionsPolicy(Policy):
         price = self._prices.get(response.model or "") or self._prices.get(self._model or "")
         if price is None:
             if not response.cost:
-                self._warn_once(
-                    f"No price is known for model {response.model or self._model!r}: its cost counts as 0.0 "
-                    "and no limit on cost holds. Set policy.prices (0 for a free model) to know it."
-                )
+                self.unpriced.add(response.model or str(self._model))
             return response.cost
         usage = response.usage
         dollars = usage.prompt_tokens * price.input_per_million_usd
@@ -318,7 +323,23 @@ class _Bound:
     policy: ChatCompletionsPolicy
     seed: int | None
     on_wait: OnWait
-    reasoning: KnownReasoning | None
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembering:
+    """The policy, bound to one episode, with the reasoning so far, which is sent back."""
+
+    policy: ChatCompletionsPolicy
+    seed: int | None
+    on_wait: OnWait
+    reasoning: KnownReasoning
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         answer = await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait, reasoning=self.reasoning)
@@ -331,6 +352,5 @@ class _Bound:
             self.remember(answer)
 
     def remember(self, answer: LLMResponse) -> None:
-        """Remembers the reasoning of an answer of the episode, if it is to be sent back."""
-        if self.reasoning is not None:
-            self.reasoning.add(answer)
+        """Remembers the reasoning of an answer of the episode."""
+        self.reasoning.add(answer)

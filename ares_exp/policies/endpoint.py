@@ -28,6 +28,7 @@ from ares_exp.errors import (
 )
 from ares_exp.policies.endpoint_errors import refused
 from ares_exp.policies.request_slots import RequestSlots
+from ares_exp.records.secrets import LEAST_CHARS, MASK
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, DefaultAioHttpClient
@@ -118,7 +119,7 @@ class Endpoint:
 
     def scrub(self, text: str) -> str:
         """Returns `text` without the key."""
-        return text.replace(self._secret, "***") if self._secret else text
+        return text.replace(self._secret, MASK) if len(self._secret) >= LEAST_CHARS else text
 
     async def close(self) -> None:
         """Closes the connections. Idempotent; a later request opens new ones."""

@@ -54,15 +54,19 @@ class Policy(LLMClient):
         needs_solution: Whether the environment must put the task's solution into the container (the oracle); known
             after `preflight`.
         model_name: Name of the model that answers, for the records; `None` where it is not known, or differs.
+        unpriced: Names of models that have answered and whose price is not known: their cost counts as 0.0.
         recorded_tasks: The only tasks that it has answers for, of a policy that plays recorded episodes; known after
             `preflight`. `None`: any.
+        knows_prices: Whether it was told what its answers cost, so that limits on cost can be set.
         must_pass: Whether an attempt below the reward threshold means that something is broken, not that the policy is
             weak (the oracle): the command then fails.
     """
 
     needs_solution: bool = False
     model_name: str | None = None
+    unpriced: Collection[str] = ()
     recorded_tasks: Collection[str] | None = None
+    knows_prices: bool = False
     must_pass: bool = False
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:

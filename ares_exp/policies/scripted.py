@@ -11,6 +11,7 @@ from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.terminal.terminal import count_of
 
 SCRIPTED_MODEL = "scripted"
 
@@ -73,9 +74,10 @@ class _Script:
         """Returns the next reply."""
         position, count = self._position, len(self._replies)
         if position >= count and not (self._repeat_last and count):
+            replies = count_of(count, "reply", "replies")
             raise PolicyError(
-                f"The script for task {self._task_name!r} has {count} replies, and the agent asks for one more "
-                f"(request {position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
+                f"The script for task {self._task_name!r} has {replies}, and the agent asks for one more (request "
+                f"{position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
             )
         self._position += 1
         return LLMResponse.from_text(

@@ -16,6 +16,7 @@ class EpisodeUsage:
         unanswered: Steps without an answer, because the time was up before.
         prompt_tokens, generated_tokens: Of the answers.
         cost: Of the answers, in US dollars.
+        length_stops: Answers that ended at the bound on generated tokens.
     """
 
     num_steps: int = 0
@@ -23,6 +24,7 @@ class EpisodeUsage:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cost: float = 0.0
+    length_stops: int = 0
 
     @property
     def step_count(self) -> int:
@@ -40,6 +42,7 @@ class EpisodeUsage:
             self.unanswered += 1
             return
         self.num_steps += 1
+        self.length_stops += answer.finish_reason == "length"
         self.pay(answer)
 
     def pay(self, answer: LLMResponse) -> None:

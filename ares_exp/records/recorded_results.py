@@ -80,7 +80,8 @@ def checked_result(data: Any) -> EpisodeResult:
         raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
     counts = (result.attempt, result.retry, result.num_steps, result.prompt_tokens, result.generated_tokens)
     counts_beside = (result.snapshots, result.snapshot_failures, used.prompt_tokens, used.generated_tokens)
-    if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside)):
+    troubles = (result.length_stops, result.format_errors)
+    if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside, *troubles)):
         raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
     return result
 

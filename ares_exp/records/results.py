@@ -208,6 +208,8 @@ class EpisodeResult:
             `num_steps` counts the record of the first request, too.
         prompt_tokens, generated_tokens: Token totals of the policy over the episode.
         cost: US dollars of the policy over the episode.
+        length_stops: Policy answers that ended at the bound on generated tokens (`finish_reason` is `length`).
+        format_errors: Policy answers that the agent could not use, as far as it counts them (`agent=shell` does).
         started_at, finished_at: Epoch seconds, as `start_time` and `end_time` of the trajectory: from the making of the
             environment to the verdict.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
@@ -244,6 +246,8 @@ class EpisodeResult:
     replayed: Replayed | None = None
     stages: tuple[StageResult, ...] = ()
     environment_usage: EnvironmentUsage | None = None
+    length_stops: int = 0
+    format_errors: int = 0
     note: str | None = None
 
     @property

@@ -21,6 +21,8 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.secrets import mask_known_secrets
 
 EPISODES = "episodes.jsonl"
+SWEEP_RECORD = "multirun.yaml"
+"""Hydra's record of a sweep: where it is, there is a sweep."""
 _appending = threading.Lock()
 USED = (
     "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."

@@ -106,7 +106,7 @@ class RunSummary:
             **self.paid(),
             "environment_usage": asdict(used) if (used := self.environment_usage) is not None else None,
             "threshold": self.threshold,
-            "must_pass": self.must_pass,
+            **({"must_pass": True} if self.must_pass else {}),
             "interrupted": self.interrupted,
             "ended_by": self.ended_by,
             "wall_sec": self.wall_sec,

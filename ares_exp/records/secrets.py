@@ -17,6 +17,9 @@ from typing import Any
 
 MASK = "***"
 
+LEAST_CHARS = 8
+"""Length from which on a secret is masked wherever it stands: a shorter one would mask ordinary words."""
+
 # fmt: off
 _SECRET_WORDS = frozenset({"auth", "authorization", "bearer", "cookie", "cookies", "passwd", "pwd"})
 _SECRET_PARTS = ("apikey", "credential", "passphrase", "password", "secret")
@@ -172,4 +175,4 @@ def _known_secrets() -> tuple[str, ...]:
 def _look_for_secrets() -> tuple[str, ...]:
     named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))  # the shell's PWD
     values = {*_protected, *named}
-    return tuple(sorted((value for value in values if len(value) >= 8), key=len, reverse=True))
+    return tuple(sorted((value for value in values if len(value) >= LEAST_CHARS), key=len, reverse=True))

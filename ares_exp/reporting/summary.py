@@ -1,20 +1,23 @@
-"""The end of a run for people: a table by task, the totals, where everything is, what has no reward."""
+"""The end of a run for people: a table by task, the totals, what has no reward, where everything is."""
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ares_exp.records.results import EpisodeResult, count_outcomes
+from ares_exp.records.results import UNFINISHED, EpisodeResult, count_outcomes
+from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.statistics.estimate import Estimate
 from ares_exp.statistics.pass_rates import PassRate
 from ares_exp.statistics.run_statistics import RunStatistics
-from ares_exp.terminal.terminal import draw, encodable, format_duration, format_number, write
+from ares_exp.terminal.terminal import count_of, draw, encodable, format_duration, format_number, write
+from ares_exp.trajectories.episode_places import RUN_FILES, RUN_FOLDERS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 _MAX_TASKS = 200
 _MAX_UNSCORED = 10
 _MAX_FLAKY = 8
+_MAX_MESSAGE = 1_000
+"""Characters of an error; those after them are left out, never those in its middle."""
+
+_HOST = "host"
+"""Name of this host's own files as the image of a container."""
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
@@ -37,15 +45,13 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     if summary.results:
         write(stream, draw(_table(summary.final), stream))
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
-    rates, variation = list(_pass_rates(statistics)), list(_variation(statistics))
+    rates, variation = list(_pass_rates(statistics)), list(_variation(summary, statistics))
     lines = [
         separator.join(_totals(summary, statistics)),
         *rates,
         *([""] if rates and variation else []),
         *variation,
         *_snapshots(summary),
-        "",
-        *_places(run_dir),
         *_unscored(summary),
     ]
     if summary.recording_failures:
@@ -53,7 +59,26 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
             "",
             f"Not everything was recorded (failures: {summary.recording_failures}), see the warnings in run.log.",
         ]
+    lines += _places(summary, run_dir)
     write(stream, "\n".join(lines) + "\n")
+    stream.flush()
+
+
+def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
+    """Writes one line on a job of a sweep: its name, its totals, where it is.
+
+    Args:
+        summary: Totals of the job.
+        name: Number and overrides of the job.
+        run_dir: Its directory.
+        stream: Where to write; standard output by default.
+    """
+    stream = stream if stream is not None else sys.stdout
+    separator = " · " if encodable("·", stream) else " | "
+    statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
+    errors = [f"errors: {_counts(statistics.errors)}"] if statistics.errors else []
+    told = separator.join([*_totals(summary, statistics), *errors, str(_shown(run_dir))])
+    write(stream, f"{name}: {told}\n")
     stream.flush()
 
 
@@ -146,12 +171,12 @@ def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
         if estimate is None:
             yield "-"
         else:
-            few = f" (of {estimate.tasks} tasks)" if estimate.tasks < tasks else ""
+            few = f" (of {count_of(estimate.tasks, 'task')})" if estimate.tasks < tasks else ""
             yield f"{format_estimate(estimate)}{few}"
 
 
-def _variation(statistics: RunStatistics) -> Iterator[str]:
-    """Tasks that pass only sometimes, what was tried again, and what went wrong for good."""
+def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
+    """Formats which tasks pass only sometimes, what was tried again, what went wrong, and what episodes ran into."""
     flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
     if flaky:
         more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
@@ -160,6 +185,20 @@ def _variation(statistics: RunStatistics) -> Iterator[str]:
         yield f"{statistics.retried} retried ({statistics.tries} tries): {_counts(statistics.retried_errors)}"
     if sum(statistics.errors.values()) > 1:
         yield f"errors: {_counts(statistics.errors)}"
+    limits = Counter(result.limit for result in summary.final if result.limit is not None)
+    if limits:
+        yield f"truncated: {', '.join(f'{number} by {limit}' for limit, number in limits.most_common())}"
+    if (count := sum(result.format_errors for result in summary.final)) > 0:
+        yield f"format errors: {_in_episodes(count, [one.format_errors for one in summary.final])}"
+    if (count := sum(result.length_stops for result in summary.final)) > 0:
+        cut = _in_episodes(count, [one.length_stops for one in summary.final])
+        yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
+    if any(result.container_image == _HOST for result in summary.final):
+        yield "container=local: no image was pulled, FROM in a Dockerfile means this host and its programs"
+
+
+def _in_episodes(count: int, counts: Sequence[int]) -> str:
+    return f"{count:,} in {count_of(sum(one > 0 for one in counts), 'episode')}"
 
 
 def _counts(errors: Mapping[str, int]) -> str:
@@ -178,38 +217,48 @@ def _snapshots(summary: RunSummary) -> Iterator[str]:
     kept = sum(result.snapshots for result in summary.results)
     failed = sum(result.snapshot_failures for result in summary.results)
     if summary.snapshot_dir is not None and kept:
-        yield f"{kept:,} {'snapshot' if kept == 1 else 'snapshots'} in {_shown(summary.snapshot_dir)}"
+        yield f"{count_of(kept, 'snapshot')} in {_shown(summary.snapshot_dir)}"
     if failed:
-        yield f"{failed:,} {'snapshot' if failed == 1 else 'snapshots'} failed, see run.log"
+        yield f"{count_of(failed, 'snapshot')} failed, see run.log"
 
 
 def _shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _places(run_dir: Path) -> Iterator[str]:
-    """Lists everything in the run directory, one path per line."""
-    shown = _shown(run_dir)
+def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
+    """Formats where everything is, and the commands that show it and go on with it."""
     if not run_dir.is_dir():
         return
-    yield f"Written to {shown}"
-    for path in sorted(run_dir.iterdir()):
-        yield f"  {shown / path.name}{os.sep if path.is_dir() else ''}"
+    shown, commands = _shown(run_dir), []
+    if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
+        commands.append(f"show: python -m ares_exp.trajectories show {_quoted(shown)}")
+    if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
+        commands.append(f"go on: python -m ares_exp resume={_quoted(shown)}")
+    yield ""
+    yield "; ".join([f"Written to {shown}", *commands])
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _unscored(summary: RunSummary) -> Iterator[str]:
     results = [result for result in summary.final if result.reward is None]
+    failed = [result for result in results if result.outcome not in UNFINISHED]
     never_begun = summary.planned - len(summary.final)
     if not results and never_begun <= 0:
         return
     yield ""
     yield "Without a reward:"
-    for result in results[:_MAX_UNSCORED]:
+    for result in failed[:_MAX_UNSCORED]:
         yield f"  {result.task_name} (attempt {result.attempt}): {_why(result)}"
-    if len(results) > _MAX_UNSCORED:
-        yield f"  and {len(results) - _MAX_UNSCORED} more, in episodes.jsonl"
+    if len(failed) > _MAX_UNSCORED:
+        yield f"  and {len(failed) - _MAX_UNSCORED} more, in episodes.jsonl"
+    if cut_short := len(results) - len(failed):
+        yield f"  {count_of(cut_short, 'attempt')} cut short"
     if never_begun > 0:
-        yield f"  {never_begun:,} {'attempt' if never_begun == 1 else 'attempts'} never begun"
+        yield f"  {count_of(never_begun, 'attempt')} never begun"
 
 
 def _why(result: EpisodeResult) -> str:
@@ -219,7 +268,7 @@ def _why(result: EpisodeResult) -> str:
     text = " ".join(result.error.message.split())
     if text == result.error.type:
         return f"{result.outcome.value}: {text}"
-    shown = text if len(text) <= 240 else f"{text[:100]} ... {text[-140:]}"
+    shown = text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}… (whole in episodes.jsonl)"
     return f"{result.outcome.value}: {result.error.type}: {shown}"
 
 

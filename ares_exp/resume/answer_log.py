@@ -7,6 +7,11 @@ request as its observation and the answer as its action: `null` if there was no 
 was up. In a task with several stages, `stage` is the number of finished ones, if any. After the end of the
 episode, a last line has its result (`{"result": …}`), which becomes its row if its process dies before the row is
 written. Older logs have none of these three: in them, a request without an answer has no line.
+
+An answer that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
+`{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log begins with it
+because an earlier try paid for it (`"taken_over": true`). The version in the first line is 2 since then; older logs
+have none, and are read.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -36,6 +41,8 @@ from ares_exp.trajectories.records import (
 )
 
 SUFFIX = ".jsonl"
+_CONTENT: dict[str, Any] = {"exchanges": (), "ahead": (), "ahead_taken_over": (), "result": None}
+"""What of a `LoggedEpisode` its first line leaves out."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +76,8 @@ class LoggedEpisode:
         parent: The episode that it took the first answers over from, if it did.
         taken_over: How many exchanges these are.
         exchanges: What it was asked and answered, in order: one for each of its time steps.
+        ahead: What was asked ahead and answered, and had not had its turn.
+        ahead_taken_over: The answers asked ahead by the earlier episode, whether or not they have had their turn.
         result: Its result, if it has ended.
     """
 
@@ -81,6 +90,8 @@ class LoggedEpisode:
     parent: str | None = None
     taken_over: int = 0
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
+    ahead: Sequence[Exchange] = field(default=(), repr=False)
+    ahead_taken_over: Sequence[LLMResponse] = field(default=(), repr=False)
     result: EpisodeResult | None = None
 
     @property
@@ -101,9 +112,8 @@ class LoggedEpisode:
             OSError: It cannot be read.
             ValueError: Not even its first line can.
         """
-        exchanges: list[Exchange] = []
+        found = _Exchanges()
         result: EpisodeResult | None = None
-        decoder = StepDecoder()
         with read_lines(path) as lines:
             head = _head(next(lines).text)
             if head["episode_id"] != path.stem:
@@ -114,10 +124,49 @@ class LoggedEpisode:
                     if "result" in data:
                         result = _result(data["result"], head)
                         break
-                    exchanges.append(_exchange(data, decoder))
+                    found.add(data)
             except Exception as error:
-                logger.info("%s: used up to line %d (%s)", path, len(exchanges) + 1, error)
-        return cls(**head, exchanges=tuple(exchanges), result=result)
+                logger.info("%s: used up to line %d (%s)", path, found.lines + 1, error)
+        return cls(
+            **head,
+            exchanges=tuple(found.in_order),
+            ahead=tuple(found.ahead.values()),
+            ahead_taken_over=tuple(found.taken_over),
+            result=result,
+        )
+
+
+class _Exchanges:
+    """The exchanges of a log, as its lines bring them.
+
+    Attributes:
+        in_order: Those of the time steps.
+        ahead: Those that were asked ahead and have not had their turn, by number.
+        taken_over: The answers of an earlier try among those that were asked ahead.
+        lines: How many lines were read.
+    """
+
+    def __init__(self) -> None:
+        self.in_order: list[Exchange] = []
+        self.ahead: dict[int, Exchange] = {}
+        self.taken_over: list[LLMResponse] = []
+        self.lines = 0
+        self._decoder = StepDecoder()
+
+    def add(self, data: dict[str, Any]) -> None:
+        """Reads one line. Raises, whatever it may be, when it is none."""
+        if "applied" in data:
+            self.in_order.append(self.ahead.pop(data["applied"]))
+        elif "ahead" in data:
+            exchange, number = _exchange(data, self._decoder), data["ahead"]
+            if type(number) is not int or exchange.answer is None or number in self.ahead:
+                raise ValueError("expected the number of an answer that was asked ahead")
+            self.ahead[number] = exchange
+            if data.get("taken_over") is True:
+                self.taken_over.append(exchange.answer)
+        else:
+            self.in_order.append(_exchange(data, self._decoder))
+        self.lines += 1
 
 
 class AnswerLog:
@@ -128,21 +177,28 @@ class AnswerLog:
         self._episode = episode
         self._encoder = StepEncoder()
         self._count = 0
+        self._ahead = 0
         self._broken = False
 
-    def begin(self, taken_over: Sequence[Exchange]) -> bool:
+    def begin(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> bool:
         """Makes the file, whole, with the answers that the episode takes over; one that is there is replaced. Blocking.
+
+        Args:
+            taken_over: The exchanges of its first time steps.
+            ahead: Exchanges that were asked ahead; they are numbered in this order, from 0.
 
         Returns:
             Whether it could.
         """
-        self._encoder, self._count = StepEncoder(), 0
-        head = asdict(replace(self._episode, taken_over=len(taken_over), exchanges=(), result=None))
-        del head["exchanges"], head["result"]
+        self._encoder, self._count, self._ahead = StepEncoder(), 0, len(ahead)
+        head = asdict(replace(self._episode, taken_over=len(taken_over), **_CONTENT)) | {"schema_version": 2}
+        for name in _CONTENT:
+            del head[name]
         lines = [dump_json(head), *map(self._line, taken_over)]
+        lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(self._path, sync=bool(taken_over)) as file:  # what is new is not synced either
+            with atomic_file(self._path, sync=bool(taken_over or ahead)) as file:  # what is new is not synced either
                 file.writelines(f"{line}\n".encode() for line in lines)
         except OSError as error:
             self._give_up(error)
@@ -152,6 +208,23 @@ class AnswerLog:
         """Writes one more exchange: it survives `kill -9` when this returns."""
         if not self._broken:
             self._append(self._line(Exchange(serialize_llm_request(request), answer, stage)))
+
+    def append_ahead(self, request: LLMRequest, answer: LLMResponse, *, stage: int = 0) -> int:
+        """Writes an answer that has come ahead of its turn: it survives `kill -9` when this returns.
+
+        Returns:
+            Its number, for `apply`.
+        """
+        number = self._ahead
+        self._ahead += 1
+        if not self._broken:
+            self._append(self._line(Exchange(serialize_llm_request(request), answer, stage), ahead=number))
+        return number
+
+    def apply(self, number: int) -> None:
+        """Writes that the turn of an answer asked ahead has come: it is the next exchange."""
+        if not self._broken:
+            self._append(dump_json({"applied": number}))
 
     def end(self, result: EpisodeResult) -> None:
         """Writes the result of the episode; it survives `kill -9` when this returns."""
@@ -173,7 +246,7 @@ class AnswerLog:
         self._broken = True
         logger.warning("Episode %s cannot be resumed: %s: %s", self._episode.episode_id, self._path, error.strerror)
 
-    def _line(self, exchange: Exchange) -> str:
+    def _line(self, exchange: Exchange, **more: int) -> str:
         record = StepRecord(
             step_index=self._count,
             step_type="MID",
@@ -185,7 +258,7 @@ class AnswerLog:
         )
         self._count += 1
         stage = {"stage": exchange.stage} if exchange.stage else {}
-        return dump_json({**self._encoder.encode(record)[1], **stage})
+        return dump_json({**self._encoder.encode(record)[1], **stage, **more})
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
@@ -236,10 +309,11 @@ class _Head(BaseModel):
     started_at: Annotated[float, Field(ge=0, lt=MAX_COUNT)]
     parent: Text | None
     taken_over: Count
+    schema_version: Literal[1, 2] = 1
 
 
 def _head(line: str) -> dict[str, Any]:
     try:
-        return _Head.model_validate(json.loads(line)).model_dump()
+        return _Head.model_validate(json.loads(line)).model_dump(exclude={"schema_version"})
     except ValidationError as error:
         raise ValueError(explain_validation(error)) from None

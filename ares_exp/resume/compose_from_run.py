@@ -27,11 +27,10 @@ from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_
 from ares_exp.config.schema import GROUPS
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_record
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.resume.recorded_run import (
-    SWEEP_RECORD,
     RecordedRun,
     RecordedSweep,
     begins_where_started,

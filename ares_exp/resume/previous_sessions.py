@@ -135,7 +135,9 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
     usage = EpisodeUsage()
     for answer in answers(log.exchanges):
         usage.add(answer)
-    taken_over = answers(log.exchanges[: log.taken_over])
+    for answer in answers(log.ahead):
+        usage.pay(answer)
+    taken_over = [*answers(log.exchanges[: log.taken_over]), *log.ahead_taken_over]
     return EpisodeResult(
         episode_id=log.episode_id,
         task_name=log.task_name,
@@ -153,6 +155,7 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
         retry=log.retry,
         replayed=Replayed.of(log.parent, taken_over) if log.parent is not None else None,
         environment_usage=used,
+        length_stops=usage.length_stops,
     )
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from ares_exp.config.later_options import with_later_options
 from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.config.options import SCHEME
 from ares_exp.config.plugins import PROVIDER
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
 from ares_exp.records.record_files import broken, read_yaml
 from ares_exp.records.results import Outcome
-from ares_exp.records.run_dir import EPISODES, RunDir, open_regular
+from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, open_regular
 from ares_exp.snapshots.snapshot_id import step_of
 
 SHOWN = 5
-SWEEP_RECORD = "multirun.yaml"
 PATH_KEY = re.compile(r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$")
 """Config keys whose relative values are resolved against the folder where the run was started."""
 _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
@@ -253,7 +253,7 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads a run's config, as it was resolved when the run began; classes have their present names.
+    """Reads a run's config, as it was resolved when the run began; classes have their present names and options.
 
     Raises:
         OSError: It cannot be read, or is no regular file.
@@ -263,7 +263,7 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
     found = read_yaml(path)
     if not isinstance(found, dict):
         raise broken(path, "a config", _kind(found))
-    return {str(key): value for key, value in with_moved_targets(found).items()}
+    return {str(key): value for key, value in with_later_options(with_moved_targets(found)).items()}
 
 
 def is_recorded_run(path: Path) -> bool:

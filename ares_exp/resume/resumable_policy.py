@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from ares_exp.asking.asked_ahead import AskedAhead, concurrency_of, is_asked_ahead
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
+from ares_exp.environment import PendingRequest
 from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
@@ -40,10 +42,25 @@ class GivenAgain:
     diverged_at: int | None = None
 
 
+class _Answered(NamedTuple):
+    """An answer that is on record.
+
+    Attributes:
+        answer: The answer.
+        ahead: Its number in the log, if it was asked ahead; `None`: its turn is recorded with it.
+        is_taken: Whether the earlier try had asked for it.
+    """
+
+    answer: LLMResponse
+    ahead: int | None
+    is_taken: bool = False
+
+
 class ResumablePolicy:
     """Gives the answers of an earlier try again while the requests are the same; then asks the policy.
 
-    Times, process ids and the like may differ (see `normalisers`).
+    Times, process ids and the like may differ (see `normalisers`). Answers that were asked ahead are logged when they
+    come; those of the earlier try whose turn never came are given to the requests that they answer, in whatever order.
 
     Attributes:
         given_again: The answers given again so far.
@@ -55,6 +72,7 @@ class ResumablePolicy:
         log: AnswerLog,
         *,
         earlier: Sequence[Exchange] = (),
+        ahead: Sequence[Exchange] = (),
         begin_at: int = 0,
         events: EpisodeEvents | None = None,
         on_divergence: OnDivergence = "continue",
@@ -66,6 +84,7 @@ class ResumablePolicy:
                 given instead of its own, and of missing ones.
             log: Has the earlier exchanges already, and receives the new ones.
             earlier: The exchanges of the earlier try.
+            ahead: What the earlier try had asked ahead, and had not applied.
             begin_at: How many of them precede the snapshot that the episode continues from.
             events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
                 that is to be paid for.
@@ -79,9 +98,33 @@ class ResumablePolicy:
         self._on_divergence = on_divergence
         self._comparison = RequestComparison()
         self._advance = client.advance if isinstance(client, AdvancingClient) else _stay
+        self._asked = AskedAhead(
+            self._ask,
+            concurrency=concurrency_of(client),
+            has_room=self._events.has_room,
+            on_wait=self._events.waited,
+        )
+        self._pending: Sequence[PendingRequest] = ()
+        self._is_live = False
+        self._left_over = dict(enumerate(ahead))
         self.given_again = GivenAgain(answers(earlier[:begin_at]))
         for exchange in earlier[:begin_at]:
             self._advance(deserialize_llm_request(exchange.request), exchange.answer)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the policy may be asked for several answers at once."""
+        return self._asked.looks_ahead
+
+    def expect(self, pending: Sequence[PendingRequest]) -> None:
+        """As `ForesightedClient`: asks ahead, unless answers of the earlier try are still being given again."""
+        self._pending = pending
+        if self._is_live:
+            self._asked.expect(pending)
+
+    async def close(self) -> None:
+        """Cancels what was asked ahead."""
+        await self._asked.close()
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Answers one request.
@@ -103,7 +146,7 @@ class ResumablePolicy:
                 self._advance(request, answer)
                 if answer is None:
                     raise UnansweredError("There was no answer to this request in time.")
-                self.given_again.answers.append(answer)
+                self._give_again(answer)
                 return answer
             self.given_again.diverged_at = position
             if self._on_divergence == "restart":
@@ -113,13 +156,26 @@ class ResumablePolicy:
                     step=position,
                     why=f"{compared.where}: {'; '.join(compared.diff)}",
                 )
-            await in_thread(lambda: self._log.begin(self._earlier[:position]))
+            await self._begin_log(self._earlier[:position])
+        if not self._is_live:
+            self._go_live()
+        return await self._answer(request)
+
+    def _go_live(self) -> None:
+        """Asks the policy from now on. What was asked ahead is paid for, whether or not its turn comes."""
+        self._is_live = True
+        for answer in answers(self._left_over.values()):
+            self._give_again(answer)
+        self._asked.expect(self._pending)
+
+    def _give_again(self, answer: LLMResponse) -> None:
+        self.given_again.answers.append(answer)
+        self._events.usage.pay(answer)
+
+    async def _answer(self, request: LLMRequest) -> LLMResponse:
+        """Returns the answer to the observation, which is on record as the next exchange then."""
         try:
-            answer = checked_answer(await self._client(request))
-        except RefusalError as refusal:
-            if refusal.answer is not None:
-                self._events.paid(refusal.answer)
-            raise
+            answer, ahead, is_taken = await self._asked(request)
         except UnansweredError:
             self._note_unanswered(request)
             raise
@@ -129,9 +185,41 @@ class ResumablePolicy:
             if self._events.is_time_up:
                 self._note_unanswered(request)
             raise
-        self._log.append(request, answer, stage=self._events.num_stages)
-        self._events.paid(answer)
+        if ahead is not None:
+            self._log.apply(ahead)
+        if is_taken:
+            self._advance(request, answer)
         return answer
+
+    async def _ask(self, call: PendingRequest) -> _Answered:
+        """Asks the policy for one answer, in its turn or ahead; it is on record and paid for when it is returned."""
+        if (taken := self._take(call)) is not None:
+            return taken
+        try:
+            answer = checked_answer(await self._client(call.request))
+        except RefusalError as refusal:
+            if refusal.answer is not None:
+                self._events.pay(refusal.answer)
+            raise
+        stage, ahead = self._events.num_stages, None
+        if is_asked_ahead():
+            ahead = self._log.append_ahead(call.request, answer, stage=stage)
+        else:
+            self._log.append(call.request, answer, stage=stage)
+        self._events.pay(answer)
+        return _Answered(answer, ahead)
+
+    def _take(self, call: PendingRequest) -> _Answered | None:
+        """Returns the answer that the earlier try had asked ahead to this request, if there is one."""
+        if not self._left_over:
+            return None
+        stage, request = self._events.num_stages, serialize_llm_request(call.request)
+        for number, (recorded, answer, own_stage) in self._left_over.items():
+            is_same = own_stage == stage and RequestComparison().compare(0, recorded, request).match in _SAME
+            if is_same and answer is not None:
+                del self._left_over[number]
+                return _Answered(answer, number, is_taken=True)
+        return None
 
     def _note_unanswered(self, request: LLMRequest) -> None:
         """Logs that the last request had no answer before the environment's time was up."""
@@ -143,7 +231,12 @@ class ResumablePolicy:
         """Logs the end of a stage whose agent was interrupted by its time limit."""
         unasked = Exchange(serialize_llm_request(request), None, self._events.num_stages)
         self._earlier.insert(position, unasked)
-        await in_thread(lambda: self._log.begin(self._earlier))
+        await self._begin_log(self._earlier)
+
+    async def _begin_log(self, earlier: Sequence[Exchange]) -> None:
+        """Begins the log anew with other exchanges than it had."""
+        ahead = list(self._left_over.values())
+        await in_thread(lambda: self._log.begin(earlier, ahead))
 
 
 def _stay(request: LLMRequest, answer: LLMResponse | None) -> None:

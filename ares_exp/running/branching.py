@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
 from ares_exp.journal.encoding import decode_journal
@@ -208,6 +209,11 @@ class _FirstAnswer:
     def __init__(self, text: str, client: LLMClient) -> None:
         self._text: str | None = text
         self._client = client
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        """As the client's: the first request is asked for first."""
+        return concurrency_of(self._client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         text, self._text = self._text, None

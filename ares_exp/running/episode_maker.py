@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp import __version__
+from ares_exp.asking.asked_ahead import counted_when_awaited
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
@@ -144,7 +145,11 @@ class EpisodeMaker:
     def _make_policy(self, episode: RunningEpisode) -> ResumablePolicy:
         planned, earlier = episode.planned, episode.planned.earlier
         spec = EpisodeSpec(
-            planned.task_name, planned.attempt, planned.seed, retry=planned.retry, on_wait=episode.waited
+            planned.task_name,
+            planned.attempt,
+            planned.seed,
+            retry=planned.retry,
+            on_wait=counted_when_awaited(episode.waited),
         )
         episode.log = self.begin_log(planned, started_at=episode.started_at)
         client: LLMClient = self._parts.policy.for_episode(spec)
@@ -154,6 +159,7 @@ class EpisodeMaker:
             client,
             episode.log,
             earlier=earlier.exchanges if earlier is not None else (),
+            ahead=earlier.ahead if earlier is not None else (),
             begin_at=episode.from_snapshot or 0,
             events=episode,
             on_divergence=self._settings.resume_diverged,
@@ -174,6 +180,8 @@ class EpisodeMaker:
             parent=earlier.episode_id if earlier is not None else None,
         )
         log = AnswerLog(self._run_dir.answers, begun)
-        if log.begin(earlier.exchanges if earlier is not None else ()) and earlier is not None:
+        if earlier is None:
+            log.begin(())
+        elif log.begin(earlier.exchanges, earlier.ahead):
             AnswerLog(self._run_dir.answers, earlier).discard()
         return log

@@ -104,11 +104,30 @@ class Experiment:
         names = self._narrowed(cast("Sequence[str]", outcomes[0]))
         episode_parts = self._maker.episode_parts(self._settings.seed)
         await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
+        if parts.policy.knows_prices and not self._limits_spending:
+            self._warn(
+                "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
+                "episode at 0.5."
+            )
         return names
+
+    @property
+    def _bounds_on_cost(self) -> tuple[float | None, ...]:
+        budget = self._parts.budget
+        return self._settings.limits.cost, budget.cost, budget.sweep.cost
+
+    @property
+    def _limits_spending(self) -> bool:
+        tokens = self._settings.limits.tokens, self._parts.budget.tokens, self._parts.budget.sweep.tokens
+        return any(bound is not None for bound in (*tokens, *self._bounds_on_cost))
 
     async def _load(self) -> Sequence[str]:
         """Reads the task set and has the source check itself; returns the names of the selected tasks."""
-        names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        try:
+            names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+            raise ConfigError(f"The tasks of {name_of(self._parts.source)} cannot be read: {what}.") from error
         await self._parts.source.preflight()
         return names
 
@@ -164,7 +183,7 @@ class Experiment:
             run_dir=self._run_dir.path,
             sweep_dir=self._settings.sweep_dir,
         )
-        self._progress = Progress(len(owed), before=len(planned) - len(owed))
+        self._progress = Progress(len(owed), before=len(planned) - len(owed), is_kept=self._settings.sweep_dir is None)
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)
@@ -280,7 +299,9 @@ class Experiment:
     async def _play(self, planned: PlannedEpisode) -> Retry | None:
         """Plays one try of an attempt. Returns the retry that follows, if any."""
         self._progress.episode_started(planned.task_name)
-        episode = self._running[planned.episode_id] = RunningEpisode(planned=planned, recorder=self)
+        episode = self._running[planned.episode_id] = RunningEpisode(
+            planned=planned, recorder=self, limits=self._settings.limits
+        )
         failure: BaseException | None = None
         try:
             environment, policy = await self._maker.make(episode)
@@ -361,6 +382,12 @@ class Experiment:
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
         self._meter.add_answer(episode.planned.episode_id, answer)
+        if any(bound is not None for bound in self._bounds_on_cost):
+            for model in tuple(self._parts.policy.unpriced):
+                self._warn(
+                    f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "
+                    "not hold. Set policy.prices (0 for a free model)."
+                )
         if episode.result is None:
             self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
         self._check_budget()

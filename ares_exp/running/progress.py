@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ares_exp.records.results import EpisodeResult
+from ares_exp.records.results import UNFINISHED, EpisodeResult
 from ares_exp.terminal.terminal import encodable, format_duration, format_number
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Progress:
         stream: TextIO | None = None,
         is_tty: bool | None = None,
         interval_sec: float = 5.0,
+        is_kept: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keeps the arguments; `start` begins to show.
@@ -46,6 +47,7 @@ class Progress:
             stream: Where to show progress; standard error by default.
             is_tty: Whether `stream` is a terminal that can redraw a line; found out by default.
             interval_sec: Seconds between two lines where `stream` is no terminal.
+            is_kept: Whether the last state stays on the screen.
             clock: Seconds that only grow.
         """
         self._total = total
@@ -53,10 +55,12 @@ class Progress:
         self._stream = stream if stream is not None else sys.stderr
         self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
         self._interval_sec = interval_sec
+        self._is_kept = is_kept
         self._clock = clock
         self._separator = " · " if encodable("·", self._stream) else " | "
         self._running: list[str] = []
         self._done = 0
+        self._cut_short = 0
         self._scored = 0
         self._reward_sum = 0.0
         self._started_at = clock()
@@ -83,9 +87,12 @@ class Progress:
         self._running.append(task_name)
 
     def episode_finished(self, result: EpisodeResult) -> None:
-        """Counts an episode as done, whatever its outcome."""
+        """Counts an episode as done, be it with an error; one that was cut short has no result."""
         if result.task_name in self._running:
             self._running.remove(result.task_name)
+        if result.outcome in UNFINISHED:
+            self._cut_short += 1
+            return
         self._done += 1
         if result.reward is not None:
             self._scored += 1
@@ -108,11 +115,13 @@ class Progress:
         parts = [f"{self._done}/{self._total} done"] if self._total or not self._before else []
         if self._before:
             parts.append(f"{self._before} done before")
+        if self._cut_short:
+            parts.append(f"{self._cut_short} cut short")
         if self._running:
             parts.append(f"{len(self._running)} running")
         if self._scored:
             parts.append(f"reward {format_number(self._reward_sum / self._scored)}")
-        if 0 < self._done < self._total:
+        if 0 < self._done < self._total and not self._cut_short:
             parts.append(f"ETA {format_duration(elapsed / self._done * (self._total - self._done))}")
         else:
             parts.append(format_duration(elapsed))
@@ -130,6 +139,8 @@ class Progress:
         stopped = False
         while not stopped:
             stopped = self._stopped.wait(self._interval_sec)
+            if stopped and not self._is_kept:
+                return
             self._stream.write(self.line() + "\n")
             self._stream.flush()
 
@@ -142,6 +153,7 @@ class Progress:
             get_renderable=self._bar,
             console=console,
             auto_refresh=False,
+            transient=not self._is_kept,
             # Output that is redirected to a file must continue to go there.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),

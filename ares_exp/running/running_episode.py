@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
+from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, Replayed
 from ares_exp.resume.answer_log import AnswerLog, answers
@@ -40,6 +41,7 @@ class RunningEpisode(EpisodeEvents):
     Attributes:
         planned: The planned episode.
         recorder: Records the episode; `None`: it is not recorded.
+        limits: What it may use.
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
@@ -54,6 +56,7 @@ class RunningEpisode(EpisodeEvents):
 
     planned: PlannedEpisode = field(kw_only=True)
     recorder: EpisodeRecorder | None = field(default=None, repr=False)
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
     environment: EnvironmentWrapper | None = field(default=None, repr=False)
@@ -79,6 +82,10 @@ class RunningEpisode(EpisodeEvents):
         super().waited(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
+
+    def has_room(self, answers: int) -> bool:
+        """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
+        return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + answers)) is None
 
     def paid(self, answer: LLMResponse) -> None:
         """Counts the answer towards the budget of the run."""
@@ -134,6 +141,8 @@ class RunningEpisode(EpisodeEvents):
             replayed=self._replayed(),
             stages=report.stages,
             environment_usage=report.environment_usage,
+            length_stops=usage.length_stops,
+            format_errors=report.format_errors,
         )
 
     def _last_step(self) -> TimeStep[Any] | None:

@@ -51,7 +51,7 @@ class RunStatistics:
             (`UNFINISHED`) says nothing: it is in no score.
         scored_only: Scores where it is left out.
         outcomes: How many attempts ended how.
-        errors: Of attempts without a reward, how many had which error, by its class.
+        errors: Of attempts without a reward that were not cut short, how many had which error, by its class.
         retried_errors: The same of the tries that another one followed.
         tokens, generated_tokens, cost, num_steps, seconds: Over the attempts; seconds are wall seconds.
         phase_sec: Wall seconds by phase, over the attempts that went through it.
@@ -107,7 +107,7 @@ class RunStatistics:
             errors_as_zero=_scores(tasks, lambda task: task.rewards_with_zeros, ks, level),
             scored_only=_scores(tasks, lambda task: task.scored_rewards, ks, level),
             outcomes=count_outcomes(final),
-            errors=count_errors(result for result in final if result.reward is None),
+            errors=count_errors(one for one in final if one.reward is None and one.outcome not in UNFINISHED),
             retried_errors=count_errors(result for result in results if id(result) not in last),
             tokens=Spread.of([result.prompt_tokens + result.generated_tokens for result in final]),
             generated_tokens=Spread.of([result.generated_tokens for result in final]),

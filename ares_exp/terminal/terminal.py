@@ -96,9 +96,9 @@ def format_number(value: float) -> str:
     return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.3g}"
 
 
-def count_of(number: int, thing: str) -> str:
-    """Formats a number of things: `1 episode`, `2,000 episodes`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def count_of(number: int, thing: str, things: str | None = None) -> str:
+    """Formats a number of things: `1 episode`, `2,000 episodes`; `things` is a plural that is not made by an s."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ares_exp.environment import (
+    Announcing,
     Concurrent,
     EpisodeReport,
     Exportable,
@@ -38,6 +39,9 @@ Use = Callable[[MinimalEnvironment], Awaitable[T]]
 
 TIMEOUT_SEC = 200.0
 """Time limit for two episodes, on a loaded machine."""
+
+QUIET_SEC = 0.05
+"""How long an environment without changes is watched."""
 
 GRACE_SEC = 10.0
 """Time limit after `close()` for everything that the environment has started."""
@@ -273,6 +277,31 @@ class EnvironmentContract:
                 pytest.skip("it is a wrapper of one that tells none")
             assert pending[0].request == first.observation
             assert len({one.call_id for one in pending}) == len(pending)
+            second = await env.step(self._answer())
+            later = concurrent.pending_requests()
+            assert bool(later) != second.last()
+            assert second.last() or later[0].request == second.observation
+            still = [one for one in pending[1:] if one in later]
+            assert [*later[: len(still)]] == still, "what waited before comes first, in the same order"
+
+        _with(environment, play)
+
+    def test_announcing(self, environment: MinimalEnvironment) -> None:
+        async def play(env: MinimalEnvironment) -> None:
+            announcing, concurrent = _capable(env, Announcing), _capable(env, Concurrent)
+            await env.reset()
+            if not (pending := concurrent.pending_requests()):
+                pytest.skip("it is a wrapper of one that tells none")
+            assert await announcing.changed_requests(()) == pending
+            waiting = asyncio.ensure_future(announcing.changed_requests(pending))
+            await asyncio.wait({waiting}, timeout=QUIET_SEC)
+            assert not waiting.done(), "nothing has changed"
+            assert concurrent.pending_requests() == pending
+            step = await env.step(self._answer())
+            assert not step.first()
+            waiting.cancel()
+            await asyncio.wait({waiting}, timeout=GRACE_SEC)
+            assert waiting.done()
 
         _with(environment, play)
 

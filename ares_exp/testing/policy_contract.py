@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy, as_policy
@@ -64,6 +65,15 @@ class PolicyContract:
         async def ask(opened: Policy) -> list[LLMResponse]:
             clients = [opened.for_episode(self.episode(attempt)) for attempt in range(4)]
             return await asyncio.gather(*(client(question) for client in clients))
+
+        assert all(isinstance(answer, LLMResponse) for answer in _with(policy, ask))
+
+    def test_one_that_may_be_asked_several_at_once_answers_each(self, policy: LLMClient, question: LLMRequest) -> None:
+        async def ask(opened: Policy) -> list[LLMResponse]:
+            client = opened.for_episode(self.episode())
+            if (count := min(4, concurrency_of(client))) < 2:
+                pytest.skip("it is asked for one answer after the other")
+            return await asyncio.gather(*(client(question) for _ in range(count)))
 
         assert all(isinstance(answer, LLMResponse) for answer in _with(policy, ask))
 

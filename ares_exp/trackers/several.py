@@ -51,6 +51,11 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         """Number of failures so far: those that trackers report themselves, and calls that raised."""
         return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
+    @property
+    def place(self) -> str | None:
+        """The lines of all that have one."""
+        return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
+
     def start(self, run: RunInfo) -> None:
         """Starts every one."""
         for name, tracker in self._trackers.items():

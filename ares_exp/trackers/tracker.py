@@ -83,6 +83,11 @@ class TrackerBase(Tracker):
         """Number of failures of the tracker so far. Default: 0."""
         return 0
 
+    @property
+    def place(self) -> str | None:
+        """A line for the user, after `finish`: where its record is to be seen, or how it gets there. Default: none."""
+        return None
+
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Records a finished try of an attempt, with its trajectory if one was kept. Returns at once."""
         raise NotImplementedError

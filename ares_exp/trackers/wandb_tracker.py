@@ -70,8 +70,8 @@ class WandbTracker(TrackerBase):
             job_type: W&B job type; `None` takes the run's.
             name: Display name; `None` takes the run's.
             tags: Labels beside the run's own.
-            mode: `auto` obeys the environment variable WANDB_MODE, else is `online` when WANDB_API_KEY is set or the
-                agent of a W&B sweep started the run, else `offline`.
+            mode: `auto` obeys the environment variable WANDB_MODE, else is `online` with a key (WANDB_API_KEY, or what
+                `wandb login` wrote to the netrc file) or when the agent of a W&B sweep started the run, else `offline`.
             log_artifacts: Whether task set, trajectories and snapshots become artifacts.
             log_trajectories: Whether the table of episodes has a readable page of each trajectory.
             log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
@@ -99,11 +99,17 @@ class WandbTracker(TrackerBase):
         self._numbers = BackgroundWriter("W&B")
         self._files = BackgroundWriter("W&B's table and artifacts")
         self._session: tuple[WandbRecording, RecordedFiles] | None = None
+        self._place: str | None = None
 
     @property
     def failures(self) -> int:
         """Number of W&B failures so far."""
         return self._numbers.failures + self._files.failures
+
+    @property
+    def place(self) -> str | None:
+        """URL of the W&B run; of one that is offline, the command that uploads it."""
+        return self._place
 
     def start(self, run: RunInfo) -> None:
         """Starts the tracker. Imports and initialises W&B in the background."""
@@ -142,3 +148,4 @@ class WandbTracker(TrackerBase):
         self._files.finish(FILES_SHARE * self._options.finish_timeout_sec)
         self._numbers.do(lambda: recording.end(summary, files_are_logged=files.are_logged))
         self._numbers.finish(max(deadline - time.monotonic(), 0.0))
+        self._place = recording.place

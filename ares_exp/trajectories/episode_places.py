@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.records.run_dir import EPISODES
+from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD
 from ares_exp.trajectories.files.episode_file import PARTIAL
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.line_file import ZSTD
@@ -37,7 +37,8 @@ def find_files(path: Path) -> list[list[Path]]:
             raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")
         if is_run(path):
             return [_in_run(path)]
-        return [_in_order(_in_folder(path)), *(_in_run(run) for run in _runs_below(path, MAX_DEPTH, set()))]
+        own = [] if (path / SWEEP_RECORD).is_file() else _in_folder(path)  # a sweep has JSON that is no episodes
+        return [_in_order(own), *(_in_run(run) for run in _runs_below(path, MAX_DEPTH, set()))]
     except OSError as error:
         raise TrajectoryFormatError(f"{error.filename or path}: {error.strerror}.") from error
 

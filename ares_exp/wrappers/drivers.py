@@ -6,11 +6,12 @@ three, and so are the time steps, the exceptions and what cancelling a call does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, PendingRequest, TimeStep
 from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep, Info
 
 if TYPE_CHECKING:
@@ -81,6 +82,19 @@ class GymDriver(EnvironmentWrapper):
         await self._gym.__aexit__(exc_type, exc, traceback)
 
 
+class ThreadedGymDriver(GymDriver):
+    """Plays through a face whose environment is on another event loop, where alone its requests can be looked at."""
+
+    def pending_requests(self) -> tuple[PendingRequest, ...]:
+        """Returns none: the policy is asked for one answer after the other."""
+        return ()
+
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        """Never returns: see `pending_requests`."""
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable: nobody sets the event")
+
+
 def drive_directly(environment: MinimalEnvironment) -> MinimalEnvironment:
     """Returns the environment itself, for `wrapper=none`."""
     return environment
@@ -97,7 +111,7 @@ def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
     The environment then runs on the wrapper's event loop, not on the caller's: what it shares with other environments
     must not be bound to a loop.
     """
-    return GymDriver(_gym_in_thread(environment))
+    return ThreadedGymDriver(_gym_in_thread(environment))
 
 
 def _gym_in_thread(environment: MinimalEnvironment) -> GymInThread:

@@ -56,6 +56,7 @@ def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> Non
     assert "done" in done.stderr  # the plain progress line
 
 
+@pytest.mark.slow
 @pytest.mark.local
 def test_a_solution_that_fails_is_an_error(cli: Any, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES, tmp_path / "tasks")
@@ -64,10 +65,13 @@ def test_a_solution_that_fails_is_an_error(cli: Any, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "error: The tasks' own solutions fall short of reward_threshold=1 in 1 of 2" in done.stderr
     assert "write-greeting (0)" in done.stderr
+    swept = cli("-m", *QUIET, "env.path=tasks", "env.tasks=write-greeting", "seed=1,2", "hydra.sweep.dir=sweep")
+    assert (swept.returncode, swept.stderr.count("error: The tasks' own solutions fall short")) == (1, 2)
     low = cli(*QUIET, "env.path=tasks", "env.tasks=write-greeting", "reward_threshold=0")
     assert (low.returncode, "error" in low.stderr) == (0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.local
 def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path) -> None:
     found = []
@@ -134,12 +138,28 @@ def test_a_step_limit_truncates_and_still_verifies(cli: Any, tmp_path: Path) -> 
         "policy.replies=['no block']",
         "policy.repeat_last=true",
         "env.limit=1",
-        "step_limit=3",
+        "step_limit=2",
     )
     assert done.returncode == 0, done.stderr
     [row] = rows(only_run(tmp_path))
-    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, 3)
+    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, 2)
     assert "steps" in row["error"]["message"]
+
+
+@pytest.mark.once
+@pytest.mark.local
+@pytest.mark.parametrize(("limit", "steps", "ended_by"), [("3", 3, "format_errors"), ("null", 5, "steps")])
+def test_replies_without_a_command_end_the_episode(
+    cli: Any, tmp_path: Path, limit: str, steps: int, ended_by: str
+) -> None:
+    replies = ("policy=scripted", "policy.replies=['no block']", "policy.repeat_last=true", "step_limit=5")
+    done = cli(*QUIET, *replies, "env.limit=1", f"agent.format_errors_in_a_row={limit}", "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
+    [row] = rows(tmp_path / "run")
+    assert (row["outcome"], row["reward"], row["num_steps"]) == ("truncated", 0.0, steps)
+    assert row["error"]["limit"] == ended_by
+    [trajectory] = (tmp_path / "run" / "trajectories").iterdir()
+    assert EpisodeTrajectory.load(trajectory).limit == ended_by
 
 
 @pytest.mark.once
@@ -152,6 +172,7 @@ def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.local
 def test_replay_reports_the_first_message_that_differs(cli: Any, tmp_path: Path) -> None:
     assert cli(*QUIET, "hydra.run.dir=first", "env.limit=1").returncode == 0

@@ -46,6 +46,7 @@ def test_a_refused_job_in_the_middle(cli: Any, tmp_path: Path, launcher: str, tr
     )
     assert done.returncode == 2
     assert "job 1 failed: Expected `step_limit` to be at least 1, got -1" in done.stdout
+    assert (done.stdout + done.stderr).count("got -1") == 1
     assert "Traceback" not in done.stderr
     rows = report(tmp_path / "s")["jobs"]
     assert [(row["overrides"], row["state"]) for row in rows] == [

@@ -12,6 +12,7 @@ import pytest
 
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
+    Announcing,
     Concurrent,
     Environment,
     EnvironmentWrapper,
@@ -40,7 +41,7 @@ from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors.null_collector import NullTrajectoryCollector
 
-CAPABILITIES = (Concurrent, Exportable, Inspectable, Recordable, Reporting, Timed, Truncating)
+CAPABILITIES = (Announcing, Concurrent, Exportable, Inspectable, Recordable, Reporting, Timed, Truncating)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,9 @@ class Able(Bare):
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         return (PendingRequest(1, "main", "pending"),)
 
+    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
+        return (*known, PendingRequest(2, "main", "new"))
+
 
 def wrappers(env: Any) -> list[EnvironmentWrapper]:
     return [
@@ -161,6 +165,7 @@ async def test_a_wrapper_passes_every_capability_on(number: int) -> None:
     assert env.granted == 2.0
     assert (wrapper.activity, wrapper.past_steps) == (env.activity, env.past_steps)
     assert wrapper.pending_requests() == (PendingRequest(1, "main", "pending"),)
+    assert await wrapper.changed_requests(()) == (PendingRequest(2, "main", "new"),)
     await wrapper.export_state("store", snapshot_id="mine")
     assert env.asked == [("store", "mine")]
     assert [*await wrapper.fork(2, diversify=True)] == [(2, True)]
@@ -173,6 +178,10 @@ async def test_what_an_environment_cannot_do_has_its_neutral_value(number: int) 
     assert wrapper.report() == EpisodeReport()
     assert (wrapper.step_count, wrapper.current_task, wrapper.time_step, wrapper.time_left_sec) == (0, None, None, None)
     assert (wrapper.activity, wrapper.past_steps, wrapper.pending_requests()) == (None, (), ())
+    waiting = asyncio.ensure_future(wrapper.changed_requests(()))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "nobody announces anything"
+    waiting.cancel()
     wrapper.grant_time(1.0)
     assert await wrapper.truncate("steps") is None
     for capture in (wrapper.export_state("store"), wrapper.fork(1)):
@@ -226,3 +235,12 @@ async def test_one_call_at_a_time() -> None:
     await stepping
     with calls.during("reset()"):
         assert calls.under_way == "reset()"
+
+
+def test_the_repr_of_a_time_step_is_short_and_shows_both_ends() -> None:
+    request = LLMRequest([{"role": "user", "content": "x" * 5000}], stop_sequences=["last"])
+    shown = repr(restart(request))
+    assert shown.startswith("TimeStep('FIRST', reward=None, discount=None, observation=LLMRequest(messages=")
+    assert " … " in shown
+    assert len(shown) < 300
+    assert repr(termination(1.0)) == "TimeStep('LAST', reward=1.0, discount=0.0, observation=None)"

@@ -78,6 +78,7 @@ class Shards:
             interrupted=any(one.get("interrupted") is True for one in totals),
             wall_sec=max(_number(one.get("wall_sec")) for one in totals),
             recording_failures=int(sum(_number(one.get("recording_failures")) for one in totals)),
+            must_pass=any(one.get("must_pass") is True for one in totals),
             unwritten_rows=int(sum(_number(one.get("unwritten_rows")) for one in totals)),
             threshold=_number(threshold) if threshold is not None else 1.0,
         )

@@ -18,6 +18,7 @@ from ares_exp.tasks.task_sources.lfs_pointers import refuse_pointers
 from ares_exp.tasks.task_sources.materialise import materialise
 from ares_exp.tasks.task_sources.task_reference import GitTask
 from ares_exp.tasks.task_toml import TASK_TOML
+from ares_exp.tasks.task_warnings import TaskWarnings
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +61,12 @@ def fetch(tasks: Sequence[GitTask], repositories: Repositories, report: Callable
     Args:
         tasks: The tasks.
         repositories: Where they are taken from.
-        report: Gets a line for each submodule, whose files are missing.
+        report: Gets a line for the submodules, whose files are missing.
 
     Raises:
         PreflightError: A repository or a commit cannot be fetched, or nothing can be written.
     """
-    found = Fetched()
+    found, submodules = Fetched(), TaskWarnings()
     groups: dict[tuple[str, str | None], list[GitTask]] = {}
     for task in tasks:
         groups.setdefault((task.url, task.ref), []).append(task)
@@ -76,7 +77,8 @@ def fetch(tasks: Sequence[GitTask], repositories: Repositories, report: Callable
         commit = repository.commit(ref)
         if missing := _missing(group, commit, repositories.cache, found):
             log.info("Fetching %d tasks of %s at %s", len(missing), url, commit)
-            _fetch(missing, repository, commit, repositories, found, report)
+            _fetch(missing, repository, commit, repositories, found, submodules)
+    submodules.tell(report)
     return found
 
 
@@ -98,7 +100,7 @@ def _fetch(
     commit: str,
     repositories: Repositories,
     found: Fetched,
-    report: Callable[[str], None],
+    submodules: TaskWarnings,
 ) -> None:
     tree = repository.tree(commit)
     wanted = []
@@ -109,7 +111,7 @@ def _fetch(
             found.problems[task.name] = f"{task.url} at {commit}: {complaint}"
     for path in (path for path, mode in tree.items() if mode == SUBMODULE):
         for task in (task for task in wanted if task.path == "." or path.startswith(f"{task.path}/")):
-            report(f"{task.name}: {path} is a submodule, whose files are not fetched")
+            submodules.add(task.name, [f"{path} is a submodule, whose files are not fetched"])
     if not wanted:
         return
     with repositories.cache.workspace() as workspace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,7 @@ from ares_exp.tasks.task_sources.task_reference import GitTask
 from ares_exp.tasks.task_sources.task_source import ListedTasks, TaskFolder, TaskSource
 
 T = TypeVar("T")
+_URL = re.compile(r"(https?:)/+", re.IGNORECASE)
 
 
 def task_source(
@@ -52,6 +54,8 @@ def task_source(
     Raises:
         ConfigError: One of them is malformed, or they do not go together.
     """
+    _refuse_url("path", path, "the repository of tasks is `env.repo=<url>`")
+    _refuse_url("registry", registry, "download it first, or name its repository: `env.repo=org/name[@ref]`")
     given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
     used = [f"`env.{name}`" for name, value in given.items() if value is not None]
     if git_commit is not None and git_url is None:
@@ -98,6 +102,12 @@ def _of_repository(
         )
     folder = inside or repository.folder or DEFAULT_FOLDER
     return RepositoryFolder(repository, _read("path", folder, check_inner_path))
+
+
+def _refuse_url(option: str, path: Path | None, remedy: str) -> None:
+    if path is not None and (found := _URL.match(str(path))) is not None:
+        url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path it has lost a slash
+        raise ConfigError(f"Expected `env.{option}` to be a path, got the URL {url}: {remedy}.")
 
 
 def _refuse(used: Sequence[str], conflicting: object, complaint: str) -> None:

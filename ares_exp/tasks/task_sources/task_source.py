@@ -19,6 +19,7 @@ from ares_exp.tasks.task_sources.git_tasks import Repositories, fetch
 from ares_exp.tasks.task_sources.lfs_pointers import refuse_pointers
 from ares_exp.tasks.task_sources.task_lists import TaskList
 from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskReference
+from ares_exp.tasks.task_warnings import TaskWarnings
 
 SHOWN_PROBLEMS = 10
 
@@ -88,8 +89,10 @@ class TaskFolder:
                 problems[task.name] = str(error)
         if not whole:
             raise _refusal(problems, len(problems))
+        skipped = TaskWarnings()
         for name, reason in sorted(problems.items()):
-            report(f"skipped {name}, which is no valid task: {reason}")
+            skipped.add(name, [f"skipped, no valid task: {reason}"])
+        skipped.tell(report, "directories")
         return select(whole)
 
     def stop(self) -> None:

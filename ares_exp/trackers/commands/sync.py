@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     owed = {run_dir: _owed(run_dir, sessions, again=arguments.again) for run_dir, sessions in run_dirs.items()}
     whole = True
     with no_traces() as folder:
-        missing = _sync([session for sessions in owed.values() for session in sessions])
+        missing = _sync([session for sessions in owed.values() for session in sessions], folder)
         for session in missing:
             sys.stderr.write(f"not uploaded: {printable(str(session))}\n")
         for run_dir, sessions in owed.items():
@@ -89,15 +89,25 @@ def _owed(run_dir: Path, sessions: Sequence[Path], *, again: bool) -> list[Path]
     return [one for one in sessions if again or not (_mark(one).exists() or one.parent.name in confirmed)]
 
 
-def _sync(sessions: Sequence[Path]) -> set[Path]:
-    """Uploads sessions by `wandb sync`; returns those of which it does not say that they were uploaded."""
+def _sync(sessions: Sequence[Path], folder: Path) -> set[Path]:
+    """Uploads sessions by `wandb sync`; returns those of which it does not say that they were uploaded.
+
+    Args:
+        sessions: Their files.
+        folder: Where W&B's own logs are, which are removed at the end.
+    """
     if sessions:
         for session in sessions:
             _mark(session).unlink(missing_ok=True)
         sys.stdout.flush()
-        # Its output is for the user. It uploads the sessions of one W&B run in their order.
+        # Its output is for the user, but for the place of its log. It uploads the sessions of a W&B run in their order.
         command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, sessions)]
-        subprocess.run(command, check=False)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if str(folder) not in line:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
     return {session for session in sessions if not _mark(session).exists()}
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from netrc import NetrcParseError, netrc
+from pathlib import Path
 from typing import Literal, cast, get_args
+from urllib.parse import urlsplit
 
 Mode = Literal["auto", "offline", "online", "disabled"]
+SERVICE = "https://api.wandb.ai"
 SWEEP_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 """Variables of the processes that the agent of a W&B sweep starts."""
 
@@ -33,14 +37,30 @@ class WandbOptions:
 
 
 def effective_mode(mode: Mode, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Returns the mode, with `auto` resolved: WANDB_MODE, else online with a key or in a W&B sweep, else offline."""
+    """Returns the mode, with `auto` resolved: WANDB_MODE, else online with a key or in a W&B sweep, else offline.
+
+    A key is in WANDB_API_KEY, or in the netrc file, where `wandb login` puts it.
+    """
     if mode != "auto":
         return mode
     asked = environ.get("WANDB_MODE", "").lower()
     for known in get_args(Mode):
         if asked == known != "auto":
             return cast("Mode", known)
-    return "online" if environ.get("WANDB_API_KEY") or sweep_run_id(environ) else "offline"
+    has_key = environ.get("WANDB_API_KEY") or sweep_run_id(environ) or _is_logged_in(environ)
+    return "online" if has_key else "offline"
+
+
+def _is_logged_in(environ: Mapping[str, str]) -> bool:
+    """Returns whether the netrc file has an entry for the service, as `wandb login` writes it."""
+    named, home = environ.get("NETRC"), environ.get("HOME")
+    paths = [Path(named)] if named else [Path(home, name) for name in (".netrc", "_netrc")] if home else []
+    path = next((path for path in paths if path.is_file()), None)
+    host = urlsplit(environ.get("WANDB_BASE_URL") or SERVICE).hostname
+    try:
+        return path is not None and host in netrc(path).hosts
+    except (OSError, ValueError, NetrcParseError):
+        return False
 
 
 def sweep_run_id(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ class WandbRecording:
         identity: Which W&B run it is.
         run: That run while it is open, else `None`.
         begun: Set when it is known whether there is a W&B run.
+        place: Where that can be looked at, or how it gets there, for the user; `None` without a W&B run.
         report: Counts and logs a failure.
     """
 
@@ -58,6 +60,7 @@ class WandbRecording:
         self.identity = identity_of(info, project=options.project, entity=options.entity)
         self.run: wandb.Run | None = None
         self.begun = threading.Event()
+        self.place: str | None = None
         self._online = online
         self.report = report
         self._rows_left = 0
@@ -82,7 +85,7 @@ class WandbRecording:
             self._reserve(max(step, run.step))
             if step > run.step:  # offline, W&B begins every session with step 0
                 run.log({WALL_SEC: self._seconds(time.time())}, step=step)
-            self.run = run
+            self.run, self.place = run, _place(run, self.info.run_dir)
         self.begun.set()
 
     def add_episode(self, result: EpisodeResult) -> None:
@@ -153,6 +156,13 @@ class WandbRecording:
 
     def _seconds(self, at: float) -> float:
         return max(at - self._start, 0.0)
+
+
+def _place(run: wandb.Run, run_dir: Path) -> str:
+    if not run.offline:
+        return f"W&B: {run.url}"
+    shown = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir
+    return f"W&B, offline; upload: python -m ares_exp.trackers sync {shlex.quote(str(shown))}"
 
 
 def _is_endless(value: Any) -> bool:

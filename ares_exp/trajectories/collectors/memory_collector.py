@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Annotated
 
@@ -27,7 +26,10 @@ class MemoryTrajectoryCollector(EpisodeCollector):
             clock: Gives epoch seconds.
         """
         super().__init__(clock=clock)
-        self.episodes: deque[EpisodeTrajectory] = deque(maxlen=keep)
+        self.episodes: list[EpisodeTrajectory] = []
+        self._keep = keep
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         self.episodes.append(trajectory)
+        if self._keep is not None:
+            del self.episodes[: -self._keep]

@@ -19,6 +19,7 @@ from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
 from ares_exp.records.results import Outcome
+from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 ToolArguments = Literal["text", "object"]
@@ -72,8 +73,14 @@ class ExportReport:
 
     def sentences(self) -> list[str]:
         """Returns the counts in sentences."""
-        left_out = [f"Left out: {count} {reason}." for reason, count in sorted(self.left_out.items())]
-        return [f"{self.rows} rows from {self.episodes} episodes.", *left_out]
+        left_out = [f"Left out: {_counted(count, reason)}." for reason, count in sorted(self.left_out.items())]
+        return [f"{count_of(self.rows, 'row')} from {count_of(self.episodes, 'episode')}.", *left_out]
+
+
+def _counted(count: int, reason: str) -> str:
+    """Puts a number before words that begin with a plural: `3 pairs of …`, `1 pair of …`."""
+    things, _, rest = reason.partition(" ")
+    return f"{count_of(count, things[:-1])} {rest}" if things.endswith("s") else f"{count:,} {reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ def clean(tmp_path: Path) -> Clean:
         else ()
     )
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*apart, sys.executable, "-m", "ares_exp.containers", *arguments],
-            env={**NO_DAYTONA, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock"},
+            env={**NO_DAYTONA, "TMPDIR": str(tmp_path), "DOCKER_HOST": "unix:///no/such.sock", **variables},
             capture_output=True,
             text=True,
             timeout=60,
@@ -57,6 +57,23 @@ def test_nothing_is_left(clean: Clean) -> None:
     assert first.startswith(NO_ENGINE)
     assert rest == ["No leftovers found."]
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_leftovers_of_a_backend_of_ones_own(clean: Clean, tmp_path: Path) -> None:
+    (tmp_path / "options" / "container").mkdir(parents=True)
+    (tmp_path / "options" / "container" / "mine.yaml").write_text("# mine\n_target_: backend.MineFactory\n")
+    (tmp_path / "backend.py").write_text(
+        "from ares_exp.containers.container import ContainerFactoryBase\n"
+        "from ares_exp.containers.leftover import Leftover\n\n\n"
+        "class MineFactory(ContainerFactoryBase):\n"
+        "    @classmethod\n"
+        "    def find_leftovers(cls, *, images=False, snapshots=False):\n"
+        "        yield Leftover('container', 'mine-1', 'run 7', True, None, lambda: '')\n"
+    )
+    done = clean("clean", "--config-dir", str(tmp_path / "options"), PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mine-1  of run 7" in done.stdout
+    assert "1 thing removed." in done.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no local containers elsewhere")

@@ -58,6 +58,15 @@ async def test_an_episode_from_reset_to_termination(make_environment: Any) -> No
     assert set(env.report().phase_sec) == {"start", "agent", "verify"}
 
 
+async def test_replies_that_the_agent_cannot_use_are_counted(make_environment: Any) -> None:
+    env = make_environment()
+    await env.reset()
+    for reply in (LLMResponse.from_text("no block"), run("true"), LLMResponse.from_text("none again"), SUBMIT):
+        await env.step(reply)
+    assert env.time_step.last()
+    assert env.report().format_errors == 2
+
+
 async def test_it_says_what_it_is_busy_with(make_environment: Any) -> None:
     env = make_environment()
     assert (env.report().phase, env.report().has_container) == (None, False)

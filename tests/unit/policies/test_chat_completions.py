@@ -160,6 +160,7 @@ async def test_reasoning_is_a_part_of_the_answer_and_not_sent_back_by_default(
 ) -> None:
     endpoint.then(thinking("a", "hm"))
     client = make().for_episode(EpisodeSpec("t"))
+    assert not isinstance(client, AdvancingClient), "it has nothing to remember"
     response = await client(conversation("1"))
     assert list(response.data) == [ThinkingData("hm"), TextData("a")]
     await client(conversation("1", "a", "2"))
@@ -251,12 +252,12 @@ async def test_cost(endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCa
     assert not caplog.records
 
 
-async def test_cost_without_a_price_is_zero_with_one_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cost_without_a_price_is_zero_without_a_word(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     policy = make()
+    assert policy.unpriced == set()
     assert [(await policy(HI)).cost for _ in range(3)] == [0.0] * 3
-    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warned) == 1
-    assert "No price is known for model 'm'" in warned[0].getMessage()
+    assert policy.unpriced == {"m"}
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
 async def test_cost_as_the_endpoint_reports_it(endpoint: LoopbackEndpoint, make: Make) -> None:
@@ -476,3 +477,13 @@ async def test_a_large_answer_arrives_whole(endpoint: LoopbackEndpoint, make: Ma
     text = "é\n" * 1_000_000
     endpoint.then(answer(text))
     assert (await make()(HI)).text == text
+
+
+async def test_a_key_of_a_few_letters_masks_no_words(
+    endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers without accounts are often given one letter."""
+    monkeypatch.setenv("OPENAI_API_KEY", "e")
+    endpoint.otherwise = error(400, "the request is broken")
+    with pytest.raises(Exception, match="the request is broken"):
+        await make()(HI)

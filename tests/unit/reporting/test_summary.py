@@ -11,7 +11,7 @@ import pytest
 
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.reporting.summary import render_summary
+from ares_exp.reporting.summary import render_job, render_summary
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_pass_rates_of_tasks_with_errors_say_how_many_tasks_they_are_of(tmp_path
     text = _render(RunSummary(4, results), tmp_path)
     assert "\n\n\n" not in text
     assert "errors as zero   pass^k, likewise\n" in text
-    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 tasks)") == 2
+    assert next(line for line in text.splitlines() if line.startswith("2 ")).count("(of 1 task)") == 2
     assert "pass: a reward of 1.00 or more\n" in text
 
 
@@ -191,22 +191,65 @@ def test_a_run_without_results_has_no_table(tmp_path: Path) -> None:
     assert text.startswith("no reward · 0 of 2 episodes finished")
 
 
-def test_what_exists_is_listed_each_on_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = tmp_path / "outputs" / "run"
+def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "outputs" / "my run"
     (run_dir / "trajectories").mkdir(parents=True)
     (run_dir / "episodes.jsonl").touch()
-    text = _render(RunSummary(0, ()), run_dir)
-    assert text.endswith(f"\nWritten to {run_dir}\n  {run_dir}/episodes.jsonl\n  {run_dir}/trajectories/\n")
+    (run_dir / "sessions.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    text = _render(RunSummary(0, ()), run_dir)
-    assert text.endswith("Written to outputs/run\n  outputs/run/episodes.jsonl\n  outputs/run/trajectories/\n")
+    show = "Written to outputs/my run; show: python -m ares_exp.trajectories show 'outputs/my run'"
+    done, begun = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
+    assert done.splitlines()[-2:] == ["", show]
+    assert begun.splitlines()[-2:] == ["", f"{show}; go on: python -m ares_exp resume='outputs/my run'"]
+    (run_dir / "trajectories").rmdir()
+    (run_dir / "sessions.jsonl").unlink()  # merged runs have none
+    assert _render(RunSummary(1, ()), run_dir).endswith("\n\nWritten to outputs/my run\n")
     assert "Written" not in _render(RunSummary(0, ()), tmp_path / "missing")
+
+
+def test_a_job_of_a_sweep_is_one_line(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    summary = RunSummary(3, (_result("a", 1.0), _result("b", None)), wall_sec=2.0)
+    render_job(summary, name="#1 seed=2", run_dir=tmp_path, stream=stream)
+    [line] = stream.getvalue().splitlines()
+    assert line.startswith("#1 seed=2: mean reward 1.00 [")
+    assert line.endswith(f" | 2 of 3 episodes finished | 2.0 s | errors: 1 AgentError | {tmp_path}")
+
+
+def test_what_episodes_ran_into_is_counted(tmp_path: Path) -> None:
+    results = (
+        *(replace(_result(f"s{n}", 0.0), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("steps")) for n in (1, 2)),
+        replace(_result("t", 0.0), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("time"), length_stops=2),
+        replace(_result("f", 1.0), format_errors=3, container_image="host"),
+        replace(_result("g", 1.0), format_errors=1),
+    )
+    lines = _render(RunSummary(5, results), tmp_path).splitlines()
+    assert "truncated: 2 by steps, 1 by time" in lines
+    assert "format errors: 4 in 2 episodes" in lines
+    assert "answers cut off at the bound on output tokens (finish_reason=length): 2 in 1 episode" in lines
+    assert "container=local: no image was pulled, FROM in a Dockerfile means this host and its programs" in lines
+    quiet = _render(RunSummary(1, (_result("a", 1.0),)), tmp_path)
+    assert not any(word in quiet for word in ("truncated", "format errors", "cut off", "container=local"))
+
+
+def test_what_was_cut_short_is_no_error(tmp_path: Path) -> None:
+    cancelled = replace(_result("a", None), outcome=Outcome.CANCELLED, error=ErrorInfo("CancelledError", "x"))
+    summary = RunSummary(4, (cancelled, replace(cancelled, task_name="b"), _result("c", None)), interrupted=True)
+    lines = _render(summary, tmp_path).splitlines()
+    assert "no reward · 1 of 4 episodes finished · 0.0 s · interrupted" in lines
+    assert not any(line.startswith("errors") for line in lines), "there is one, listed below"
+    at = lines.index("Without a reward:")
+    assert lines[at + 1 : at + 4] == [
+        "  c (attempt 0): agent_error: AgentError: boom", "  2 attempts cut short", "  1 attempt never begun",
+    ]  # fmt: skip
 
 
 def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path: Path) -> None:
     results = tuple(_result(f"task-{i:02}", None, attempt=i, message=f"line one\nline {i}") for i in range(12))
     lines = _render(RunSummary(12, results), tmp_path).splitlines()
-    listed = lines[lines.index("Without a reward:") + 1 :]
+    listed = lines[lines.index("Without a reward:") + 1 : -2]
     assert listed[0] == "  task-00 (attempt 0): agent_error: AgentError: line one line 0"
     assert len(listed) == 11
     assert listed[-1] == "  and 2 more, in episodes.jsonl"
@@ -215,24 +258,24 @@ def test_episodes_without_a_reward_are_listed_one_line_each_and_bounded(tmp_path
 def test_attempts_that_never_began_are_counted_among_those_without_a_reward(tmp_path: Path) -> None:
     cut_short = (_result("a", 1.0), _result("b", None, message="cut short"))
     lines = _render(RunSummary(5, cut_short), tmp_path).splitlines()
-    listed = lines[lines.index("Without a reward:") + 1 :]
+    listed = lines[lines.index("Without a reward:") + 1 : -2]
     assert listed == ["  b (attempt 0): agent_error: AgentError: cut short", "  3 attempts never begun"]
-    assert _render(RunSummary(2, (_result("a", 1.0),)), tmp_path).endswith(
-        "\nWithout a reward:\n  1 attempt never begun\n"
-    )
+    assert "\nWithout a reward:\n  1 attempt never begun\n" in _render(RunSummary(2, (_result("a", 1.0),)), tmp_path)
 
 
-def test_a_long_error_is_cut_in_its_middle(tmp_path: Path) -> None:
-    message = f"It failed: {'x' * 5000} and this was said last"
+def test_a_long_error_is_cut_at_its_end(tmp_path: Path) -> None:
+    message = f"It failed: {'x' * 800} and this was said last"
     text = _render(RunSummary(1, (_result("a", None, message=message),)), tmp_path)
-    assert max(map(len, text.splitlines())) < 300
-    assert "AgentError: It failed: xxx" in text
-    assert text.rstrip().endswith("xxx and this was said last")
+    assert f"AgentError: {message}\n" in text
+    text = _render(RunSummary(1, (_result("a", None, message=5 * message),)), tmp_path)
+    [line] = [line for line in text.splitlines() if "It failed" in line]
+    assert line.endswith("… (whole in episodes.jsonl)")
+    assert len(line) < 1100
 
 
 def test_an_error_without_words_is_named_once(tmp_path: Path) -> None:
     text = _render(RunSummary(1, (_result("a", None, message="AgentError"),)), tmp_path)
-    assert text.rstrip().endswith("a (attempt 0): agent_error: AgentError")
+    assert "a (attempt 0): agent_error: AgentError\n" in text
 
 
 def test_many_tasks_are_cut_with_a_note(tmp_path: Path) -> None:

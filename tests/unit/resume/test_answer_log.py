@@ -79,6 +79,44 @@ def test_what_had_no_answer_in_time_comes_back_with_its_stage(tmp_path: Path) ->
     assert answers(found.exchanges) == [ANSWERS[0], ANSWERS[2]]
 
 
+def test_what_came_ahead_of_its_turn_comes_back_in_its_turn_or_apart(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path, EPISODE)
+    log.begin(exchanges(1), exchanges(2)[1:])
+    assert [log.append_ahead(request(n), ANSWERS[n], stage=1) for n in (2, 1)] == [1, 2]
+    log.append(request(0), ANSWERS[0], stage=1)
+    log.apply(2)
+    [found] = logged_episodes(tmp_path)
+    assert [(one.answer, one.stage) for one in found.exchanges] == [(ANSWERS[0], 0), (ANSWERS[0], 1), (ANSWERS[1], 1)]
+    assert [(one.answer, one.stage) for one in found.ahead] == [(ANSWERS[1], 0), (ANSWERS[2], 1)]
+    assert (found.taken_over, found.ahead_taken_over) == (1, (ANSWERS[1],))
+    log.apply(0)
+    [found] = logged_episodes(tmp_path)
+    assert (found.exchanges[-1].answer, found.ahead_taken_over) == (ANSWERS[1], (ANSWERS[1],)), "paid for before"
+
+
+@pytest.mark.parametrize(
+    "line", [{"applied": 7}, {"applied": 0}, {"applied": None}, {"ahead": "1"}, {"ahead": 0, "action": None}], ids=str
+)
+def test_a_turn_of_nothing(tmp_path: Path, line: dict[str, Any]) -> None:
+    path = written(tmp_path, 2)
+    lines = path.read_text().rstrip("\n").split("\n")
+    last = json.loads(lines[-1]) if "ahead" in line else {}
+    path.write_text("\n".join([*lines, json.dumps(last | line), *lines[1:]]) + "\n")
+    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
+
+
+def test_a_log_without_a_version_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, 2)
+    head, *lines = path.read_text().rstrip("\n").split("\n")
+    data = json.loads(head)
+    assert data.pop("schema_version") == 2
+    path.write_text("\n".join([json.dumps(data), *lines]) + "\n")
+    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
+    path.write_text("\n".join([json.dumps(data | {"schema_version": 3}), *lines]) + "\n")
+    with pytest.raises(ValueError, match="schema_version"):
+        LoggedEpisode.read(path)
+
+
 RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, rewards={"lines": 3.0}, retry=1)
 
 

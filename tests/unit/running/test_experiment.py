@@ -24,6 +24,7 @@ from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
+from ares_exp.running.budget import Budget, Limits
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.experiment import Experiment
 from ares_exp.tasks.time_limits import TimeLimits
@@ -205,6 +206,39 @@ async def test_an_oracle_is_refused_where_there_are_no_solutions(tmp_path: Path)
     source.has_solutions = True  # type: ignore[attr-defined]
     summary = await play(experiment(tmp_path / "solved", source=source, policy=OraclePolicy()), tmp_path)
     assert (summary.must_pass, summary.broken) == (True, ())
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget", "warned"),
+    [
+        (EpisodeLimits(), Budget(), True),
+        (EpisodeLimits(cost=1.0), Budget(), False),
+        (EpisodeLimits(tokens=1), Budget(), False),
+        (EpisodeLimits(), Budget(cost=1.0), False),
+        (EpisodeLimits(), Budget(sweep=Limits(tokens=1)), False),
+    ],
+)
+async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
+    tmp_path: Path, limits: EpisodeLimits, budget: Budget, warned: bool
+) -> None:
+    class Priced(Answers):
+        knows_prices = True
+
+    made = experiment(tmp_path, policy=Priced(), limits=limits, budget=budget)
+    await made.prepare()
+    assert ["`cost_limit=0.5`" in one for one in made.warnings] == [True] * warned
+    free = experiment(tmp_path / "free")
+    await free.prepare()
+    assert free.warnings == []
+
+
+async def test_tasks_that_may_not_be_read_are_a_mistake_of_the_user(tmp_path: Path) -> None:
+    class Closed(Source):
+        def load(self, report: object) -> list[str]:
+            raise PermissionError(13, "Permission denied", "tasks")
+
+    with pytest.raises(ConfigError, match=r"The tasks of Closed cannot be read: tasks: Permission denied\."):
+        await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
 
 
 async def test_everything_is_played_and_written(tmp_path: Path) -> None:
@@ -468,3 +502,20 @@ async def test_row_and_trajectory_count_the_same_steps_and_seconds(tmp_path: Pat
     [row], [stored] = rows(tmp_path), load(tmp_path / "trajectories")
     assert row["num_steps"] == stored.step_count == stored.load().step_count == steps == (ends != "not reset") * 2
     assert (row["started_at"], row["finished_at"]) == (stored.start_time, stored.end_time)
+
+
+class Unpriced(Answers):
+    def __init__(self) -> None:
+        self.unpriced: list[str] = []
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        self.unpriced = ["small-1"]
+        return LLMResponse.from_text("a", usage=Usage(8, 2), finish_reason="length")
+
+
+@pytest.mark.parametrize("cost", [None, 5.0])
+async def test_an_unknown_price_is_a_word_only_under_a_limit_in_dollars(tmp_path: Path, cost: float | None) -> None:
+    made = experiment(tmp_path, policy=Unpriced(), limits=EpisodeLimits(cost=cost))
+    await play(made, tmp_path)
+    assert [warning[:43] for warning in made.warnings] == ["No price is known for model 'small-1': its "] * bool(cost)
+    assert [row["length_stops"] for row in rows(tmp_path)] == [1, 1, 1]

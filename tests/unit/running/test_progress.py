@@ -79,6 +79,22 @@ def test_the_line_says_what_is_known_and_no_more() -> None:
     assert progress.line() == "4/4 done · reward 0.67 · 6.0 s"
 
 
+def test_an_episode_that_was_cut_short_is_not_done() -> None:
+    progress = Progress(4, stream=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), clock=Clock())
+    for name in ("a", "b", "c"):
+        progress.episode_started(name)
+    progress.episode_finished(_result("a", 1.0))
+    progress.episode_finished(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None))
+    assert progress.line() == "1/4 done · 1 cut short · 1 running · reward 1.00 · 0.0 s"
+
+
+def test_the_last_line_of_a_job_is_left_to_its_summary() -> None:
+    stream = Lines()
+    with Progress(1, stream=stream, is_tty=False, interval_sec=60.0, is_kept=False):
+        pass
+    assert stream.getvalue() == ""
+
+
 def test_attempts_of_one_task_are_counted_apart() -> None:
     progress = Progress(3, stream=io.StringIO())
     progress.episode_started("a")

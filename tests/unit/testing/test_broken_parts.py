@@ -265,6 +265,11 @@ class Whole:
         waits = self.time_step is not None and not self.time_step.last()
         return (PendingRequest(0, "main", self.time_step.observation),) if waits else ()
 
+    async def changed_requests(self, known: Any) -> Any:
+        if known:
+            await asyncio.Event().wait()
+        return self.pending_requests()
+
     async def export_state(self, output_dir: Any, *, snapshot_id: str | None = None) -> Any:
         if self.time_step is None:
             raise EpisodeStateError("Call reset() first.")
@@ -386,6 +391,21 @@ class OtherRequest(Whole):
         return (PendingRequest(0, "main", None),) if self.time_step is not None else ()
 
 
+class LastFirst(Whole):
+    """The newest of its requests comes first."""
+
+    def pending_requests(self) -> Any:
+        if not super().pending_requests():
+            return ()
+        others = [PendingRequest(number, "main", "another") for number in (7, 8)]
+        return (*super().pending_requests(), *(others if self.step_count == 0 else reversed(others)))
+
+
+class AlwaysChanged(Whole):
+    async def changed_requests(self, known: Any) -> Any:
+        return self.pending_requests()
+
+
 ENVIRONMENTS = [
     case("test_an_episode_begins_with_first", FirstIsMid),
     case("test_the_steps_of_an_episode", NoDiscount),
@@ -407,6 +427,8 @@ ENVIRONMENTS = [
     case("test_recordable", WrongPast),
     case("test_exportable", NoFile),
     case("test_concurrent", OtherRequest),
+    case("test_concurrent", LastFirst),
+    case("test_announcing", AlwaysChanged),
 ]
 
 
@@ -457,6 +479,10 @@ class OneEpisode(Talker):
         return LLMResponse.from_text("fine")
 
 
+class SaysThatItMay(OneEpisode):
+    max_concurrency_per_episode = 4
+
+
 class Counts(Policy):
     """Its clients count what they answer, and forget to when somebody else does."""
 
@@ -500,6 +526,7 @@ POLICIES = [
     case("test_it_answers", Pays),
     case("test_the_request_stays_as_it_was", Scribbles),
     case("test_concurrent_episodes_are_each_answered", OneEpisode),
+    case("test_one_that_may_be_asked_several_at_once_answers_each", SaysThatItMay),
     case("test_a_client_with_a_place_of_its_own_goes_past_answers", Counts),
     case("test_it_says_whether_it_needs_the_solution", Undecided),
     case("test_the_seed_of_an_episode", BadSeed),

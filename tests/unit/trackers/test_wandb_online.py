@@ -44,6 +44,9 @@ def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None
     tracker.finish(SUMMARY)
 
     assert tracker.failures == 0
+    assert tracker.place is not None
+    assert tracker.place.startswith("W&B: http")
+    assert tracker.place.endswith("/a-project/runs/run-1")
     assert service.unknown == []
     first, *_ = service.runs["run-1"]
     assert (first["name"], first["project"], first["groupName"]) == ("run-1", "a-project", "a sweep")
@@ -92,6 +95,7 @@ def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploa
     tracker.finish(SUMMARY)
     assert tracker.failures == 1
     assert "recording offline" in log[0]
+    assert tracker.place == f"W&B, offline; upload: python -m ares_exp.trackers sync {tmp_path}"
     service.mood = "well"
     assert main(["sync", str(tmp_path)]) == 0
     assert len(ServedRun(service).rows) == 1

@@ -68,7 +68,9 @@ def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     assert recorded.exit_codes[-1] == 1, "an attempt has no reward"
 
     assert not Path("wandb").exists(), "W&B logs in the working directory"
-    capfd.readouterr()
+    said = capfd.readouterr()
+    assert "run-1" in said.out
+    assert "ares_exp-wandb-" not in said.out + said.err, "names a folder that is removed"
     requests = len(service.asked)
     assert main(["sync", str(there.parent)]) == 0
     assert "nothing to upload" in capfd.readouterr().out

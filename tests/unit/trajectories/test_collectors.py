@@ -74,6 +74,7 @@ def test_memory_keeps_episodes_in_the_order_in_which_they_ended() -> None:
     for handle in reversed(handles):
         collector.end_episode(episode=handle)
     assert [episode.task_name for episode in collector.episodes] == ["b", "a"]
+    assert [episode.task_name for episode in collector.episodes[-1:]] == ["a"]
     assert collector.episodes[0].metadata == {"attempt": 3}
 
 

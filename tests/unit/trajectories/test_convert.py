@@ -279,7 +279,7 @@ def test_rows_for_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(row["messages"][-1]["role"] == "assistant" for row in rows)
     assert f"wrote {len(rows)} rows" in capsys.readouterr().out
     assert convert(source, tmp_path / "preference.jsonl.zst", "--to", "preference") == 0
-    assert "Left out: 1 pairs of attempts that are equal." in capsys.readouterr().out
+    assert "Left out: 1 pair of attempts that are equal." in capsys.readouterr().out
 
 
 def of_oracle(episode: EpisodeTrajectory) -> EpisodeTrajectory:

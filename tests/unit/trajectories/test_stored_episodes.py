@@ -151,6 +151,8 @@ def test_a_sweep_has_the_episodes_of_all_its_runs(tmp_path: Path) -> None:
     write(tmp_path / "0" / "other" / "x.json", chat("x"))  # in a run, but no place of ours
     (tmp_path / "again").symlink_to(tmp_path / "0")
     (tmp_path / "multirun.yaml").write_text("")
+    for name in ("plan.json", "sweep.json"):
+        (tmp_path / name).write_text('{"jobs": []}')
     assert ids(load(tmp_path)) == ["e0", "e1", "e2"]
 
 

@@ -83,7 +83,7 @@ def test_a_linear_episode_is_one_row_that_ends_with_the_reply() -> None:
             "tools": [],
         }
     ]
-    assert report.sentences() == ["1 rows from 1 episodes."]
+    assert report.sentences() == ["1 row from 1 episode."]
 
 
 def test_a_rewritten_history_gives_a_row_for_each_version() -> None:
@@ -131,7 +131,7 @@ def test_filters(keep: EpisodeFilter | None, used: list[str]) -> None:
     assert [row["episode_id"] for row in rows] == used
     assert report.left_out["episodes without a reward"] == 1
     assert report.left_out.total() == 4 - len(used)
-    assert "Left out: 1 episodes without a reward." in report.sentences()
+    assert "Left out: 1 episode without a reward." in report.sentences()
 
 
 def test_tool_calls_have_the_chat_completions_form() -> None:
@@ -177,7 +177,7 @@ def test_reasoning_is_left_out_and_counted_unless_it_is_asked_for() -> None:
         assistant("a") | {"reasoning_content": "four"},
         assistant("a"),
     ]
-    assert report.sentences() == ["1 rows from 1 episodes."]
+    assert report.sentences() == ["1 row from 1 episode."]
     (row,) = sft_rows([episode], reasoning="think")[0]
     assert row["messages"][4] == assistant("<think>\ntwo three\n</think>\n\nb")
 
@@ -259,7 +259,7 @@ def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
             "rejected_reward": 0.0,
         }
     ]
-    assert report.sentences() == ["1 rows from 2 episodes."]
+    assert report.sentences() == ["1 row from 2 episodes."]
     (row,) = preference_rows([good, bad], completion="turn")[0]
     assert (row["chosen"], row["rejected"]) == ([assistant("good")], [assistant("bad")])
 

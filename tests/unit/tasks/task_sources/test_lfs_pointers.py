@@ -39,8 +39,8 @@ def test_in_a_local_folder(repository: Repository) -> None:
     assert load(told.append, path=tasks) == ["good"]
     pointers = "environment/a.bin, environment/b.bin, environment/c.bin and 1 more. "
     assert [text.partition(":")[0] for text in told] == [
-        "skipped amiss, which is no valid task",
-        "skipped bad, which is no valid task",
+        "amiss: skipped, no valid task",
+        "bad: skipped, no valid task",
     ]
     assert f"/bad: expected files, got pointers to files in Git LFS: {pointers}" in told[1]
     assert "git lfs pull" in told[1]

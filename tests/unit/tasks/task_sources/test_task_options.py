@@ -35,6 +35,11 @@ from ares_exp.tasks.task_set import SAMPLES
         ({"repo": "o/n", "dataset": "d", "registry": "../r.json"}, "`env.registry`: expected a relative path"),
         ({"registry": "r.json"}, "choose one with `env.dataset"),
         ({"registry": "r.json", "dataset": "d", "path": "tasks"}, "`env.path` is a folder of tasks"),
+        (
+            {"registry": "https://h/o/r.json", "dataset": "d"},
+            "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
+        ),
+        ({"path": "https://h/o/n"}, "`env.path` to be a path, got the URL https://h/o/n: .* `env.repo=<url>`"),
         ({"dataset": "d"}, "hosted registry, which is not supported"),
         ({"dataset": "org/name"}, "`env.dataset`: 'org/name' is a package"),
         ({"registry": "r.json", "dataset": "@1"}, "`env.dataset`: expected name or name@version"),

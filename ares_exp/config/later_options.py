@@ -1,0 +1,28 @@
+"""Options that came later than records that lack them: what stands for how their class behaved before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "ares_exp.agents.shell_agent.ShellAgentFactory": {"format_errors_in_a_row": None},
+}
+"""By class: an option, and the value with which it does what the class did without it."""
+
+
+def with_later_options(config: Any) -> Any:
+    """Returns a copy of a recorded config in which every node has the options that came later."""
+    if isinstance(config, dict):
+        later = LATER_OPTIONS.get(str(config.get("_target_")), {})
+        return {**{key: with_later_options(value) for key, value in config.items()}, **_lacking(config, later)}
+    return [with_later_options(item) for item in config] if isinstance(config, list) else config
+
+
+def options_of_record(target: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the recorded options of a class, with those that came later."""
+    return {**options, **_lacking(options, LATER_OPTIONS.get(target, {}))}
+
+
+def _lacking(options: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in later.items() if key not in options}

@@ -1,0 +1,63 @@
+"""Warnings of many tasks: each kind is told once, with the number of its tasks."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+
+SHOWN_NAMES = 3
+SHOWN_NUMBERS = 3
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+logger = logging.getLogger(__name__)
+
+
+class TaskWarnings:
+    """Collects the warnings of tasks, and tells each kind in one sentence.
+
+    Two warnings are of one kind if they differ only in the task's name and in numbers, such as a limit's.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, list[tuple[str, str]]] = {}
+
+    def add(self, task_name: str, sentences: Iterable[str]) -> None:
+        """Takes warnings of a task, with or without its name in front."""
+        for sentence in sentences:
+            text = sentence.removeprefix("Task ").removeprefix(f"{task_name}: ")
+            kind = _NUMBER.sub("0", _nameless(text, task_name))
+            self._kinds.setdefault(kind, []).append((task_name, text))
+
+    def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
+        """Tells everything that was taken, and forgets it. The names of all tasks go to the log.
+
+        Args:
+            report: Gets a sentence of each kind.
+            what: Stands behind the number of tasks.
+        """
+        kinds, self._kinds = self._kinds, {}
+        for told in kinds.values():
+            names = list(dict.fromkeys(name for name, _ in told))
+            texts = list(dict.fromkeys(text for _, text in told))
+            if len(names) == 1:
+                for text in texts:
+                    report(f"{names[0]}: {text}")
+                continue
+            shown, more = ", ".join(names[:SHOWN_NAMES]), len(names) - SHOWN_NAMES
+            report(f"{len(names):,} {what}: {_joined(told)} ({shown}{f' and {more:,} more' if more > 0 else ''})")
+            if more > 0:
+                logger.info("%s: %s", _joined(told), ", ".join(names))
+
+
+def _nameless(text: str, name: str) -> str:
+    return re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "…", text)
+
+
+def _joined(told: list[tuple[str, str]]) -> str:
+    """Returns the sentences of one kind as one: numbers that differ side by side, names left out."""
+    texts = [_nameless(text, name) for name, text in told]
+    numbers = [list(dict.fromkeys(column)) for column in zip(*map(_NUMBER.findall, texts), strict=True)]
+    parts = _NUMBER.split(texts[0])
+    shown = ["/".join(some[:SHOWN_NUMBERS]) + ("/…" if len(some) > SHOWN_NUMBERS else "") for some in numbers]
+    return "".join(part + number for part, number in zip(parts, [*shown, ""], strict=True))
