@@ -184,7 +184,7 @@ def test_a_data_set_of_a_repository(load: Load, make_repository: MakeRepository)
     [
         ({"git_commit": "nothing"}, r"has no 'nothing' that can be fetched: .*Expected a branch, a tag, or all 40"),
         ({"git_commit": "0" * 40}, "that can be fetched"),
-        ({"path": "tasks/aa"}, r"aa: .*there is no tasks/aa\. Did you mean `tasks/a` or"),
+        ({"path": "tasks/aa"}, r"aa: .*there is no tasks/aa\. Did you mean `tasks/a`"),
         ({"path": "tasks/a/task.toml"}, "expected tasks/a/task.toml to be a folder, got a file"),
         ({"path": "linked/a"}, "expected a path without symbolic links, but linked is one"),
         ({"path": "tasks/absolute"}, r"tasks/absolute: tests/data: expected a relative link, got one to '/etc'"),
