@@ -41,9 +41,11 @@ SLOW = (
     "unit/environments/test_snapshots_refused.py",
     "unit/environments/test_swebench.py",
     "unit/environments/test_untrusted_containers.py",
+    "unit/snapshots/test_hostile_snapshots.py",
     "unit/snapshots/test_killed_writers.py",
     "unit/tasks/swebench/",
     "unit/tasks/task_sources/",
+    "unit/testing/test_command_line.py",
     "unit/trackers/test_wandb",
 )
 """Folders and files whose tests have the marker `slow`."""

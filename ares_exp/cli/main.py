@@ -37,15 +37,17 @@ def _run() -> int:
     from ares_exp.cli.hydra_callback import SweepRefused
     from ares_exp.cli.job import JobFunction
     from ares_exp.config.hydra_setup import ROOT_CONFIG, set_up_hydra, store_recorded_config
-    from ares_exp.config.options import conf_dir, config_dirs_of, print_problems
+    from ares_exp.config.options import conf_dir, config_dirs_of, print_problems, refuse_unreadable
     from ares_exp.config.overrides import flags_and_overrides
     from ares_exp.config.short_overrides import in_full
     from ares_exp.records.run_dir import refuse_used_run_dir
     from ares_exp.resume.compose_from_run import Command, compose_from_run
     from ares_exp.sweeps.interruption import SweepInterrupted
 
-    if (refusal := explain_flags(sys.argv[1:]) or refuse_used_run_dir(sys.argv[1:])) is not None:
-        print_error(refusal)
+    arguments = sys.argv[1:]
+    refused = explain_flags(arguments) or refuse_unreadable(config_dirs_of(arguments)) or refuse_used_run_dir(arguments)
+    if refused is not None:
+        print_error(refused)
         return exit_codes.USAGE
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions; Hydra would print some and exit with 1
     set_up_hydra(config_dirs_of(sys.argv[1:]))

@@ -167,13 +167,13 @@ class Run:
         with suppress(BrokenPipeError):  # `| head` has seen enough
             if self._job is not None:
                 render_job(summary, name=self._job, run_dir=self._run_dir.path, stream=sys.stdout)
-                return
-            render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
-            if report is not None:
+            else:
+                render_summary(summary, run_dir=self._run_dir.path, stream=sys.stdout)
+            if report is not None and self._job is None:
                 report.render(sys.stdout)
-            if summary.broken:
-                sys.stdout.flush()
-                print_error(_broken_solutions(summary, self._run_dir))
+            sys.stdout.flush()
+        if summary.broken:
+            print_error(_broken_solutions(summary, self._run_dir))
 
     def _report(self, summary: RunSummary) -> RunReport | None:
         """What the policy has to say of the run, if it is one of those that do; also written to `replay.json`."""

@@ -34,6 +34,8 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
     beside = {_last(key): key for key in known if key.rpartition(".")[0] == above}
     if near := closest(last, beside):
         return _did_you_mean(beside[one] for one in near)
+    if below := [key for key in known if above and key.startswith(f"{above}.") and _last(key) == last]:
+        return _did_you_mean(below[:_SHOWN_OPTIONS])
     elsewhere = _arguments_by_option([word.partition(".")[0]] if above else GROUPS)
     if owners := [option for option, keys in elsewhere.items() if word in keys]:
         chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])

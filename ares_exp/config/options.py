@@ -83,6 +83,19 @@ def config_dirs_of(argv: Sequence[str]) -> list[Path]:
     return [Path(folder) for folder in found]
 
 
+def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
+    """Returns the objection to a folder of options that may not be read; `None` if all may be, or are not there."""
+    for folder in config_dirs:
+        for place in (folder / group for group in OPTION_GROUPS):
+            try:
+                list(place.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                return f"Cannot read the options in {place} (--config-dir): {error.strerror}."
+    return None
+
+
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
     """Describes each plugin that is left out, and each option that is hidden by another one of the same name.
 

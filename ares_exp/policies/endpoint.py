@@ -7,6 +7,7 @@ Its transport is aiohttp: the time that the default pool spends on a request gro
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -146,10 +147,10 @@ class Endpoint:
 
     def _transport(self) -> DefaultAioHttpClient:
         try:
-            from httpx2 import Limits
             from openai import DefaultAioHttpClient
 
-            limits = Limits(max_connections=self._max_concurrency, max_keepalive_connections=self._max_concurrency)
+            most = self._max_concurrency
+            limits = _http_library().Limits(max_connections=most, max_keepalive_connections=most)
             return DefaultAioHttpClient(limits=limits, timeout=None)
         except (ImportError, RuntimeError):  # RuntimeError: openai is there, aiohttp is not.
             raise PreflightError(
@@ -217,7 +218,6 @@ class Endpoint:
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
         """Returns the typed error for `error`; `None` for one that is not the endpoint's."""
         from aiohttp import ClientError
-        from httpx2 import HTTPError
         from openai import APIConnectionError, APIStatusError
 
         request = f"{method} {self.base_url}/{path}"
@@ -228,7 +228,7 @@ class Endpoint:
             return self._refused(request, error.status_code, error.body or reason, error.response.headers)
         if isinstance(error, TimeoutError):
             return EndpointTimeoutError(f"{request} gave no answer within {timeout_sec:g} s.", retryable=True)
-        if isinstance(error, APIConnectionError | HTTPError | ClientError | OSError):
+        if isinstance(error, APIConnectionError | _http_library().HTTPError | ClientError | OSError):
             return EndpointUnreachableError(f"{request} failed: {self._shown(_innermost(error))}.", retryable=True)
         if isinstance(error, UnicodeEncodeError):
             return UnsendableRequestError(f"The request holds text that is not valid Unicode: {error.reason}.")
@@ -248,6 +248,13 @@ class Endpoint:
     def _shown(self, text: str) -> str:
         text = self.scrub(" ".join(text.split()))
         return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
+def _http_library() -> Any:
+    """Returns the module on which the installed client is built: `httpx2` from its version 3 on."""
+    import openai
+
+    return importlib.import_module("httpx" if int(openai.__version__.partition(".")[0]) < 3 else "httpx2")
 
 
 def _innermost(error: BaseException) -> str:

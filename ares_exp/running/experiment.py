@@ -112,14 +112,22 @@ class Experiment:
         return names
 
     @property
+    def _bounds_on_cost(self) -> tuple[float | None, ...]:
+        budget = self._parts.budget
+        return self._settings.limits.cost, budget.cost, budget.sweep.cost
+
+    @property
     def _limits_spending(self) -> bool:
-        limits, budget = self._settings.limits, self._parts.budget
-        bounds = (limits.tokens, limits.cost, budget.tokens, budget.cost, budget.sweep.tokens, budget.sweep.cost)
-        return any(bound is not None for bound in bounds)
+        tokens = self._settings.limits.tokens, self._parts.budget.tokens, self._parts.budget.sweep.tokens
+        return any(bound is not None for bound in (*tokens, *self._bounds_on_cost))
 
     async def _load(self) -> Sequence[str]:
         """Reads the task set and has the source check itself; returns the names of the selected tasks."""
-        names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        try:
+            names = await asyncio.to_thread(self._parts.source.load, self._warn)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+            raise ConfigError(f"The tasks of {name_of(self._parts.source)} cannot be read: {what}.") from error
         await self._parts.source.preflight()
         return names
 
@@ -374,7 +382,7 @@ class Experiment:
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
         self._meter.add_answer(episode.planned.episode_id, answer)
-        if self._settings.limits.cost is not None or self._parts.budget.cost is not None:
+        if any(bound is not None for bound in self._bounds_on_cost):
             for model in tuple(self._parts.policy.unpriced):
                 self._warn(
                     f"No price is known for model {model!r}: its cost counts as 0.0, so that the limit on cost does "

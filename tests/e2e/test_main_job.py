@@ -56,6 +56,7 @@ def test_the_samples_are_solved_by_their_oracle(cli: Any, tmp_path: Path) -> Non
     assert "done" in done.stderr  # the plain progress line
 
 
+@pytest.mark.slow
 @pytest.mark.local
 def test_a_solution_that_fails_is_an_error(cli: Any, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES, tmp_path / "tasks")
@@ -64,10 +65,13 @@ def test_a_solution_that_fails_is_an_error(cli: Any, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "error: The tasks' own solutions fall short of reward_threshold=1 in 1 of 2" in done.stderr
     assert "write-greeting (0)" in done.stderr
+    swept = cli("-m", *QUIET, "env.path=tasks", "env.tasks=write-greeting", "seed=1,2", "hydra.sweep.dir=sweep")
+    assert (swept.returncode, swept.stderr.count("error: The tasks' own solutions fall short")) == (1, 2)
     low = cli(*QUIET, "env.path=tasks", "env.tasks=write-greeting", "reward_threshold=0")
     assert (low.returncode, "error" in low.stderr) == (0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.local
 def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path) -> None:
     found = []
@@ -168,6 +172,7 @@ def test_replay_of_a_recorded_run(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.local
 def test_replay_reports_the_first_message_that_differs(cli: Any, tmp_path: Path) -> None:
     assert cli(*QUIET, "hydra.run.dir=first", "env.limit=1").returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from ares_exp.cli.help import print_help
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.option_files import OptionFiles
-from ares_exp.config.options import conf_dir, config_dirs_of, find_options, option_problems
+from ares_exp.config.options import conf_dir, config_dirs_of, find_options, option_problems, refuse_unreadable
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError
 from ares_exp.listing.command_line import main
@@ -122,3 +123,19 @@ def test_making_a_preset_again_composes_nothing() -> None:
     OptionFiles.looked_at.clear()
     make("harbor_samples:1")
     assert OptionFiles.looked_at == {}
+
+
+def test_a_folder_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "policy").mkdir(parents=True)
+    assert refuse_unreadable([tmp_path / "mine", tmp_path / "gone"]) is None
+    tmp_path.chmod(0o755)
+    (tmp_path / "mine" / "policy").chmod(0o000)
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        refusal = refuse_unreadable([tmp_path / "mine"])
+    finally:
+        os.seteuid(user)
+        (tmp_path / "mine" / "policy").chmod(0o755)
+    assert refusal is not None
+    assert refusal.endswith("(--config-dir): Permission denied.")

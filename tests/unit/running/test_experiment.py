@@ -232,6 +232,15 @@ async def test_a_limit_on_cost_is_suggested_where_prices_are_known(
     assert free.warnings == []
 
 
+async def test_tasks_that_may_not_be_read_are_a_mistake_of_the_user(tmp_path: Path) -> None:
+    class Closed(Source):
+        def load(self, report: object) -> list[str]:
+            raise PermissionError(13, "Permission denied", "tasks")
+
+    with pytest.raises(ConfigError, match=r"The tasks of Closed cannot be read: tasks: Permission denied\."):
+        await experiment(tmp_path, source=Closed(1, no_trouble)).prepare()
+
+
 async def test_everything_is_played_and_written(tmp_path: Path) -> None:
     summary = await play(experiment(tmp_path, count=20, concurrency=4), tmp_path)
     assert summary.complete

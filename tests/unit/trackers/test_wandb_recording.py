@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
+from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.wandb_recording.episode_page import episode_page
 from ares_exp.trackers.wandb_recording.identity import read_identity
 from ares_exp.trackers.wandb_recording.recording import RENEWED_AFTER, WandbRecording
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService
-from tests.unit.trajectories.chats import chat
+from tests.unit.trajectories.chats import chat, with_answer
 
 pytestmark = LEAVES_FOLDERS
 
@@ -126,6 +128,13 @@ def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbS
     page = recorded.page(row["trajectory"])
     assert "Please do task2." in page
     assert "$ run 2" in page
+
+
+def test_a_page_tells_reasoning_from_the_reply() -> None:
+    answer = LLMResponse([ThinkingData("<hm>"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")])
+    page = episode_page(with_answer(chat(), answer))
+    told = '<p class="dim">thinking</p><pre class="dim">&lt;hm&gt;</pre>'
+    assert f'{told}<p class="dim">thinking</p><pre class="dim">(encrypted)</pre><pre>I do 1.</pre>' in page
 
 
 def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
