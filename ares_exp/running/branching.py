@@ -26,6 +26,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
 from ares_exp.trajectories.request_diff import Match, RequestComparison
 
@@ -185,9 +186,10 @@ class Branching:
                 if step < self._step:
                     time_step = await environment.step(_answer(recorded, step))
             if differing:
+                requests = count_of(len(differing), "request")
                 report(
                     f"branch_from: played again up to step {self._step}, the episode differs from the recorded one in "
-                    f"{len(differing)} requests, from step {differing[0]} on. The branches go on from what it is now."
+                    f"{requests}, from step {differing[0]} on. The branches go on from what it is now."
                 )
             return await environment.export_state(store, snapshot_id=f"{self._episode.episode_id}@{self._step}")
 
