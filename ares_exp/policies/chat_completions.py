@@ -324,6 +324,10 @@ class _Bound:
     seed: int | None
     on_wait: OnWait
 
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
+
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         return await self.policy.answer(request, seed=self.seed, on_wait=self.on_wait)
 

@@ -93,7 +93,10 @@ def ahead(directory: Path) -> list[dict[str, object]]:
     return [one for one in map(json.loads, lines) if "ahead" in one]
 
 
-def test_answers_that_wait_for_their_turn_survive_kill_9(tmp_path: Path, endpoint: FirstIsSlow) -> None:
+@pytest.mark.parametrize("more", [[], ["snapshot=every_step", "collector=none"]], ids=["", "snapshots"])
+def test_answers_that_wait_for_their_turn_survive_kill_9(
+    tmp_path: Path, endpoint: FirstIsSlow, more: list[str]
+) -> None:
     (tmp_path / "fan_out.py").write_text(AGENT)
     (tmp_path / "options" / "agent").mkdir(parents=True)
     (tmp_path / "options" / "agent" / "fan_out.yaml").write_text("_target_: fan_out.FanOutFactory\n")
@@ -102,6 +105,7 @@ def test_answers_that_wait_for_their_turn_survive_kill_9(tmp_path: Path, endpoin
         *("--config-dir", "options", "agent=fan_out", "env.tasks=write-greeting", "container=local", "tracker=none"),
         *("policy=chat_completions", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null"),
         *("policy.prices={m:{input_per_million_usd:1000,output_per_million_usd:3000}}", "hydra.run.dir=run"),
+        *more,
     )
     try:
         assert wait_until(lambda: len(ahead(tmp_path)) == 4 or run.poll() is not None, 60)
@@ -119,6 +123,8 @@ def test_answers_that_wait_for_their_turn_survive_kill_9(tmp_path: Path, endpoin
     assert (row["reward"], row["num_steps"], row["prompt_tokens"], row["replayed"]["prompt_tokens"]) == (1, 5, 50, 40)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["prompt_tokens"], summary["generated_tokens"], round(summary["cost"], 6)) == (50, 25, 0.125)
+    if more:
+        return
     [trajectory] = [
         json.loads(path.read_text()) for path in (tmp_path / "run" / "trajectories").glob(f"{row['episode_id']}.json")
     ]

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 from aiohttp import web
 
+from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.errors import MalformedAnswerError, PreflightError, RefusalError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
@@ -92,6 +93,13 @@ async def test_older_name_of_the_token_bound(endpoint: LoopbackEndpoint, make: M
     await make(max_output_tokens=5, max_tokens_field="max_tokens")(HI)
     assert endpoint.requests[0].body["max_tokens"] == 5
     assert "max_completion_tokens" not in endpoint.requests[0].body
+
+
+@pytest.mark.parametrize("send_reasoning", [False, True])
+async def test_it_may_be_asked_for_several_answers_of_an_episode_at_once(make: Make, send_reasoning: bool) -> None:
+    for options, expected in (({}, 16), ({"max_concurrency_per_episode": 3}, 3)):
+        policy = make(send_reasoning=send_reasoning, **options)
+        assert concurrency_of(policy) == concurrency_of(policy.for_episode(EpisodeSpec("t"))) == expected
 
 
 async def test_seed_of_the_episode(endpoint: LoopbackEndpoint, make: Make) -> None:

@@ -142,6 +142,26 @@ def test_one_that_was_gone_on_with_is_paid_once(run_dir: RunDir) -> None:
     assert paid == {"prompt_tokens": 40, "generated_tokens": 8, "cost": 2.0}
 
 
+def test_what_was_asked_ahead_is_paid_once_in_whatever_try_its_turn_comes(run_dir: RunDir) -> None:
+    first, second = AnswerLog(run_dir.answers, log("a")), AnswerLog(run_dir.answers, log("b", retry=1, parent="a"))
+    assert first.begin(())
+    for _ in range(3):
+        first.append_ahead(LLMRequest([]), ANSWER)
+    earlier = load_previous_sessions(run_dir)
+    [one] = owed(earlier)
+    assert one.earlier is not None
+    [lost] = earlier.results
+    assert (lost.num_steps, lost.prompt_tokens, len(one.earlier.exchanges), len(one.earlier.ahead)) == (0, 30, 0, 3)
+    assert second.begin(one.earlier.exchanges, one.earlier.ahead)
+    first.discard()
+    second.append(LLMRequest([]), ANSWER)
+    second.apply(1)
+    earlier = load_previous_sessions(run_dir)
+    assert (earlier.results[1].num_steps, earlier.results[1].prompt_tokens) == (2, 40)
+    assert earlier.results[1].replayed == Replayed("a", steps=3, prompt_tokens=30, generated_tokens=6, cost=1.5)
+    assert RunSummary(planned=1, results=earlier.results).paid()["prompt_tokens"] == 40
+
+
 def test_killed_between_the_new_log_and_the_removal_of_the_old_one(run_dir: RunDir) -> None:
     leave(run_dir, row("a", "lost"), log("a"), log("b", retry=1, parent="a"))
     [one] = owed(load_previous_sessions(run_dir))

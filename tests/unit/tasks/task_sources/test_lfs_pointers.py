@@ -38,7 +38,7 @@ def test_in_a_local_folder(repository: Repository) -> None:
     told: list[str] = []
     assert load(told.append, path=tasks) == ["good"]
     pointers = "environment/a.bin, environment/b.bin, environment/c.bin and 1 more. "
-    assert [text.partition(",")[0] for text in told] == ["amiss: skipped", "bad: skipped"]
+    assert [text.partition("task:")[0] for text in told] == ["amiss: skipped, no valid ", "bad: skipped, no valid "]
     assert f"/bad: expected files, got pointers to files in Git LFS: {pointers}" in told[1]
     assert "git lfs pull" in told[1]
     with pytest.raises(ConfigError, match=r"Expected `env\.tasks` to match a task, got 'bad'"):
