@@ -51,7 +51,8 @@ class Episode:
         activity: What the agent did in the container since the last time step.
         lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
         on_release: Is awaited when the episode has been released.
-        on_requests: Is called when its agent may have several LLM calls without an answer, or fewer of them.
+        on_requests: Is called when its agent may have several LLM calls without an answer, or fewer of them. Set it
+            before `begin` or `restore`.
         edits: What of the conversation the policy is shown otherwise than the agent wrote it.
         container: The running container; `None` before and after.
         host: The running agent; `None` before and after.
@@ -283,7 +284,7 @@ class Episode:
             env=self._solution_env,
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
-            on_requests=lambda: self.on_requests(),
+            on_requests=self.on_requests,
         )
         self._hosts.append(host)
         return host

@@ -42,7 +42,6 @@ class EpisodeUsage:
             self.unanswered += 1
             return
         self.num_steps += 1
-        self.length_stops += answer.finish_reason == "length"
         self.pay(answer)
 
     def pay(self, answer: LLMResponse) -> None:
@@ -50,3 +49,4 @@ class EpisodeUsage:
         self.prompt_tokens += answer.usage.prompt_tokens
         self.generated_tokens += answer.usage.generated_tokens
         self.cost += answer.cost
+        self.length_stops += answer.finish_reason == "length"
