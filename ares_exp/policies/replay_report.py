@@ -176,7 +176,7 @@ def _render(report: ReplayReport, stream: TextIO) -> None:
     lines = [line for episode in told[:MAX_EPISODES] for line in _episode(episode)]
     if len(told) > MAX_EPISODES:
         lines.append(f"and {len(told) - MAX_EPISODES} more episodes, in replay.json")
-    write(stream, "\n".join([*lines, _total(report.score), ""]))
+    write(stream, "\n".join([*lines, f"{_total(report.score)} Details: replay.json", ""]))
     stream.flush()
 
 
