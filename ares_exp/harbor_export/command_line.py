@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.run_dir import SWEEP_RECORD
-from ares_exp.terminal.run_command import EXIT_OK, guarded
+from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 from ares_exp.terminal.terminal import printable
 
 PROGRAM = "python -m ares_exp.export_job"
@@ -28,13 +27,7 @@ Examples:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line and returns its exit code."""
-    parser = argparse.ArgumentParser(
-        PROGRAM,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser(PROGRAM, DESCRIPTION, EPILOG)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument(
         "-o", "--jobs-dir", type=Path, default=Path("jobs"), metavar="OUT", help="the folder of jobs (jobs)"

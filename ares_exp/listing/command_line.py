@@ -14,7 +14,7 @@ from ares_exp.errors import ConfigError, UserError, close_matches
 from ares_exp.listing.choices import GROUP_OF, PLUGINS, Row, section
 from ares_exp.listing.tables import print_sections
 from ares_exp.listing.task_rows import task_rows
-from ares_exp.terminal.run_command import EXIT_OK, guarded
+from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 from ares_exp.terminal.terminal import printable
 
 PROGRAM = "python -m ares_exp.list"
@@ -42,13 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        PROGRAM,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser(PROGRAM, DESCRIPTION, EPILOG)
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
     parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
     parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")

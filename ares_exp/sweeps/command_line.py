@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import UserError
-from ares_exp.terminal.run_command import EXIT_OK, guarded
+from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 
 EPILOG = """\
 Examples:
@@ -21,12 +20,7 @@ Exit code 0, however the sweep does; 2 if there is none.
 
 def main(argv: Sequence[str]) -> int:
     """Runs a command line and returns its exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m ares_exp.sweeps",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("python -m ares_exp.sweeps", __doc__, EPILOG)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the sweep's: `hydra.sweep.dir`")
     parser.add_argument("--json", action="store_true", help="print what sweep.json holds")
     arguments = parser.parse_args(argv)

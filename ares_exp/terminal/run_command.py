@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 import os
@@ -13,6 +14,17 @@ from ares_exp.terminal.terminal import printable
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
 """Exit code of a program that SIGPIPE ended; 0 would mean equal, or all done, which is not known."""
+
+
+def command_parser(program: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Returns the parser of a command line: its texts are printed as they are, and options are written out."""
+    return argparse.ArgumentParser(
+        program,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def guarded(act: Callable[[], int], mistakes: tuple[type[Exception], ...]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
-from ares_exp.terminal.run_command import EXIT_OK, guarded
+from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 
 
 class Command(Protocol):
@@ -60,24 +60,13 @@ class Subcommands:
             return self._parse_without_command(argv)
         name = argv[0]
         command = cast("Command", import_module(f"{self.package}.{name}"))
-        parser = argparse.ArgumentParser(
-            f"{self.program} {name}",
-            description=command.DESCRIPTION,
-            epilog=command.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        parser = command_parser(f"{self.program} {name}", command.DESCRIPTION, command.EPILOG)
         command.add_arguments(parser)
         return command.run(parser.parse_args(argv[1:]))
 
     def _parse_without_command(self, argv: Sequence[str]) -> int:
         """Prints the help, or what is wrong."""
-        parser = argparse.ArgumentParser(
-            self.program,
-            description=self.description,
-            epilog=self.examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        parser = command_parser(self.program, self.description, self.examples)
         commands = parser.add_subparsers(metavar="COMMAND", required=True)
         for name, about in self.commands.items():
             commands.add_parser(name, help=about)

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from ares_exp.terminal.run_command import command_parser
+
 EXIT_OK, EXIT_FAILED = 0, 1
 TIMEOUT_SEC = 3600.0
 
@@ -68,9 +70,7 @@ FIXTURES: Mapping[str, str] = {
 
 def main(argv: Sequence[str]) -> int:
     """Runs a command line and returns its exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m ares_exp.testing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("python -m ares_exp.testing", __doc__)
     parser.add_argument("kind", choices=FIXTURES, help="what the parts are")
     parser.add_argument("parts", nargs="+", metavar="part", help="package.Name, or a test file")
     parser.add_argument(

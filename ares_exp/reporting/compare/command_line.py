@@ -16,7 +16,7 @@ from ares_exp.reporting.compare.pair import ComparedPair, compare_pairs
 from ares_exp.reporting.compare.report import print_report
 from ares_exp.statistics.comparison import ALPHA
 from ares_exp.statistics.run_statistics import THRESHOLD, json_ready
-from ares_exp.terminal.run_command import EXIT_OK, guarded
+from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 
 PROGRAM = "python -m ares_exp.compare"
 MOST_PAIRS = 1_000
@@ -42,13 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        PROGRAM,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser(PROGRAM, DESCRIPTION, EPILOG)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory, or a sweep folder")
     parser.add_argument(
         "--threshold", type=_number, default=THRESHOLD, help="the reward from which on an attempt has passed (1.0)"

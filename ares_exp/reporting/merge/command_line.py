@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import UserError
-from ares_exp.terminal.run_command import EXIT_OK, guarded
+from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 
 DESCRIPTION = """\
 Makes one run directory, OUT, of those of a run's shards. It holds every episode and trajectory, statistics over all of
@@ -27,12 +26,7 @@ Exit code 1: every RUN is in OUT, but episodes are missing or without a reward. 
 
 def main(argv: Sequence[str]) -> int:
     """Runs a command line and returns its exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m ares_exp.merge",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("python -m ares_exp.merge", DESCRIPTION, EPILOG)
     parser.add_argument("out", type=Path, metavar="OUT", help="the run directory to make")
     parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="the run directory of a shard")
     parser.add_argument(
