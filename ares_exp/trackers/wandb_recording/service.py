@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -103,18 +105,32 @@ def uploading(identity: WandbIdentity, folder: Path, *, exit_code: int) -> Itera
 def close_run(run: wandb.Run, *, exit_code: int) -> None:
     """Finishes a W&B run. Ends W&B's service process, unless another run of this process uses it.
 
-    Only then are the files whole, and W&B's threads and exit hook gone.
+    Only then are the files whole, and W&B's threads and exit hook gone. The end of this process waits up to
+    `EXIT_GRACE_SEC` for it.
 
     Raises:
-        Exception: Whatever W&B raises. The end of this process then waits `EXIT_GRACE_SEC` for the service process.
+        Exception: Whatever W&B raises.
     """
     _open_runs.discard(run.id)
+    finished = threading.Event()
+    # W&B's own exit hook writes a second end into the file of a run that is being finished, and `wandb sync` refuses
+    # such a file for ever. Hooks run last in, first out: this one comes before it.
+    before_exit = functools.partial(_wait_or_kill_service, finished)
+    atexit.register(before_exit)
     try:
         run.finish(exit_code=exit_code)
     except Exception:
         _bound_the_exit()
         raise
+    finally:
+        finished.set()
+        atexit.unregister(before_exit)
     _end_service()
+
+
+def _wait_or_kill_service(finished: threading.Event) -> None:
+    if not finished.wait(EXIT_GRACE_SEC):
+        _kill_service()
 
 
 def _bound_the_exit() -> None:
@@ -127,6 +143,10 @@ def _bound_the_exit() -> None:
 def _kill_service_after_main() -> None:
     threading.main_thread().join()
     time.sleep(EXIT_GRACE_SEC)
+    _kill_service()
+
+
+def _kill_service() -> None:
     for child in psutil.Process().children():
         if child.name() == "wandb-core":
             child.kill()

@@ -107,9 +107,12 @@ PLAYS = """
 import logging, sys
 from pathlib import Path
 import pandas, scipy.stats, wandb
+from ares_exp.trackers.wandb_recording import service
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.test_wandb_online import RESULTS, SUMMARY, run_info
 
+if sys.argv[2] == "cut":  # W&B tries for longer than the tracker waits
+    service.FINISH_SHARE = 1.5
 logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
 tracker = WandbTracker(finish_timeout_sec=10.0)
 tracker.start(run_info(Path(sys.argv[1]), run_id=Path(sys.argv[1]).name))
@@ -166,6 +169,7 @@ FATES: dict[str, Callable[[WandbService], None]] = {
     "dies": WandbService.close,
     "silent": lambda service: setattr(service, "mood", "silent"),
     "broken": lambda service: setattr(service, "mood", "broken"),
+    "cut": lambda service: setattr(service, "mood", "silent"),
 }
 
 
@@ -173,7 +177,7 @@ FATES: dict[str, Callable[[WandbService], None]] = {
 def playing(service: WandbService, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that plays a run with this service."""
     service.start()
-    command = [sys.executable, "-c", PLAYS, str(run_dir)]
+    command = [sys.executable, "-c", PLAYS, str(run_dir), run_dir.name]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=reaching(service), stdin=pipe, stdout=pipe, text=True) as process:
         try:

@@ -329,14 +329,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _moody(self) -> bool:
         """Deals with the request as the mood says, unless it is well."""
-        if self.served.mood == "broken":
+        mood = self.served.mood
+        if mood == "broken":
             self._reply({}, 500)
-        elif self.served.mood == "refusing":
+        elif mood == "refusing":
             self._reply({"errors": [{"message": "permission denied"}]}, 403)
-        elif self.served.mood == "silent":
+        elif mood == "silent":
             self.served.wait_for_recovery()
             self.close_connection = True
-        return self.served.mood != "well"
+        return mood != "well"
 
     def _body(self) -> bytes:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
