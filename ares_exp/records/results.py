@@ -63,6 +63,9 @@ ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABAND
 
 _LIMIT_REACHED = "limit reached: "
 
+HOST_IMAGE = "host"
+"""What stands for the image of a container whose files are this host's own."""
+
 MAX_MESSAGE = 20_000
 """Maximum length of an error's text, in characters, so that a row can be read back whatever the error quotes."""
 
@@ -214,7 +217,7 @@ class EpisodeResult:
             environment to the verdict.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
             for its snapshots after the policy had answered.
-        container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
+        container_image: What the container's files came from: an image's name, or `HOST_IMAGE`; `None` if it never started.
         snapshots: Number of its snapshots that are kept.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
         retry: Number of earlier tries of this attempt.

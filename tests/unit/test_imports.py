@@ -25,7 +25,7 @@ FLOORS = (
     ("environments", "reporting", "sweeps"),
     ("running", "harbor_export", "testing"),
     ("presets",),
-    ("wrappers", "listing"),
+    ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
     ("__main__", "compare", "merge", "list", "export_job"),
 )
