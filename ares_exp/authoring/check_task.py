@@ -119,9 +119,7 @@ def _print(verdicts: Sequence[TaskVerdict], played: dict[str, PlayedRun], *, as_
     good = sum(verdict.is_good for verdict in verdicts)
     write(sys.stdout, f"The tests of {good} of {count_of(len(verdicts), 'task')} tell the solution from nothing.\n")
     if any(result.container_image == HOST_IMAGE for run in played.values() for result in run.results):
-        write(
-            sys.stdout, "container=local: FROM means this host and its programs; --container docker plays the image.\n"
-        )
+        write(sys.stdout, "container=local: FROM means this host; --container docker plays the image.\n")
     if played:
         write(sys.stdout, f"Recorded in {played[SOLUTION].path} and {played[NOTHING].path}\n")
 

@@ -217,7 +217,8 @@ class EpisodeResult:
             environment to the verdict.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
             for its snapshots after the policy had answered.
-        container_image: What the container's files came from: an image's name, or `HOST_IMAGE`; `None` if it never started.
+        container_image: What the container's files came from: an image's name, or `HOST_IMAGE`; `None` if it never
+            started.
         snapshots: Number of its snapshots that are kept.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
         retry: Number of earlier tries of this attempt.
