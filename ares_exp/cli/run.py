@@ -210,7 +210,7 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
     tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
     episode_id = broken[0].episode_id
-    look = f"`python -m ares_exp.trajectories show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
+    look = f"`ares-exp show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
     if (run_dir.files / episode_id).is_dir():
         look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
     return (

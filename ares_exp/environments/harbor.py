@@ -52,9 +52,10 @@ class HarborEnvironments(SourceBase):
 
         Args:
             path: A folder of tasks, or one task; with `git_url` the task in that repository, with `repo` the folder of
-                tasks in it. None of these three and no registry: the bundled samples.
+                tasks in it. None of these three, no registry and no data set: the bundled samples.
             registry: A `registry.json`; with `repo`, a path in that repository.
-            dataset: Which data set of the registry: `name[@version]`.
+            dataset: Which data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
+                `terminal-bench@2.0`.
             git_url: The git repository of one task; `path` is its folder there.
             git_commit: The commit, branch or tag of `git_url`; `None`: the default branch.
             repo: A repository of tasks: `org/name[@ref]`, an address, with `/tree/<ref>/<folder>` if need be, or

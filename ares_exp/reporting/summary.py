@@ -232,9 +232,9 @@ def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
         return
     shown, commands = _shown(run_dir), []
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
-        commands.append(f"show: python -m ares_exp.trajectories show {_quoted(shown)}")
+        commands.append(f"show: ares-exp show {_quoted(shown)}")
     if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
-        commands.append(f"go on: python -m ares_exp resume={_quoted(shown)}")
+        commands.append(f"go on: ares-exp resume={_quoted(shown)}")
     yield ""
     yield "; ".join([f"Written to {shown}", *commands])
 

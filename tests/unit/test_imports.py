@@ -11,7 +11,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ares_exp"
 
 FLOORS = (
-    ("errors", "cancellation", "backoff", "terminal"),
+    ("errors", "cancellation", "backoff"),
+    ("terminal",),
     ("llms",),
     ("records",),
     ("config", "filesystem", "statistics"),
