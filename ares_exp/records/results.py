@@ -268,6 +268,19 @@ class EpisodeResult:
         """Returns the JSON-ready form."""
         return {**asdict(self), "error": self.error.to_dict() if self.error is not None else None}
 
+    def to_row(self) -> dict[str, Any]:
+        """Returns one row of a table: plain values, one a column, mappings by `name.key`; the stages stay a list."""
+        row: dict[str, Any] = {}
+        for name, value in self.to_dict().items():
+            if name == "error":
+                error = value or {}
+                row |= {"error_type": error.get("type"), "error_message": error.get("message"), "limit": self.limit}
+            elif isinstance(value, Mapping):
+                row |= {f"{name}.{key}": one for key, one in value.items()}
+            elif name not in _MAPPINGS:
+                row[name] = list(value) if name == "stages" else value
+        return {**row, "outcome": self.outcome.value, "duration_sec": self.duration_sec}
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Inverts `to_dict`; leaves out fields that this version does not know.
@@ -290,6 +303,8 @@ class EpisodeResult:
 
 
 _validator: TypeAdapter[EpisodeResult] | None = None
+_MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage"})
+"""Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
 
 
 def _with_limit(error: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ FLOORS = (
     ("presets",),
     ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
+    ("scripting",),
     ("__main__", "compare", "merge", "list", "export_job"),
 )
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""
