@@ -74,7 +74,7 @@ def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
         raise UserError(f"Expected a snapshot, found none in {chosen.store.path}.")
     raise UserError(
         f"Expected one snapshot, found {len(chosen.ids)} in {path}: name one, such as {path}/{chosen.ids[-1]}. "
-        f"`python -m ares_exp.snapshots list {path}` lists them."
+        f"`ares-exp snapshots list {path}` lists them."
         if path.exists()
         else f"Expected one snapshot, found {len(chosen.ids)} whose id begins with {path.name}: "
         f"{', '.join(chosen.ids[:3])}, …. Name one."

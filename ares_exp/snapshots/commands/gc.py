@@ -23,8 +23,8 @@ the last N snapshots of each episode. A store in which a snapshot is being writt
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots gc outputs/first
-  python -m ares_exp.snapshots gc outputs/* --keep 1 --dry-run
+  %(prog)s outputs/first
+  %(prog)s outputs/* --keep 1 --dry-run
 
 Exit codes: 0 done; 1 a store was left alone, as it is being written; 2 the command line is wrong, or a snapshot broken.
 """

@@ -25,8 +25,8 @@ Lists snapshots, oldest first: how many policy answers had been applied (step), 
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots list outputs/first
-  python -m ares_exp.snapshots list outputs/first/hello__0
+  %(prog)s outputs/first
+  %(prog)s outputs/first/hello__0
 
 Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 """

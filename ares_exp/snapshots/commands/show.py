@@ -23,9 +23,9 @@ has changed; and what of the container it does not hold, so that it is not there
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots show outputs/first/hello__0__3f2a91bc@7
-  python -m ares_exp.snapshots show outputs/first/hello__0__3f2a91bc@7 --files
-  python -m ares_exp.snapshots show outputs/first/snapshots/hello__0__3f2a91bc@7/snapshot.json --full
+  %(prog)s outputs/first/hello__0__3f2a91bc@7
+  %(prog)s outputs/first/hello__0__3f2a91bc@7 --files
+  %(prog)s outputs/first/snapshots/hello__0__3f2a91bc@7/snapshot.json --full
 
 Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is wrong, or there is no such snapshot.
 """

@@ -18,8 +18,8 @@ Snapshots of earlier versions have no checksum; that is told.
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots verify outputs/first
-  python -m ares_exp.snapshots verify outputs/first/hello__0__3f2a91bc@7
+  %(prog)s outputs/first
+  %(prog)s outputs/first/hello__0__3f2a91bc@7
 
 Exit codes: 0 all are whole; 1 something is wrong; 2 the command line is wrong.
 """

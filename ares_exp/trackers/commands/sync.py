@@ -29,9 +29,9 @@ the artifacts from the files of the run directory, wherever it is now. The sessi
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trackers sync outputs/first
-  python -m ares_exp.trackers sync outputs/sweep         all runs of a sweep
-  python -m ares_exp.trackers sync outputs/first --again
+  %(prog)s outputs/first
+  %(prog)s outputs/sweep         all runs of a sweep
+  %(prog)s outputs/first --again
 
 Exit codes: 0 all is uploaded; 1 something could not be; 2 the command line or a run directory is wrong.
 """

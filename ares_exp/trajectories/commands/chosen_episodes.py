@@ -48,7 +48,7 @@ def chosen_episode(path: Path) -> StoredEpisode:
         raise UserError(f"Expected an episode, found none in {path}.{_left_out(episodes)}")
     raise UserError(
         f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path}/{episodes[0].episode_id}. "
-        f"`python -m ares_exp.trajectories show {path}` lists them."
+        f"`ares-exp show {path}` lists them."
     )
 
 

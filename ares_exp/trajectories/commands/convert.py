@@ -62,9 +62,9 @@ replayed and shown from json and jsonl alone: convert makes those of the others.
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories convert outputs/first episodes.parquet
-  python -m ares_exp.trajectories convert outputs/first outputs/second folder --to json --zstd --outcome completed
-  python -m ares_exp.trajectories convert outputs/first good.jsonl --to sft
+  %(prog)s outputs/first episodes.parquet
+  %(prog)s outputs/first outputs/second folder --to json --zstd --outcome completed
+  %(prog)s outputs/first good.jsonl --to sft
 
 Exit codes: 0 all was read; 1 something could not be (the rest is written); 2 the command line is wrong, or nothing can
 be written.

@@ -175,8 +175,8 @@ add up to. Ids, times, seconds, tokens, prices, reasoning and the model's name a
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories diff outputs/first/3f2a outputs/second/91bc
-  python -m ares_exp.trajectories diff a.json b.json --after 0
+  %(prog)s outputs/first/3f2a outputs/second/91bc
+  %(prog)s a.json b.json --after 0
 
 Exit codes: 0 equal; 1 different; 2 the command line is wrong, or an episode cannot be read.
 """

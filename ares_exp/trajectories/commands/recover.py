@@ -37,8 +37,8 @@ itself stays as it is. What a living process writes is left alone.
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories recover outputs/first
-  python -m ares_exp.trajectories recover outputs --dry-run
+  %(prog)s outputs/first
+  %(prog)s outputs --dry-run
 
 Exit codes: 0 everything is whole or recovered; 1 something could not be recovered; 2 the command line is wrong.
 """
@@ -166,7 +166,7 @@ def _recover_finished(path: Path, *, dry_run: bool) -> Recovery | None:
 
 def _in_short(path: Path, problem: str) -> str:
     """Returns a problem without the path and without the advice to recover."""
-    return problem.removeprefix(str(path)).lstrip(": ").partition(" `python -m ")[0]
+    return problem.removeprefix(str(path)).lstrip(": ").partition(" `ares-exp ")[0]
 
 
 def _remove(path: Path, why: str, *, dry_run: bool) -> Recovery:

@@ -26,9 +26,9 @@ Prints an episode: of each step the reply of the policy, the commands that ran, 
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories show outputs/first
-  python -m ares_exp.trajectories show outputs/first/3f2a --steps 5:8 --full
-  python -m ares_exp.trajectories show outputs/first/trajectories/3f2a….json --step -1
+  %(prog)s outputs/first
+  %(prog)s outputs/first/3f2a --steps 5:8 --full
+  %(prog)s outputs/first/trajectories/3f2a….json --step -1
 """
 
 
