@@ -133,7 +133,8 @@ def test_a_command_starts_without_hydra() -> None:
     "words",
     [
         ["show"], ["diff", "old"], ["convert"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
-        ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"], ["snapshots", "gc"], ["sync"],
+        ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
+        ["snapshots", "gc"], ["sync"],
     ],
     ids=" ".join,
 )  # fmt: skip
