@@ -51,11 +51,13 @@ class Experiment:
         warnings: Warnings given to the user.
     """
 
-    def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
+        """Keeps the arguments; `quiet`: shows no progress."""
         self.warnings: list[str] = []
         self._parts = components
         self._settings = settings
         self._run_dir = run_dir
+        self._quiet = quiet
         self._results: list[EpisodeResult] = []
         self._running: dict[str, RunningEpisode] = {}
         self._tries: dict[tuple[str, int], int] = {}
@@ -187,7 +189,8 @@ class Experiment:
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)
-        self._progress.start()
+        if not self._quiet:
+            self._progress.start()
         try:
             if owed:
                 await self._prepare_branching()

@@ -26,8 +26,9 @@ FLOORS = (
     ("environments", "reporting", "sweeps"),
     ("running", "harbor_export", "testing"),
     ("presets",),
-    ("wrappers", "listing"),
+    ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
+    ("scripting",),
     ("__main__", "compare", "merge", "list", "export_job"),
 )
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""
