@@ -110,12 +110,13 @@ class ShellPool:
             raise
 
     async def _open_while_waited_for(self, user: User | None) -> None:
-        while self._next_waiting(user) is not None:
+        """Opens channels one after the other; why one could not be opened is told whoever waited when that began."""
+        while (first := self._next_waiting(user)) is not None:
             try:
                 self._changed(await self.open(user))
             except Exception as error:
-                if (channel := self._next_waiting(user)) is not None:
-                    channel.set_exception(error)
+                if not first.done():
+                    first.set_exception(error)
 
     def _next_waiting(self, user: User | None) -> asyncio.Future[Channel] | None:
         """Returns the future of the first who waits for a channel, if anybody does; the done ones are removed."""

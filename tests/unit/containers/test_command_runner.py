@@ -370,6 +370,22 @@ async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception
     await channels.close()
 
 
+async def test_a_failed_opening_is_told_those_who_waited_for_it() -> None:
+    fails = asyncio.Event()
+
+    async def open_stream(user: User | None) -> ChannelStream:
+        await fails.wait()
+        raise ContainerError("no shell")
+
+    channels = CommandRunner(open_stream)
+    waiting = [asyncio.create_task(channels.exec("true")) for _ in range(30)]
+    await asyncio.sleep(0)
+    fails.set()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(one) for one in ended] == ["no shell"] * 30
+    await channels.close()
+
+
 async def test_what_is_no_shell_is_tried_once_more_and_not_for_ever() -> None:
     """What it says may be what an agent has written into the place of `sh`."""
     opened: list[Mute] = []
