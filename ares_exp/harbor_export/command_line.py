@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD
 from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.terminal.subcommands import run_module
@@ -34,7 +35,7 @@ def main(argv: Sequence[str], program: str = PROGRAM) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument("run", type=run_path, metavar="RUN", help=f"the run directory; {MEANING}")
     parser.add_argument(
         "-o", "--jobs-dir", type=Path, default=Path("jobs"), metavar="OUT", help="the folder of jobs (jobs)"
     )

@@ -145,7 +145,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_answers(files / earlier.episode_id, files / own))
         output_dir = self._run_dir.files / episode.planned.episode_id
         environment = self._make_environment(episode, start_from, output_dir=output_dir)
-        policy = await in_thread(lambda: self._make_policy(episode))
+        if earlier is None:  # its log is a line, written as the steps are
+            policy = self._make_policy(episode)
+        else:
+            policy = await in_thread(lambda: self._make_policy(episode))
         return self._parts.wrapper(environment), policy
 
     def _start(self, episode: RunningEpisode) -> Continuation | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.terminal.subcommands import run_module
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str], program: str = PROGRAM) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the sweep's: `hydra.sweep.dir`")
+    parser.add_argument("folder", type=run_path, metavar="FOLDER", help=f"the sweep's: `hydra.sweep.dir`; {MEANING}")
     parser.add_argument("--json", action="store_true", help="print what sweep.json holds")
 
 

@@ -26,7 +26,7 @@ FLOORS = (
     ("environments", "reporting", "sweeps"),
     ("running", "harbor_export", "testing"),
     ("presets",),
-    ("wrappers", "listing"),
+    ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
     ("scripting",),
     ("__main__", "compare", "merge", "list", "export_job"),

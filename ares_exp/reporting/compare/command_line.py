@@ -8,9 +8,9 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 
 from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.reporting.compare.chosen_runs import choose_runs, differing_config
 from ares_exp.reporting.compare.pair import ComparedPair, compare_pairs
 from ares_exp.reporting.compare.report import print_report
@@ -44,7 +44,9 @@ def main(argv: Sequence[str], program: str = PROGRAM) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory, or a sweep folder")
+    parser.add_argument(
+        "runs", type=run_path, nargs="+", metavar="RUN", help=f"a run directory, or a sweep folder; {MEANING}"
+    )
     parser.add_argument(
         "--threshold", type=_number, default=THRESHOLD, help="the reward from which on an attempt has passed (1.0)"
     )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.terminal.subcommands import run_module
 
@@ -34,7 +35,9 @@ def main(argv: Sequence[str], program: str = PROGRAM) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("out", type=Path, metavar="OUT", help="the run directory to make")
-    parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="the run directory of a shard")
+    parser.add_argument(
+        "runs", type=run_path, metavar="RUN", nargs="+", help=f"the run directory of a shard; {MEANING}"
+    )
     parser.add_argument(
         "--allow", action="append", default=[], metavar="KEY", help="a key that may differ in their configs"
     )

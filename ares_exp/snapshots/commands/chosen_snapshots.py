@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import SnapshotNotFoundError, UserError
+from ares_exp.records.latest_run import MEANING
 from ares_exp.records.run_dir import RunDir
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 
-HELP = "a run directory or a snapshot store, either maybe followed by /ID (its beginning is enough); or a snapshot.json"
+HELP = (
+    "a run directory or a snapshot store, either maybe followed by /ID (its beginning is enough); or a snapshot.json; "
+    f"{MEANING}"
+)
 
 
 @dataclass(frozen=True, slots=True)

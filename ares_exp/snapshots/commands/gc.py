@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
@@ -32,7 +33,9 @@ Exit codes: 0 done; 1 a store was left alone, as it is being written; 2 the comm
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run directories or snapshot stores")
+    parser.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories or snapshot stores; {MEANING}"
+    )
     parser.add_argument(
         "--keep", type=_at_least_1, metavar="N", help="remove all but the last N snapshots of an episode"
     )

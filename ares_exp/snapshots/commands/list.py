@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ares_exp.errors import SnapshotMetadataError
+from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -34,7 +34,7 @@ Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=HELP)
+    parser.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.filesystem.delta import Entry
 from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -33,7 +33,7 @@ Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("path", type=Path, metavar="SNAPSHOT", help=HELP)
+    parser.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP)
     parser.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
     parser.add_argument("--full", action="store_true", help="leave nothing out of the last message")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
+from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.terminal.terminal import one_line, printable
@@ -27,7 +27,7 @@ Exit codes: 0 all are whole; 1 something is wrong; 2 the command line is wrong.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=HELP)
+    parser.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
     parser.add_argument(
         "--quick", action="store_true", help="see that the contents of files are there, do not read them"
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING
 from ares_exp.trajectories.episode_places import is_run
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, load
 
-HELP = "a file, a run directory, or either followed by /ID, where the beginning of the id is enough"
+HELP = f"a file, a run directory, or either followed by /ID, where the beginning of the id is enough; {MEANING}"
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:

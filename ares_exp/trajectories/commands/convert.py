@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import dump_json
 from ares_exp.terminal.terminal import count_of
@@ -73,7 +74,9 @@ be written.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="IN", help="files, folders or run directories")
+    parser.add_argument(
+        "inputs", nargs="+", type=run_path, metavar="IN", help=f"files, folders or run directories; {MEANING}"
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="a file, or a folder that gets one file an episode")
     parser.add_argument("--to", choices=(*FORMATS, *EXPORTS), help="by default what the name of OUT says")
     parser.add_argument("--zstd", action="store_true", help="compress files of JSON (parquet is compressed anyway)")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.episode_places import (
     find_files,
@@ -72,7 +73,9 @@ class Recovery:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run directories, folders or files")
+    parser.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories, folders or files; {MEANING}"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
 
 

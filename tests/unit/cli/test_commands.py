@@ -127,3 +127,25 @@ def test_a_command_starts_without_hydra() -> None:
         "print(sorted({'hydra', 'omegaconf', 'gymnasium', 'numpy', 'docker', 'wandb'} & set(sys.modules)))"
     )
     assert process("-c", load).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show"], ["diff", "old"], ["convert"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
+        ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
+        ["snapshots", "gc"], ["sync"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_latest_is_a_run_for_every_command(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "outputs" / "run"
+    run.mkdir(parents=True)
+    (run / "episodes.jsonl").touch()
+    (run / "sessions.jsonl").write_text('{"began": 1.0}\n')
+    monkeypatch.setattr(sys, "argv", ["ares-exp", *words, "latest", *(["out"] if words == ["convert"] else [])])
+    main()
+    assert capsys.readouterr().err.startswith("`latest` is outputs/run\n")
