@@ -12,11 +12,13 @@ from typing import Any
 from ares_exp.authoring.candidates import Candidate
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun
 from ares_exp.errors import AresExpError
+from ares_exp.llms.response import TextData
+from ares_exp.policies.oracle import SOLVE
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir, open_regular
 from ares_exp.tasks.verification import TEST_OUTPUT
 from ares_exp.terminal.terminal import format_number
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, deserialize_llm_response
 
 TAIL_LINES = 15
 TAIL_BYTES = 4096
@@ -142,7 +144,7 @@ def _problem(fault: Fault, message: str, result: EpisodeResult, played: Mapping[
     name = SOLUTION if fault is Fault.SOLUTION_FAILS else NOTHING
     run = RunDir(played[name].path)
     files = run.files / result.episode_id
-    said = {"the solution printed": _solutions_output(run, result.episode_id)} if name == SOLUTION else {}
+    said = _of_solve_scripts(run, result) if fault is Fault.SOLUTION_FAILS else {}
     said |= {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
     return Problem(
         fault,
@@ -158,15 +160,26 @@ def _why(result: EpisodeResult) -> str:
     return result.outcome.value if error is None else f"{error.type}: {' '.join(error.message.split())}"
 
 
-def _solutions_output(run: RunDir, episode_id: str) -> str:
-    """The end of what the agent was shown of the solution's command; nothing where that is not recorded."""
+def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
+    """The ends of what the agent was shown of its solutions, one for each step; none where that is not recorded."""
     try:
-        episode = EpisodeTrajectory.load(run.trajectories / f"{episode_id}.json")
+        episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
     except (OSError, AresExpError):
-        return ""
-    requests = [step.observation for step in episode.steps[1:] if step.observation is not None]
-    contents = [request["messages"][-1].get("content") for request in requests if request.get("messages")]
-    return _last_lines(contents[0]) if contents and isinstance(contents[0], str) else ""
+        return {}
+    shown = [
+        deserialize_llm_request(step.observation).messages[-1]["content"]
+        for step in episode.steps
+        if step.action is not None and step.observation is not None and _says(step.action, SOLVE)
+    ]
+    names = [stage.name for stage in result.stages] or [""]
+    return {
+        " ".join(["the solution", *([f"of step {name}"] if name else []), "printed"]): _last_lines(str(text))
+        for name, text in zip(names, shown, strict=False)  # a step without an answer shows nothing
+    }
+
+
+def _says(action: Mapping[str, Any], text: str) -> bool:
+    return deserialize_llm_response(action).data[0] == TextData(text)
 
 
 def _tail(path: Path) -> str:

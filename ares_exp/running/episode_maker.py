@@ -69,7 +69,10 @@ class EpisodeMaker:
             files, own = self._run_dir.files, episode.planned.episode_id
             await in_thread(lambda: copy_answers(files / earlier.episode_id, files / own))
         environment = self._make_environment(episode, start_from)
-        policy = await in_thread(lambda: self._make_policy(episode))
+        if earlier is None:  # its log is a line, written as the steps are
+            policy = self._make_policy(episode)
+        else:
+            policy = await in_thread(lambda: self._make_policy(episode))
         return self._parts.wrapper(environment), policy
 
     def episode_parts(

@@ -24,6 +24,7 @@ from ares_exp.rollout import run_episode
 from ares_exp.running.budget import BudgetMeter
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import EpisodeMaker
+from ares_exp.running.gathered_calls import GatheredCalls
 from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.running.progress import Progress
@@ -64,6 +65,7 @@ class Experiment:
         self._maker = EpisodeMaker(components, settings, run_dir)
         self._meter = BudgetMeter(components.budget)
         self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._rows = GatheredCalls(self._write)
         self._interrupted = False
         self._exhausted: BudgetExhaustedError | None = None
         self._max_loop_lag_sec = 0.0
@@ -360,7 +362,7 @@ class Experiment:
             logger.warning(
                 "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
             )
-        await asyncio.to_thread(self._write, episode, result)
+        await self._rows.put((episode, result))
         self._progress.episode_finished(result)
         if episode.retry is not None:
             self._progress.expect_another()
@@ -368,19 +370,22 @@ class Experiment:
         self._meter.add(result)
         self._check_budget()
 
-    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> None:
-        """Writes the row; then deletes the answer log if its answers are not needed any more.
+    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
+        """Writes the rows; then deletes the answer logs whose answers are not needed any more.
 
         A retry has its log before the row is written: it is played even if this process dies while the retry waits.
         """
-        begins_anew = episode.retry is not None and episode.retry.planned.earlier is None
-        if episode.retry is not None and begins_anew:
-            self._maker.begin_log(episode.retry.planned, started_at=0.0)
-        row = result.to_dict()
-        if not self._guard("Writing the result's row", lambda: self._run_dir.append_episode(row)):
-            self._unwritten_rows += 1
-        elif episode.log is not None and (begins_anew or result.outcome in ANSWERS_USED_UP):
-            episode.log.discard()
+        for episode, _ in ended:
+            if episode.begins_anew:
+                assert episode.retry is not None
+                self._maker.begin_log(episode.retry.planned, started_at=0.0)
+        rows = [result.to_dict() for _, result in ended]
+        if not self._guard("Writing the rows of results", lambda: self._run_dir.append_episodes(*rows)):
+            self._unwritten_rows += len(rows)
+            return
+        for episode, result in ended:
+            if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
+                episode.log.discard()
 
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,32 @@ def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
     faults = {task["name"]: [problem["fault"] for problem in task["problems"]] for task in as_json["tasks"]}
     assert faults == {"wrong": ["solution_fails"], "broken": ["invalid"]}
     assert not as_json["good"]
+
+
+@pytest.mark.local
+def test_what_each_step_printed_is_shown(cli: Cli, tmp_path: Path) -> None:
+    root = tmp_path / "tasks" / "two"
+    (root / "environment").mkdir(parents=True)
+    (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
+    (root / "task.toml").write_text('[[steps]]\nname = "make"\n[[steps]]\nname = "use"\n')
+    for step, solution in (("make", "echo made; touch make"), ("use", "echo what was it")):
+        for file, text in (
+            ("instruction.md", "Do it.\n"),
+            ("solution/solve.sh", f"#!/bin/bash\n{solution}\n"),
+            (
+                "tests/test.sh",
+                f"#!/bin/bash\necho look for {step}\n[ ! -e {step} ]; echo $? >/logs/verifier/reward.txt\n",
+            ),
+        ):
+            path = root / "steps" / step / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    done = cli("check-task", "tasks")
+    assert done.returncode == 1, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "two 0.50 0.00 solution fails" in told
+    assert re.search(r"the solution of step make printed: .* \| made .* of step use printed: .* \| what was it", told)
+    assert re.search(r"\(steps/make/verifier/test-stdout.txt\): \| look for make .* \| look for use", told)
 
 
 @pytest.mark.local
