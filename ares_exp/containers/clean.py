@@ -25,8 +25,8 @@ COMMANDS = {"clean": CommandModule("remove what dead runs of this machine left",
 DESCRIPTION = """\
 Removes what dead runs of this machine left: containers, networks, volumes and images on the Docker engine, the
 directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, where
-DAYTONA_API_KEY is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to another user is kept.
-Every run does the same at its start.
+DAYTONA_API_KEY is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to
+another user is kept. Every run does the same at its start.
 """
 EPILOG = """\
 Examples:
