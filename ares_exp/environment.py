@@ -602,7 +602,7 @@ async def reset_environment(
         return await env.reset()
     given: dict[str, Any] = {}
     if seed is not None:
-        if _takes(env.reset, "seed"):
+        if takes_seed(env):
             given["seed"] = seed
         else:
             _say_that_it_takes_no_seed(type(env))
@@ -615,6 +615,11 @@ async def reset_environment(
             )
         given["options"] = options
     return await env.reset(**given)
+
+
+def takes_seed(env: MinimalEnvironment) -> bool:
+    """Whether the environment's `reset()` takes a seed."""
+    return _takes(env.reset, "seed")
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -266,7 +266,15 @@ class EpisodeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
-        return {**asdict(self), "error": self.error.to_dict() if self.error is not None else None}
+        data = {name: getattr(self, name) for name in _FIELDS}
+        return data | {
+            "rewards": dict(self.rewards),
+            "error": self.error.to_dict() if self.error is not None else None,
+            "phase_sec": dict(self.phase_sec),
+            "replayed": asdict(self.replayed) if self.replayed is not None else None,
+            "stages": tuple(map(asdict, self.stages)),
+            "environment_usage": asdict(self.environment_usage) if self.environment_usage is not None else None,
+        }
 
     def to_row(self) -> dict[str, Any]:
         """Returns one row of a table: plain values, one a column, mappings by `name.key`; the stages stay a list."""
@@ -302,6 +310,7 @@ class EpisodeResult:
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
+_FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _validator: TypeAdapter[EpisodeResult] | None = None
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage"})
 """Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
