@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ares_exp.presets.registry import register_env as register_env
     from ares_exp.presets.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
+    from ares_exp.scripting.rollouts import FinishedEpisode as FinishedEpisode
+    from ares_exp.scripting.rollouts import rollouts as rollouts
     from ares_exp.scripting.run import arun as arun
     from ares_exp.scripting.run import run as run
     from ares_exp.scripting.run_results import RunResults as RunResults
@@ -50,6 +52,7 @@ _OWNERS = {
     "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
+    "FinishedEpisode": "ares_exp.scripting.rollouts",
     "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
     "LLMRequest": "ares_exp.llms.request",
     "LLMResponse": "ares_exp.llms.response",
@@ -66,6 +69,7 @@ _OWNERS = {
     "make": "ares_exp.presets.registry",
     "register_env": "ares_exp.presets.registry",
     "register_preset": "ares_exp.presets.registry",
+    "rollouts": "ares_exp.scripting.rollouts",
     "run": "ares_exp.scripting.run",
     "run_episode": "ares_exp.rollout",
     "serialize_llm_request": "ares_exp.trajectories.records",

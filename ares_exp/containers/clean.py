@@ -13,8 +13,10 @@ from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
 from ares_exp.terminal.subcommands import CommandModule, Subcommands
+from ares_exp.terminal.terminal import format_size
 
 EXIT_OK, EXIT_REMAINS = 0, 1
 
@@ -22,15 +24,15 @@ PROGRAM = "python -m ares_exp.containers"
 COMMANDS = {"clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean")}
 DESCRIPTION = """\
 Removes what dead runs of this machine left: containers, networks, volumes and images on the Docker engine, the
-directories and cgroups of local containers, temporary directories of builds and verifiers, and, where DAYTONA_API_KEY
-is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to another user is kept.
-Every run does the same at its start.
+directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, where
+DAYTONA_API_KEY is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to
+another user is kept. Every run does the same at its start.
 """
 EPILOG = """\
 Examples:
   %(prog)s --dry-run            says what would be removed
   %(prog)s
-  %(prog)s --images             also the images that are kept for the next run
+  %(prog)s --cache --dry-run    what is kept for the next run, and its size
 
 Exit codes: 0 no leftovers remain (without a Docker engine: outside of one); 1 something could not be removed, or a
 service did not answer; 2 the command line is wrong.
@@ -52,6 +54,12 @@ def main(argv: Sequence[str], program: str = PROGRAM) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="also what is kept for the next run: tasks and repositories that were fetched and what was made of them "
+        "(~/.cache/ares_exp, or below XDG_CACHE_HOME), and --images; not what a running process uses",
+    )
     parser.add_argument(
         "--images",
         action="store_true",
@@ -76,16 +84,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     dry_run = arguments.dry_run
-    found, failed = _found(arguments.config_dir, images=arguments.images, snapshots=arguments.snapshots)
+    found, failed = _found(
+        arguments.config_dir, images=arguments.images or arguments.cache, snapshots=arguments.snapshots
+    )
+    if arguments.cache:
+        found += find_caches()
     stale = [leftover for leftover in found if leftover.is_stale]
     remaining = 0
     for leftover in stale:
         problem = "" if dry_run else leftover.remove()
         remaining += bool(problem)
-        _say(f"{leftover.kind:<13}  {leftover.name}  of {leftover.whose}{_age(leftover)}{problem and f': {problem}'}")
+        about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{_size(leftover)}"
+        _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(f"kept {count} of {whose}: still running, or not verifiable from this machine")
-    _say(_total(len(stale), remaining, dry_run=dry_run))
+    _say(_total(stale, remaining, dry_run=dry_run))
     return EXIT_REMAINS if remaining or failed else EXIT_OK
 
 
@@ -114,12 +127,17 @@ def _age(leftover: Leftover) -> str:
     return f", made {seconds // size:.0f} {unit} ago"
 
 
-def _total(count: int, remaining: int, *, dry_run: bool) -> str:
+def _size(leftover: Leftover) -> str:
+    return "" if leftover.size is None else f", {format_size(leftover.size)}"
+
+
+def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
+    count, size = len(stale), sum(leftover.size or 0 for leftover in stale)
     if not count:
         return "No leftovers found."
     things = "1 thing" if count == 1 else f"{count} things"
     if dry_run:
-        return f"{things} would be removed."
+        return f"{things} would be removed{f', up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."
 
 

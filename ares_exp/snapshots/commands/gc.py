@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.snapshots.store import SnapshotStore
-from ares_exp.terminal.terminal import printable
+from ares_exp.terminal.terminal import format_size, printable
 
 EXIT_OK, EXIT_SKIPPED = 0, 1
 
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             code = EXIT_SKIPPED
             continue
         sys.stdout.write(
-            f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {words.size(freed.bytes)} and "
+            f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {format_size(freed.bytes)} and "
             f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}"
             f"{f' (what is younger than {arguments.grace:g} s stays: --grace)' if arguments.grace else ''}.\n"
         )

@@ -13,7 +13,7 @@ from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import in_order
 from ares_exp.terminal.table import columns_that_fit, make_table
-from ares_exp.terminal.terminal import make_console, one_line, printable
+from ares_exp.terminal.terminal import format_size, make_console, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
@@ -68,7 +68,7 @@ _CELLS: Mapping[str, Callable[[EnvironmentSnapshot], str]] = {
     "backend": lambda snapshot: one_line(snapshot.container_type),
     "created": words.moment,
     "entries": lambda snapshot: f"{snapshot.filesystem_entries:,}",
-    "bytes": lambda snapshot: words.size(snapshot.filesystem_bytes),
+    "bytes": lambda snapshot: format_size(snapshot.filesystem_bytes),
     "lineage": words.came_from,
 }
 _TEXTS = ("snapshot", "task", "backend", "lineage")

@@ -13,7 +13,7 @@ from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.terminal.terminal import collapsed, one_line, printable
+from ares_exp.terminal.terminal import collapsed, format_size, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 
@@ -98,7 +98,7 @@ def _print_files(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -
     delta = get_delta(snapshot.object_store, snapshot.filesystem)
     kinds = Counter(_kind(entry) for entry in delta.entries.values())
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing"
-    _line(f"Changed since {one_line(delta.base)}: {told}; {words.size(snapshot.filesystem_bytes)} in files")
+    _line(f"Changed since {one_line(delta.base)}: {told}; {format_size(snapshot.filesystem_bytes)} in files")
     for note in [note for note in delta.notes if note not in snapshot.container.get("not_captured", ())]:
         _row("note", one_line(note, 300))
     if not arguments.files:

@@ -6,9 +6,8 @@ import argparse
 import sys
 
 from ares_exp.records.latest_run import run_path
-from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
-from ares_exp.terminal.terminal import one_line, printable
+from ares_exp.terminal.terminal import format_size, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             found = chosen.store.verify(name, deep=not arguments.quick)
             count += 1
             damaged += not found.ok
-            says = f"whole  {found.objects:,} objects, {words.size(found.bytes)}" if found.ok else "DAMAGED"
+            says = f"whole  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
             sys.stdout.write(f"{one_line(name)}  {says}\n")
             sys.stdout.writelines(f"  {printable(line)}\n" for line in (*found.problems, *found.notes))
     sys.stdout.write(f"{count - damaged} of {count} snapshots are whole.\n")
