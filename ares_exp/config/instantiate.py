@@ -38,7 +38,7 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
     node = None if OmegaConf.is_missing(config, group) else config[group]
     if not node or not OmegaConf.is_dict(node) or "_target_" in node:
         return {group: instantiate_group(config, group)}
-    return {str(name): _checked(group, _instantiate(config, f"{group}.{name}")) for name in node}
+    return {str(name): _checked(group, instantiate_node(config, f"{group}.{name}")) for name in node}
 
 
 def instantiate_group(config: DictConfig, group: str) -> Any:
@@ -51,7 +51,7 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     Raises:
         ConfigError: An argument is unknown, missing or has a wrong value, or something else is made.
     """
-    return _checked(group, _instantiate(config, group))
+    return _checked(group, instantiate_node(config, group))
 
 
 def _checked(group: str, made: Any) -> Any:
@@ -65,8 +65,12 @@ def _checked(group: str, made: Any) -> Any:
     return made
 
 
-def _instantiate(config: DictConfig, group: str) -> Any:
-    """Makes what a node describes: that of a group, or `group.name` for one of its components."""
+def instantiate_node(config: DictConfig, group: str) -> Any:
+    """Makes what a node describes: that of a group, or `group.name` for one of its components.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or has a wrong value.
+    """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -85,7 +89,7 @@ def _instantiate(config: DictConfig, group: str) -> Any:
         for name in node:
             part = OmegaConf.select(config, f"{group}.{name}")
             if OmegaConf.is_dict(part) and "_target_" in part:
-                _instantiate(config, f"{group}.{name}")  # raises, if that is what is wrong
+                instantiate_node(config, f"{group}.{name}")  # raises, if that is what is wrong
         cause = error.__cause__ or error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
         raise ConfigError(unknown or _explain(group, cause)) from error

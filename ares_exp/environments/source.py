@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.parts import completed
 from ares_exp.containers.container import ContainerFactoryBase
@@ -35,6 +36,8 @@ class EpisodeParts:
             its requests as `metadata["solution"]` (the oracle).
         output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
         start_from: Where the episode goes on, instead of beginning; only for a source that `exports_state`.
+        episode_id: Id of the episode in its run; `None` where it is not played in one.
+        attempt: Number of the attempt at the task, from 0.
     """
 
     container_factory: ContainerFactoryBase
@@ -44,6 +47,8 @@ class EpisodeParts:
     provide_solution: bool = False
     output_dir: Path | None = None
     start_from: Continuation | None = None
+    episode_id: str | None = None
+    attempt: int = 0
 
 
 Report = Callable[[str], None]
@@ -152,4 +157,18 @@ def make_source(config: DictConfig) -> SourceBase:
     Raises:
         ConfigError: It cannot be made, or is no source.
     """
-    return as_source(instantiate_group(config, "env"))
+    return as_source(instantiate_group(_without_scoring(config), "env"))
+
+
+def _without_scoring(config: DictConfig) -> DictConfig:
+    """Returns the config without the arguments of `env` that are not the source's."""
+    from omegaconf import OmegaConf, open_dict
+
+    added = [name for name in added_defaults("env") if OmegaConf.is_dict(config.env) and name in config.env]
+    if not added:
+        return config
+    config = config.copy()
+    with open_dict(config.env):
+        for name in added:
+            config.env.pop(name)
+    return config

@@ -47,6 +47,7 @@ class Asked:
         cost: US dollars, likewise.
         sec: Seconds from the question to the answer.
         taken_over: Whether an earlier try asked, and paid.
+        scorer: Name of the scorer that asked, of a judge; `None`: the environment did.
     """
 
     task: str
@@ -59,6 +60,7 @@ class Asked:
     cost: _Amount
     sec: _Amount
     taken_over: bool = False
+    scorer: str | None = None
 
     @property
     def usage(self) -> EnvironmentUsage:
@@ -103,10 +105,17 @@ def read_asked(files: Path) -> list[Asked] | None:
     return found
 
 
-def copy_answers(earlier: Path, own: Path) -> None:
-    """Begins the record in the directory `own` with the answers in that of an earlier try. Blocking."""
-    if answered := [replace(one, taken_over=True) for one in read_asked(earlier) or () if one.answer is not None]:
-        append_asked(own, answered)
+def copy_answers(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
+    """Begins the record in the directory `own` with the answers in that of an earlier try. Blocking.
+
+    Args:
+        earlier: Directory of the earlier try's files.
+        own: Directory of the files of the try that begins.
+        of_scorers: Whether only answers to scorers are copied: those of a game decide how it goes on.
+    """
+    asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
+    if asked:
+        append_asked(own, [replace(one, taken_over=True) for one in asked])
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:

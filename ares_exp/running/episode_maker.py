@@ -65,15 +65,19 @@ class EpisodeMaker:
         start_from = None
         if episode.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, episode)
-        if (earlier := episode.planned.earlier) is not None:  # before that try's log is deleted
-            files, own = self._run_dir.files, episode.planned.episode_id
-            await in_thread(lambda: copy_answers(files / earlier.episode_id, files / own))
+        await in_thread(lambda: self._take_over_answers(episode.planned))
         environment = self._make_environment(episode, start_from)
         policy = await in_thread(lambda: self._make_policy(episode))
         return self._parts.wrapper(environment), policy
 
     def episode_parts(
-        self, seed: int, *, output_dir: Path | None = None, start_from: Continuation | None = None
+        self,
+        seed: int,
+        *,
+        output_dir: Path | None = None,
+        start_from: Continuation | None = None,
+        episode_id: str | None = None,
+        attempt: int = 0,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
@@ -84,7 +88,17 @@ class EpisodeMaker:
             provide_solution=self._parts.policy.needs_solution,
             output_dir=output_dir,
             start_from=start_from,
+            episode_id=episode_id,
+            attempt=attempt,
         )
+
+    def _take_over_answers(self, planned: PlannedEpisode) -> None:
+        """Begins the record of the environment's own model calls with answers that are paid for already. Blocking."""
+        files = self._run_dir.files
+        if (earlier := planned.earlier) is not None:  # before that try's log is deleted
+            copy_answers(files / earlier.episode_id, files / planned.episode_id)
+        elif (recorded := self._parts.policy.recorded_files(planned.task_name, planned.attempt)) is not None:
+            copy_answers(recorded, files / planned.episode_id, of_scorers=True)
 
     def _start(self, episode: RunningEpisode) -> Continuation | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
@@ -117,7 +131,13 @@ class EpisodeMaker:
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
         output_dir = self._run_dir.files / planned.episode_id
-        parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from)
+        parts = self.episode_parts(
+            planned.seed,
+            output_dir=output_dir,
+            start_from=start_from,
+            episode_id=planned.episode_id,
+            attempt=planned.attempt,
+        )
         environment = LimitedEnvironment(
             self._parts.source.make(planned.task_name, parts), self._settings.limits, used=episode.usage
         )
