@@ -49,6 +49,7 @@ class ConfiguredScorer:
         try:
             async with limit:
                 returned = await _called(self.part, episode, container)
+            return checked_score(self.name, self.weight, returned)
         except (ScorerError, ContainerError):
             raise
         except (Exception, SystemExit) as error:
@@ -61,7 +62,6 @@ class ConfiguredScorer:
             raise ScorerError(
                 f"The scorer `{self.name}` raised {type(error).__name__}: {error}", scorer=self.name
             ) from error
-        return checked_score(self.name, self.weight, returned)
 
 
 async def _called(part: Any, episode: FinishedEpisode, container: Container | None) -> Any:

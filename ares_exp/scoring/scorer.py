@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,6 +57,10 @@ class FinishedEpisode:
     output_dir: Path | None = None
     scorer: str = ""
     spend: Callable[[EnvironmentUsage], None] = field(default=lambda used: None, repr=False, compare=False)
+
+    def of_scorer(self, name: str) -> FinishedEpisode:
+        """Returns the episode as the scorer of that name gets it."""
+        return replace(self, scorer=name)
 
     @property
     def task_name(self) -> str:

@@ -91,7 +91,10 @@ def named_rewards(reward: float | None, verified: Mapping[str, float], scores: S
 
 
 def _number(name: str, value: Any) -> float:
-    number = float(value) if isinstance(value, Real) else math.nan
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf
     if not abs(number) < MAX_NUMBER:  # what is not finite included
         raise ScorerError(
             f"Expected the scorer `{name}` to return a finite number, or some by name, got {value!r:.200}.", scorer=name

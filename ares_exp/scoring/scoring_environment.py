@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,7 +118,8 @@ class ScoringEnvironment(EnvironmentWrapper):
     async def _scored(self, last: TimeStep[Any]) -> TimeStep[Any]:
         """Returns the LAST step with the episode's reward, when the scorers have returned."""
         try:
-            if last.discount and not self._parts.limits.verify_on_truncation:
+            is_unscored = last.discount and not self._parts.limits.verify_on_truncation
+            if is_unscored or not math.isfinite(last.reward or 0.0):  # the latter ends the episode as an error
                 self._last = last
             else:
                 with self._clock.during("score"):
@@ -131,7 +133,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         episode, container = self._finished(reward), self.held_container
         scores = []
         for one in self._rules.scorers:
-            scores.append(await one.score(replace(episode, scorer=one.name), container))
+            scores.append(await one.score(episode.of_scorer(one.name), container))
         self._rewards = named_rewards(reward, super().report().rewards, scores)
         return combined_reward(reward, self._rules.verifier_weight, scores)
 
