@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.secrets import scrub
@@ -51,7 +52,22 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     Raises:
         ConfigError: An argument is unknown, missing or has a wrong value, or something else is made.
     """
-    return _checked(group, instantiate_node(config, group))
+    return _checked(group, instantiate_node(_without_added(config, group), group))
+
+
+def _without_added(config: DictConfig, group: str) -> DictConfig:
+    """Returns the config without the arguments of a group's option that its class does not take."""
+    from omegaconf import OmegaConf, open_dict
+
+    node = None if OmegaConf.is_missing(config, group) else config.get(group)
+    added = [name for name in added_defaults(group) if OmegaConf.is_dict(node) and name in node]
+    if not added:
+        return config
+    config = config.copy()
+    with open_dict(config[group]):
+        for name in added:
+            config[group].pop(name)
+    return config
 
 
 def _checked(group: str, made: Any) -> Any:

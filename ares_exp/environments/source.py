@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
-from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.parts import completed
 from ares_exp.containers.container import ContainerFactoryBase
@@ -157,18 +156,4 @@ def make_source(config: DictConfig) -> SourceBase:
     Raises:
         ConfigError: It cannot be made, or is no source.
     """
-    return as_source(instantiate_group(_without_scoring(config), "env"))
-
-
-def _without_scoring(config: DictConfig) -> DictConfig:
-    """Returns the config without the arguments of `env` that are not the source's."""
-    from omegaconf import OmegaConf, open_dict
-
-    added = [name for name in added_defaults("env") if OmegaConf.is_dict(config.env) and name in config.env]
-    if not added:
-        return config
-    config = config.copy()
-    with open_dict(config.env):
-        for name in added:
-            config.env.pop(name)
-    return config
+    return as_source(instantiate_group(config, "env"))

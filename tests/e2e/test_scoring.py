@@ -19,7 +19,7 @@ from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
 
-SCORERS = '''
+SCORERS = """
 from pathlib import Path
 
 
@@ -36,7 +36,7 @@ async def bad(episode, container):
     if not Path("good").exists():
         raise KeyError("lines")
     return 1.0
-'''
+"""
 TASK = ("env=harbor_samples", "env.tasks=[write-greeting]")
 AT = ("tracker=none", "hydra.run.dir=run")
 JUDGE = ("scorer=judge", "env.scorers.judge.policy.api_key_env=null", "env.scorers.judge.policy.model=grades")
