@@ -71,12 +71,16 @@ class Asked:
 _ASKED = TypeAdapter(Asked)
 
 
+def _to_dict(asked: Asked) -> dict[str, object]:
+    return {key: value for key, value in asdict(asked).items() if key != "scorer" or value is not None}
+
+
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
     """Writes lines, which survive `kill -9` when this returns. A full disk is logged, no more. Blocking."""
     path = files / RECORD
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_text(path, "".join(f"{dump_json(asdict(one))}\n" for one in asked), flags=os.O_CREAT)
+        append_text(path, "".join(f"{dump_json(_to_dict(one))}\n" for one in asked), flags=os.O_CREAT)
     except OSError as error:
         logger.warning("Writing %s failed: %s", path, error)
 
