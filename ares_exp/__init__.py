@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from ares_exp.presets.registry import register_env as register_env
     from ares_exp.presets.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
+    from ares_exp.scripting.rollouts import FinishedEpisode as FinishedEpisode
+    from ares_exp.scripting.rollouts import rollouts as rollouts
+    from ares_exp.scripting.run import arun as arun
+    from ares_exp.scripting.run import run as run
+    from ares_exp.scripting.run_results import RunResults as RunResults
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor import load_task as load_task
     from ares_exp.trajectories.collecting_environment import (
@@ -47,20 +52,25 @@ _OWNERS = {
     "EnvironmentSnapshot": "ares_exp.snapshots.snapshot",
     "EpisodeLimits": "ares_exp.environments.episode_limits",
     "EpisodeTrajectory": "ares_exp.trajectories.records",
+    "FinishedEpisode": "ares_exp.scripting.rollouts",
     "JsonTrajectoryCollector": "ares_exp.trajectories.collectors.json_collector",
     "LLMRequest": "ares_exp.llms.request",
     "LLMResponse": "ares_exp.llms.response",
     "LocalContainerFactory": "ares_exp.containers.local",
     "NullTrajectoryCollector": "ares_exp.trajectories.collectors.null_collector",
+    "RunResults": "ares_exp.scripting.run_results",
     "ShellAgentFactory": "ares_exp.agents.shell_agent",
     "TimeStep": "ares_exp.environment",
     "TrajectoryCollectingEnvironment": "ares_exp.trajectories.collecting_environment",
+    "arun": "ares_exp.scripting.run",
     "info": "ares_exp.presets.registry",
     "list_presets": "ares_exp.presets.registry",
     "load_task": "ares_exp.tasks.harbor",
     "make": "ares_exp.presets.registry",
     "register_env": "ares_exp.presets.registry",
     "register_preset": "ares_exp.presets.registry",
+    "rollouts": "ares_exp.scripting.rollouts",
+    "run": "ares_exp.scripting.run",
     "run_episode": "ares_exp.rollout",
     "serialize_llm_request": "ares_exp.trajectories.records",
     "serialize_llm_response": "ares_exp.trajectories.records",

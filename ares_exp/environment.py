@@ -129,6 +129,7 @@ LimitName = Literal["steps", "time", "tokens", "cost", "format_errors"]
 """A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`; `format_errors` is an agent's."""
 
 
+@runtime_checkable
 class MinimalEnvironment(Protocol):
     """The minimal environment: three methods. Everything in this package works with it; capabilities are optional.
 
@@ -640,7 +641,7 @@ async def reset_environment(
         return await env.reset()
     given: dict[str, Any] = {}
     if seed is not None:
-        if _takes(env.reset, "seed"):
+        if takes_seed(env):
             given["seed"] = seed
         else:
             _say_that_it_takes_no_seed(type(env))
@@ -653,6 +654,11 @@ async def reset_environment(
             )
         given["options"] = options
     return await env.reset(**given)
+
+
+def takes_seed(env: MinimalEnvironment) -> bool:
+    """Whether the environment's `reset()` takes a seed."""
+    return _takes(env.reset, "seed")
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from ares_exp.cli.commands import COMMANDS
 from ares_exp.config.option_arguments import arguments_of, as_yaml
 from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
 from ares_exp.config.plugins import OPTION_GROUPS
@@ -14,17 +15,18 @@ from ares_exp.config.schema import keys
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
 
-Usage: python -m ares_exp [group=option ...] [key=value ...] [-m] [--cfg job] [--config-dir DIR]
+Usage: {program} [group=option ...] [key=value ...] [-m] [--cfg job] [--config-dir DIR]
+       {program} COMMAND ...
 
 Examples:
-  python -m ares_exp                                            the bundled tasks, played by their own solutions
-  python -m ares_exp container=docker env.path=path/to/tasks    your Harbor tasks on a Docker engine
-  python -m ares_exp policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
-  python -m ares_exp env.tasks='fix-*' attempts=8 concurrency=16
-  python -m ares_exp -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
-  python -m ares_exp resume=outputs/default/2026-01-31_12-00-00     go on with a run or a sweep that was ended or killed
-  python -m ares_exp replay=outputs/default/2026-01-31_12-00-00/fix-bug
-  python -m ares_exp branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0
+  {program}                                            the bundled tasks, played by their own solutions
+  {program} container=docker env.path=path/to/tasks    your Harbor tasks on a Docker engine
+  {program} policy=chat_completions policy.model=NAME policy.base_url=http://127.0.0.1:8000/v1
+  {program} env.tasks='fix-*' attempts=8 concurrency=16
+  {program} -m policy=chat_completions policy.model=NAME policy.temperature=0,0.5 seed=1,2
+  {program} resume=outputs/default/2026-01-31_12-00-00     go on with a run or a sweep that was ended or killed
+  {program} replay=outputs/default/2026-01-31_12-00-00/fix-bug
+  {program} branch_from=outputs/default/2026-01-31_12-00-00/fix-bug@3 branches=8 policy.temperature=1.0
 """
 
 FOOTER = """\
@@ -35,17 +37,12 @@ Flags:
   --version         the version of ares_exp
   --hydra-help      Hydra's own flags
 
-What can be chosen, as tables or JSON: python -m ares_exp.list [envs|agents|policies|…]; the tasks: .list tasks env=…
-
-Of what was played (each with --help): python -m ares_exp.sweeps FOLDER, .compare RUN RUN, .merge OUT SHARD SHARD,
-.trajectories, .snapshots, .trackers, .export_job.
-
 Exit codes: 0 every episode has a reward; 1 some have none, or a task's own solution fails (policy=oracle below
 reward_threshold); 2 the command, the config or the preflight is at fault; 130 interrupted.
 """
 
 
-def render_help(argv: Sequence[str]) -> str:
+def render_help(argv: Sequence[str], program: str) -> str:
     """Returns the help text, or what can be set of the options that `argv` chooses (`--help policy=scripted`).
 
     Of a group that `argv` names (`--help policy`), or of which it chooses an option that there is not, the options.
@@ -57,13 +54,24 @@ def render_help(argv: Sequence[str]) -> str:
         return "\n\n".join(map(_render_option, chosen)) + "\n"
     if groups := [group for group in OPTION_GROUPS if any(one.partition("=")[0] == group for one in argv)]:
         return "".join(f"{line}\n" for group in groups for line in _render_group(group, found.values()))
-    lines = [HEADER, "Groups (group=option; the arguments of an option: --help GROUP=OPTION):"]
+    lines = [
+        HEADER.format(program=program),
+        *_render_commands(),
+        "",
+        "Groups (group=option; the arguments of an option: --help GROUP=OPTION):",
+    ]
     for group in OPTION_GROUPS:
         lines += _render_group(group, found.values())
     lines += ["", "Keys (key=value):"]
     for item in keys():
         lines.append(f"  {f'{item.name}={as_yaml(item.default)}':<40} {item.metadata['prose']}")
     return "\n".join([*lines, "", FOOTER])
+
+
+def _render_commands() -> list[str]:
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
+    return ["Commands (the first word; each has --help):", *rows]
 
 
 def _render_group(group: str, options: Iterable[Option]) -> list[str]:
@@ -83,7 +91,7 @@ def _render_option(option: Option) -> str:
     return "\n".join(lines)
 
 
-def print_help(argv: Sequence[str]) -> None:
+def print_help(argv: Sequence[str], program: str) -> None:
     """Writes the help text to stdout."""
     print_problems(config_dirs_of(argv))
-    sys.stdout.write(render_help(argv))
+    sys.stdout.write(render_help(argv, program))

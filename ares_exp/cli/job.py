@@ -61,6 +61,7 @@ class JobFunction:
         from hydra.types import RunMode
         from omegaconf.errors import OmegaConfBaseException
 
+        from ares_exp.cli.attended_run import play_attended, prepare_log
         from ares_exp.cli.run import Run
         from ares_exp.errors import UserError
         from ares_exp.records.run_dir import RunDir
@@ -70,6 +71,7 @@ class JobFunction:
 
         hydra = HydraConfig.get()
         run_dir = RunDir(Path(hydra.runtime.output_dir))
+        prepare_log()
         note = FailureNote(run_dir.path) if hydra.mode == RunMode.MULTIRUN else None
         try:
             with self._process.playing(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
@@ -77,7 +79,7 @@ class JobFunction:
                     check_objective(config.objective, attempts=config.attempts)
                 summary = _complete_before(config, hydra) if note is not None and config.resume else None
                 if summary is None:
-                    summary = asyncio.run(Run.of(config, hydra).play())
+                    summary = asyncio.run(play_attended(Run.of(config, hydra)))
         except UserError as error:
             played = run_dir.has_run  # what it has stands
             if note is None:  # Hydra goes on writing in the folders of a sweep
@@ -100,8 +102,7 @@ class JobFunction:
         if summary.interrupted:
             self._end_command(hydra)
             return None
-        if not summary.complete or summary.broken:
-            self.exit_code = max(self.exit_code, exit_codes.INCOMPLETE)
+        self.exit_code = max(self.exit_code, summary.exit_code)
         return objective(summary, config.objective)
 
     def _end_command(self, hydra: Any) -> None:

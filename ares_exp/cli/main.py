@@ -1,4 +1,4 @@
-"""The command line: compose -> validate -> prepare -> run -> summary, with clear errors and exit codes."""
+"""The command line: a command; or compose -> validate -> prepare -> run -> summary, with clear exit codes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ import sys
 from pathlib import Path
 
 from ares_exp import __version__
+from ares_exp.cli.words import HELP, run_word
 from ares_exp.config.overrides import with_home
 from ares_exp.terminal import exit_codes
 from ares_exp.terminal.terminal import print_error
 
 
+def program() -> str:
+    """Returns what the user typed to start this program."""
+    return "python -m ares_exp" if Path(sys.argv[0]).name == "__main__.py" else "ares-exp"
+
+
 def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
+    exit_code = run_word(sys.argv[1:], program())
+    if exit_code is not None:
+        return exit_code
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")
         return exit_codes.COMPLETE
-    if {"--help", "-h"} & set(sys.argv[1:]):
+    if HELP & set(sys.argv[1:]):
         from ares_exp.cli.help import print_help
 
-        print_help(sys.argv[1:])
+        print_help(sys.argv[1:], program())
         return exit_codes.COMPLETE
     exit_code = _run()
     from ares_exp.cli.hydra_callback import end_sweep

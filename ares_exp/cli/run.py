@@ -1,4 +1,4 @@
-"""One run of a composed config: its directory, its episodes on an event loop, signals, and the summary."""
+"""One run of a composed config: its directory, its episodes on an event loop, and the summary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from ares_exp.policies.policy import RunReport
 from ares_exp.records.repeated_warnings import RepeatedWarnings
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.secrets import SecretFilter, scrub, scrub_argv, typed_secrets
+from ares_exp.records.secrets import scrub, scrub_argv
 from ares_exp.reporting.summary import render_job, render_summary
 from ares_exp.resume.compose_from_run import keep_recorded
 from ares_exp.resume.episode_ref import EpisodeRef
@@ -52,6 +51,8 @@ class Run:
         config: Mapping[str, Any],
         group: str | None,
         job: str | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         """Makes the experiment.
 
@@ -62,22 +63,26 @@ class Run:
             config: The resolved config without secrets, for its records.
             group: Name of its sweep; `None` if there is none.
             job: Number and overrides of the job of a sweep; `None` if there is none.
+            quiet: Whether neither progress nor the summary is printed.
         """
         self._components = components
-        self._experiment = Experiment(components, settings, run_dir)
+        self._experiment = Experiment(components, settings, run_dir, quiet=quiet)
         self._run_dir = run_dir
         self._config = config
         self._group = group
         self._job = job
-        self._presses = 0
+        self._quiet = quiet
+        self._preparing: asyncio.Future[Sequence[str]] | None = None
+        self._interrupted = False
 
     @classmethod
-    def of(cls, config: DictConfig, hydra: HydraConf) -> Self:
+    def of(cls, config: DictConfig, hydra: HydraConf, *, quiet: bool = False) -> Self:
         """Validates a composed config, and makes the run that it describes.
 
         Args:
             config: The config; where a run is gone on with it becomes what that recorded.
             hydra: Hydra's own part of it.
+            quiet: Whether neither progress nor the summary is printed.
 
         Raises:
             UserError: Something is wrong.
@@ -86,15 +91,10 @@ class Run:
         from omegaconf import OmegaConf
 
         run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
-        for handler in logging.getLogger().handlers:
-            handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
-            if type(handler) is logging.StreamHandler:
-                handler.addFilter(RepeatedWarnings())
         if config.resume and not sweeps and is_fresh_dir(hydra.run):
             raise ConfigError(NOTHING_TO_RESUME.format(key="hydra.run.dir", what="run"))
         overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
         scrub_hydra_records(run_dir.path / HYDRA_RECORDS, overrides)
-        logging.raiseExceptions = False  # a full disk is reported once, not as a traceback for each line
         job = f"#{hydra.job.num} {' '.join(scrub_argv(overrides))}".rstrip() if sweeps else None
         if config.resume and run_dir.has_run and (changed := keep_recorded(config, run_dir, overrides)):
             logger.warning("What is on disk of %s has changed; the run goes on as it was.", ", ".join(changed))
@@ -103,17 +103,21 @@ class Run:
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
         settings = Settings.of(values, sweep_dir=sweep_dir)
-        return cls(Components.of(config), settings, run_dir, scrub(values), group, job)
+        return cls(Components.of(config), settings, run_dir, scrub(values), group, job, quiet=quiet)
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Where it writes."""
+        return self._run_dir
 
     async def play(self) -> RunSummary:
         """Prepares, plays and records the episodes, and prints the summary.
 
         Raises:
             UserError: Something is wrong; no container was started.
-            KeyboardInterrupt: Ctrl-C before the first episode.
+            KeyboardInterrupt: It was interrupted before the first episode.
         """
-        preparing = asyncio.ensure_future(self._experiment.prepare())
-        self._take_signals(preparing)
+        preparing = self._preparing = asyncio.ensure_future(self._experiment.prepare())
         summary = None
         try:
             task_names = await preparing
@@ -124,7 +128,7 @@ class Run:
                 close_session(self._run_dir, summary)
             self._show(summary)
         except asyncio.CancelledError:
-            if not self._presses:
+            if not self._interrupted:
                 raise
             raise KeyboardInterrupt from None
         finally:
@@ -132,11 +136,22 @@ class Run:
         for line in _repeated_warnings():
             sys.stderr.write(f"warning: {line}\n")
         place = self._components.tracker.place
-        if place is not None and self._job is None:
+        if place is not None and self._job is None and not self._quiet:
             with suppress(BrokenPipeError):
                 sys.stdout.write(f"{place}\n")
                 sys.stdout.flush()
         return summary
+
+    def interrupt(self) -> None:
+        """Ends running episodes as cancelled and starts no more; `play` then returns, or raises."""
+        self._interrupted = True
+        if self._preparing is not None:
+            self._preparing.cancel()
+        self._experiment.interrupt()
+
+    def request_snapshots(self) -> None:
+        """Has a snapshot taken of every running episode."""
+        self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
         """The session, and what trackers are told of the run. Blocking."""
@@ -164,6 +179,8 @@ class Run:
 
     def _show(self, summary: RunSummary) -> None:
         report = self._report(summary)
+        if self._quiet:
+            return
         with suppress(BrokenPipeError):  # `| head` has seen enough
             if self._job is not None:
                 render_job(summary, name=self._job, run_dir=self._run_dir.path, stream=sys.stdout)
@@ -186,28 +203,6 @@ class Run:
             logger.warning("Writing replay.json failed: %s", error)
         return report
 
-    def _take_signals(self, preparing: asyncio.Future[Sequence[str]]) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            # What is ignored (nohup) stays without effect, but by a handler: containers would inherit the ignoring.
-            ignored = number is not signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
-            if ignored:
-                loop.add_signal_handler(number, lambda: None)
-            elif number is not signal.SIGQUIT:
-                loop.add_signal_handler(number, self._on_signal, preparing)
-        loop.add_signal_handler(signal.SIGUSR1, self._experiment.request_snapshots)
-
-    def _on_signal(self, preparing: asyncio.Future[Sequence[str]]) -> None:
-        """The first Ctrl-C (or SIGTERM) ends running episodes and prints the summary; the second leaves at once."""
-        self._presses += 1
-        if self._presses > 1:
-            os._exit(130)  # containers hold on to this process: they go with it
-        preparing.cancel()
-        self._experiment.interrupt()
-        with suppress(OSError, ValueError):  # nobody may be reading any more
-            sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
-            sys.stderr.flush()
-
 
 def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
     """Says which tasks are not solved by their own solutions, and where to look."""
@@ -215,7 +210,7 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
     tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
     episode_id = broken[0].episode_id
-    look = f"`python -m ares_exp.trajectories show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
+    look = f"`ares-exp show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
     if (run_dir.files / episode_id).is_dir():
         look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
     return (

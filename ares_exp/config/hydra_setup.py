@@ -25,7 +25,7 @@ NOTHING_TO_RESUME = (
     "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
     "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have begun."
 )
-_one_at_a_time = threading.Lock()
+ONE_AT_A_TIME = threading.Lock()
 """Serializes composition: Hydra keeps its state in one global place."""
 MAX_COMPOSED = 128
 """Number of composed configs that are kept."""
@@ -142,7 +142,7 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
     plugins = tuple(plugin.folder for plugin in installed_plugins().plugins)
     overrides = with_home(overrides)
     key = tuple(overrides), folders, OptionSearchPath.config_dirs, plugins
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         composed = _composed.pop(key, None)
         if composed is None or not composed.is_current:
             composed = _compose(overrides, folders)

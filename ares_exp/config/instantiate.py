@@ -159,4 +159,4 @@ def _explain(group: str, cause: BaseException) -> str:
         shown = scrub({key: item["input"]})[key]
         message = item["msg"].removeprefix("Value error, ")
         problems.append(f"`{key}`: {message}" + ("" if "got " in message else f" (got {shown!r:.80})"))
-    return f"{'; '.join(problems)}. `python -m ares_exp --cfg job -p {group}` shows what is in force."
+    return f"{'; '.join(problems)}. `ares-exp --cfg job -p {group}` shows what is in force."

@@ -1,4 +1,4 @@
-"""The command `python -m ares_exp.containers clean`: removal of leftovers of dead runs."""
+"""The command `clean`: removal of leftovers of dead runs."""
 
 from __future__ import annotations
 
@@ -13,51 +13,65 @@ from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
+from ares_exp.terminal.subcommands import CommandModule, Subcommands
+from ares_exp.terminal.terminal import format_size
 
-EXIT_OK, EXIT_REMAINS, EXIT_INTERRUPTED = 0, 1, 130
+EXIT_OK, EXIT_REMAINS = 0, 1
 
-_DESCRIPTION = """\
+PROGRAM = "python -m ares_exp.containers"
+COMMANDS = {"clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean")}
+DESCRIPTION = """\
 Removes what dead runs of this machine left: containers, networks, volumes and images on the Docker engine, the
-directories and cgroups of local containers, temporary directories of builds and verifiers, and, where DAYTONA_API_KEY
-is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to another user is kept.
-Every run does the same at its start.
+directories and cgroups of local containers, temporary directories of builds, verifiers and W&B uploads, and, where
+DAYTONA_API_KEY is set, sandboxes of the Daytona service. What belongs to a running run, to another machine or to
+another user is kept. Every run does the same at its start.
 """
-_EXIT_CODES = (
-    "Exit codes: 0 no leftovers remain (without a Docker engine: outside of one); 1 something could not be "
-    "removed, or a service did not answer; 2 the command line is wrong."
-)
+EPILOG = """\
+Examples:
+  %(prog)s --dry-run            says what would be removed
+  %(prog)s
+  %(prog)s --cache --dry-run    what is kept for the next run, and its size
+
+Exit codes: 0 no leftovers remain (without a Docker engine: outside of one); 1 something could not be removed, or a
+service did not answer; 2 the command line is wrong.
+"""
 _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs `python -m ares_exp.containers` with these arguments and returns the exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        return _clean(options)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ares_exp.containers", description="Manages the containers of runs.")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    clean = commands.add_parser(
-        "clean", help="remove what dead runs of this machine left", description=_DESCRIPTION, epilog=_EXIT_CODES
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
+    """Runs a command line of `python -m ares_exp.containers` and returns its exit code."""
+    commands = Subcommands(
+        "remove what dead runs left",
+        commands=COMMANDS,
+        description="Manages the containers of runs.",
+        examples="`%(prog)s clean --help` tells more.",
     )
-    clean.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
-    clean.add_argument(
+    return commands.main(argv, program)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="also what is kept for the next run: tasks and repositories that were fetched and what was made of them "
+        "(~/.cache/ares_exp, or below XDG_CACHE_HOME), and --images; not what a running process uses",
+    )
+    parser.add_argument(
         "--images",
         action="store_true",
         help="also the images built from tasks' Dockerfiles, which are kept for the next run; not those in use",
     )
-    clean.add_argument(
+    parser.add_argument(
         "--snapshots",
         action="store_true",
         help="also the snapshots that the Daytona service keeps of sandboxes for runs of this machine "
         "(container.capture=provider), of runs that live, too: what is recorded of them cannot be restored after that",
     )
-    clean.add_argument(
+    parser.add_argument(
         "--config-dir",
         action="append",
         default=[],
@@ -65,21 +79,26 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="also what backends of your own left, of which DIR/container has options; may be given again",
     )
-    return parser
 
 
-def _clean(options: argparse.Namespace) -> int:
-    dry_run = options.dry_run
-    found, failed = _found(options.config_dir, images=options.images, snapshots=options.snapshots)
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    dry_run = arguments.dry_run
+    found, failed = _found(
+        arguments.config_dir, images=arguments.images or arguments.cache, snapshots=arguments.snapshots
+    )
+    if arguments.cache:
+        found += find_caches()
     stale = [leftover for leftover in found if leftover.is_stale]
     remaining = 0
     for leftover in stale:
         problem = "" if dry_run else leftover.remove()
         remaining += bool(problem)
-        _say(f"{leftover.kind:<13}  {leftover.name}  of {leftover.whose}{_age(leftover)}{problem and f': {problem}'}")
+        about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{_size(leftover)}"
+        _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(f"kept {count} of {whose}: still running, or not verifiable from this machine")
-    _say(_total(len(stale), remaining, dry_run=dry_run))
+    _say(_total(stale, remaining, dry_run=dry_run))
     return EXIT_REMAINS if remaining or failed else EXIT_OK
 
 
@@ -108,12 +127,17 @@ def _age(leftover: Leftover) -> str:
     return f", made {seconds // size:.0f} {unit} ago"
 
 
-def _total(count: int, remaining: int, *, dry_run: bool) -> str:
+def _size(leftover: Leftover) -> str:
+    return "" if leftover.size is None else f", {format_size(leftover.size)}"
+
+
+def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
+    count, size = len(stale), sum(leftover.size or 0 for leftover in stale)
     if not count:
         return "No leftovers found."
     things = "1 thing" if count == 1 else f"{count} things"
     if dry_run:
-        return f"{things} would be removed."
+        return f"{things} would be removed{f', up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."
 
 

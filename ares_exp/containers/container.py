@@ -339,7 +339,7 @@ class ContainerFactoryBase(ContainerFactory):
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
         """Lists the things that runs of this machine made with the backend, running runs included. Blocking.
 
-        Default: nothing. `python -m ares_exp.containers clean` removes the stale ones.
+        Default: nothing. `ares-exp clean` removes the stale ones.
 
         Args:
             images: Whether images that are kept for the next run count as stale, too.

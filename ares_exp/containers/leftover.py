@@ -12,12 +12,13 @@ class Leftover:
 
     Attributes:
         kind: `container`, `network`, `volume`, `image`, `build lock`, `directory`, `cgroup`,
-            `sandbox`, `snapshot`.
+            `sandbox`, `snapshot`, `cache`.
         name: Its name on the engine, at the service or in the file system.
         whose: The owner, for humans.
         is_stale: Whether the owner is certainly dead. Other things must not be touched.
         created: Creation time, seconds since the epoch; `None` if unknown.
         remove: Removes it and returns why it is still there, `""` when it is gone. Blocking; never raises.
+        size: Bytes that it takes, with what it shares with others; `None` if unknown.
     """
 
     kind: str
@@ -26,3 +27,4 @@ class Leftover:
     is_stale: bool
     created: float | None
     remove: Callable[[], str]
+    size: int | None = None

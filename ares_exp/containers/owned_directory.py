@@ -18,7 +18,7 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.leftover import Leftover
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory lacks its lock
-ShortLived = Literal["build", "fork", "transfer", "verifier"]
+ShortLived = Literal["build", "fork", "transfer", "verifier", "wandb"]
 """Purposes of such directories; part of their names."""
 
 
@@ -93,7 +93,7 @@ def delete(path: Path) -> bool:
 
 
 def find_short_lived() -> Iterator[Leftover]:
-    """Yields the directories of builds and verifiers of this user, those of running processes included. Blocking."""
+    """Yields this user's directories of each purpose, those of running processes included. Blocking."""
     for purpose in get_args(ShortLived):
         yield from find(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 

@@ -52,9 +52,10 @@ class HarborEnvironments(SourceBase):
 
         Args:
             path: A folder of tasks, or one task; with `git_url` the task in that repository, with `repo` the folder of
-                tasks in it. None of these three and no registry: the bundled samples.
+                tasks in it. None of these three, no registry and no data set: the bundled samples.
             registry: A `registry.json`; with `repo`, a path in that repository.
-            dataset: Which data set of the registry: `name[@version]`.
+            dataset: Which data set of the registry, `name[@version]`; without `registry` and `repo`, of Harbor's own:
+                `terminal-bench@2.0`.
             git_url: The git repository of one task; `path` is its folder there.
             git_commit: The commit, branch or tag of `git_url`; `None`: the default branch.
             repo: A repository of tasks: `org/name[@ref]`, an address, with `/tree/<ref>/<folder>` if need be, or
@@ -132,17 +133,9 @@ class HarborEnvironments(SourceBase):
         warnings = TaskWarnings()
         for task in self._tasks.values():
             warnings.add(task.name, task.warnings)
-        supported = parts.code_agent_factory.supports
-
-        def check(task: HarborTask) -> None:
-            task.check_runnable(
-                needs_solution=parts.provide_solution, supported=None if parts.provide_solution else supported
-            )
-            for spec in parts.limits.time.container_specs(task):
-                warnings.add(task.name, parts.container_factory.check(spec))
 
         try:
-            refuse_together(self._tasks.values(), check)
+            refuse_together(self._tasks.values(), lambda task: warnings.add(task.name, check_task(task, parts)))
         finally:
             warnings.tell(report)
 
@@ -153,3 +146,15 @@ class HarborEnvironments(SourceBase):
     def make(self, task_name: str, parts: EpisodeParts) -> CodeEnvironment:
         """Makes the environment of one episode."""
         return CodeEnvironment.for_episode(self._tasks[task_name], parts)
+
+
+def check_task(task: HarborTask, parts: EpisodeParts) -> list[str]:
+    """Checks that a task can be played with these parts; returns warnings about its containers.
+
+    Raises:
+        TaskError: It cannot.
+    """
+    is_oracle = parts.provide_solution
+    task.check_runnable(needs_solution=is_oracle, supported=None if is_oracle else parts.code_agent_factory.supports)
+    specs = parts.limits.time.container_specs(task)
+    return [warning for spec in specs for warning in parts.container_factory.check(spec)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ares_exp.errors import ConfigError, UserError
+from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD
-from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.subcommands import run_module
 from ares_exp.terminal.terminal import printable
 
 PROGRAM = "python -m ares_exp.export_job"
@@ -17,24 +20,31 @@ Writes a run as a Harbor job: a folder with a config.json and a result.json, and
 attempt with its trajectory (ATIF), what its verifier left and its artifacts. Harbor's viewer and scripts open it as
 they open their own. Of an attempt with retries the last one is written. The run stays as it is.
 """
-EPILOG = f"""\
+EPILOG = """\
 Examples:
-  {PROGRAM} outputs/default/2026-01-31_12-00-00            writes jobs/2026-01-31_12-00-00
-  {PROGRAM} outputs/first -o exported --name first-model
+  %(prog)s outputs/default/2026-01-31_12-00-00            writes jobs/2026-01-31_12-00-00
+  %(prog)s outputs/first -o exported --name first-model
   harbor view exported
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line and returns its exit code."""
-    parser = command_parser(PROGRAM, DESCRIPTION, EPILOG)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
+    """Runs a command line and returns its exit code."""
+    return run_module(__name__, argv, program)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("run", type=run_path, metavar="RUN", help=f"the run directory; {MEANING}")
     parser.add_argument(
         "-o", "--jobs-dir", type=Path, default=Path("jobs"), metavar="OUT", help="the folder of jobs (jobs)"
     )
     parser.add_argument("--name", help="what to call the job there (as the run directory is called)")
-    arguments = parser.parse_args(argv)
-    return guarded(lambda: _export(arguments.run, arguments.jobs_dir, arguments.name), (UserError,))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    return _export(arguments.run, arguments.jobs_dir, arguments.name)
 
 
 def _export(run: Path, jobs_dir: Path, name: str | None) -> int:

@@ -10,11 +10,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from ares_exp.config.options import print_problems
-from ares_exp.errors import ConfigError, UserError, close_matches
+from ares_exp.errors import ConfigError, close_matches
 from ares_exp.listing.choices import GROUP_OF, PLUGINS, Row, section
 from ares_exp.listing.tables import print_sections
 from ares_exp.listing.task_rows import task_rows
-from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.subcommands import run_module
 from ares_exp.terminal.terminal import printable
 
 PROGRAM = "python -m ares_exp.list"
@@ -26,37 +27,37 @@ own. Of environments it says how many tasks they have, where that can be told wi
 """
 EPILOG = f"""\
 Examples:
-  {PROGRAM}                    everything
-  {PROGRAM} envs               the environments: presets of `ares_exp.make`, too
-  {PROGRAM} policies --json
-  {PROGRAM} tasks env=harbor env.path=path/to/tasks 'env.tasks=fix-*'
+  %(prog)s                    everything
+  %(prog)s envs               the environments: presets of `ares_exp.make`, too
+  %(prog)s policies --json
+  %(prog)s tasks env=harbor env.path=path/to/tasks 'env.tasks=fix-*'
 
 Sections: {", ".join(SECTIONS)}.
 Exit codes: 0 listed; 2 the command line is wrong, or the tasks cannot be read.
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line and returns its exit code."""
-    return guarded(lambda: _list(_parser().parse_intermixed_args(argv)), (UserError,))
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
+    """Runs a command line and returns its exit code."""
+    return run_module(__name__, argv, program)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(PROGRAM, DESCRIPTION, EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
     parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
     parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
-    return parser
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     asked = arguments.section
     name = next((plural for plural, group in GROUP_OF.items() if group == asked), asked)
     if name is not None and name not in SECTIONS:
         raise ConfigError(
             f"Expected one of {', '.join(SECTIONS)}, got {asked!r}.{close_matches(asked, [*SECTIONS])} Overrides go "
-            f"with `tasks`: {PROGRAM} tasks env=…"
+            f"with `tasks`: ares-exp list tasks env=…"
         )
     if arguments.overrides and name != TASKS:
         raise ConfigError(f"Only `tasks` takes overrides, got {' '.join(arguments.overrides)} for `{name}`.")

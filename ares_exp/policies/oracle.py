@@ -16,12 +16,13 @@ exit "$code"
 ```
 """
 
-SUBMIT = """The solution has run.
-
-```bash
+FINISH = """```bash
 echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
 ```
 """
+"""The reply that ends an episode."""
+
+SUBMIT = f"The solution has run.\n\n{FINISH}"
 
 
 class OraclePolicy(Policy):

@@ -133,7 +133,7 @@ class ConfiguredPreset:
             given = ", ".join(f'"{key}=…"' for key in missing)
             raise PresetError(
                 f"The preset `{self.name}` needs a value for {' and '.join(f'`{key}`' for key in missing)}. "
-                f"Run `python -m ares_exp env={self.env} {needed}`, or register a preset that says it: "
+                f"Run `ares-exp env={self.env} {needed}`, or register a preset that says it: "
                 f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
             )
         return make_scored_source(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,7 +65,7 @@ def read_results(path: Path) -> RecordedResults:
 
 def is_countable(answer: LLMResponse) -> bool:
     """Whether cost and usage of an answer can be summed, and the sums read back. The answer is untrusted."""
-    counts = astuple(answer.usage)
+    counts = [getattr(answer.usage, field.name) for field in fields(answer.usage)]
     is_counted = all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
     return is_counted and isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -62,6 +62,9 @@ ANSWERS_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABAND
 
 
 _LIMIT_REACHED = "limit reached: "
+
+HOST_IMAGE = "host"
+"""What stands for the image of a container whose files are this host's own."""
 
 MAX_MESSAGE = 20_000
 """Maximum length of an error's text, in characters, so that a row can be read back whatever the error quotes."""
@@ -215,7 +218,8 @@ class EpisodeResult:
             environment to the verdict.
         phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`, `score`; and `snapshot`, what the
             episode waited for its snapshots after the policy had answered.
-        container_image: What the container's files came from: an image's name, or `"host"`; `None` if it never started.
+        container_image: What the container's files came from: an image's name, or `HOST_IMAGE`; `None` if it never
+            started.
         snapshots: Number of its snapshots that are kept.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
         retry: Number of earlier tries of this attempt.
@@ -263,7 +267,28 @@ class EpisodeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
-        return {**asdict(self), "error": self.error.to_dict() if self.error is not None else None}
+        data = {name: getattr(self, name) for name in _FIELDS}
+        return data | {
+            "rewards": dict(self.rewards),
+            "error": self.error.to_dict() if self.error is not None else None,
+            "phase_sec": dict(self.phase_sec),
+            "replayed": asdict(self.replayed) if self.replayed is not None else None,
+            "stages": tuple(map(asdict, self.stages)),
+            "environment_usage": asdict(self.environment_usage) if self.environment_usage is not None else None,
+        }
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns one row of a table: plain values, one a column, mappings by `name.key`; the stages stay a list."""
+        row: dict[str, Any] = {}
+        for name, value in self.to_dict().items():
+            if name == "error":
+                error = value or {}
+                row |= {"error_type": error.get("type"), "error_message": error.get("message"), "limit": self.limit}
+            elif isinstance(value, Mapping):
+                row |= {f"{name}.{key}": one for key, one in value.items()}
+            elif name not in _MAPPINGS:
+                row[name] = list(value) if name == "stages" else value
+        return {**row, "outcome": self.outcome.value, "duration_sec": self.duration_sec}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -286,7 +311,10 @@ class EpisodeResult:
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
+_FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _validator: TypeAdapter[EpisodeResult] | None = None
+_MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage"})
+"""Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
 
 
 def _with_limit(error: Mapping[str, Any]) -> Mapping[str, Any]:

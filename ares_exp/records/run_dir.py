@@ -68,13 +68,13 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
-def append_line(path: Path, data: Mapping[str, Any]) -> None:
-    """Appends one JSON line durably, whole or not at all; only a crash in the middle can leave a torn last line.
+def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
+    """Appends JSON lines durably, all or none; only a crash in the middle can leave a torn last line.
 
     Raises:
         OSError: The disk is full, or another failure; the file is unchanged.
     """
-    append_text(path, f"{dump_json(data)}\n", flags=os.O_CREAT, sync=True)
+    append_text(path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT, sync=True)
 
 
 def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) -> None:
@@ -83,14 +83,14 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
     Args:
         path: The file.
         text: What to append.
-        flags: More flags for `os.open`, such as `os.O_CREAT`.
+        flags: More flags for `os.open`, such as `os.O_CREAT`, with which a missing folder is made, too.
         sync: Whether it must survive a power cut once this returns.
 
     Raises:
         OSError: The disk is full, or another failure; the file is unchanged.
     """
     data = text.encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o644)
+    descriptor = _open_to_append(path, flags)
     try:
         with _appending:  # what another thread appends after half a line would go with that
             written = os.write(descriptor, data)
@@ -101,6 +101,17 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open_to_append(path: Path, flags: int) -> int:
+    flags |= os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, flags, 0o644)
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -268,9 +279,9 @@ class RunDir:
         """Writes indented JSON, atomically."""
         write_atomically(path, dump_json(data, indent=2) + "\n")
 
-    def append_episode(self, data: Mapping[str, Any]) -> None:
-        """Appends a line to `episodes.jsonl`."""
-        append_line(self.episodes, data)
+    def append_episodes(self, *rows: Mapping[str, Any]) -> None:
+        """Appends lines to `episodes.jsonl`."""
+        append_lines(self.episodes, *rows)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.records.results import UNFINISHED, EnvironmentUsage, EpisodeResult, count_outcomes, final_results
+from ares_exp.terminal import exit_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,13 @@ class RunSummary:
     def complete(self) -> bool:
         """Whether every attempt that was asked for has a reward, and a row."""
         return len(self.scored) == self.planned and not self.unwritten_rows
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that played the run."""
+        if self.interrupted:
+            return exit_codes.INTERRUPTED
+        return exit_codes.COMPLETE if self.complete and not self.broken else exit_codes.INCOMPLETE
 
     def count(self) -> dict[str, int]:
         """Counts attempts by the outcome of their last try."""

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ares_exp.records.results import UNFINISHED, EpisodeResult, count_outcomes
+from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.statistics.estimate import Estimate
@@ -27,9 +27,6 @@ _MAX_UNSCORED = 10
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
 """Characters of an error; those after them are left out, never those in its middle."""
-
-_HOST = "host"
-"""Name of this host's own files as the image of a container."""
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
@@ -193,7 +190,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
     if (count := sum(result.length_stops for result in summary.final)) > 0:
         cut = _in_episodes(count, [one.length_stops for one in summary.final])
         yield f"answers cut off at the bound on output tokens (finish_reason=length): {cut}"
-    if any(result.container_image == _HOST for result in summary.final):
+    if any(result.container_image == HOST_IMAGE for result in summary.final):
         yield "container=local: no image was pulled, FROM in a Dockerfile means this host and its programs"
 
 
@@ -232,9 +229,9 @@ def _places(summary: RunSummary, run_dir: Path) -> Iterator[str]:
         return
     shown, commands = _shown(run_dir), []
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
-        commands.append(f"show: python -m ares_exp.trajectories show {_quoted(shown)}")
+        commands.append(f"show: ares-exp show {_quoted(shown)}")
     if len(summary.finished) < summary.planned and RunDir(run_dir).sessions.is_file():
-        commands.append(f"go on: python -m ares_exp resume={_quoted(shown)}")
+        commands.append(f"go on: ares-exp resume={_quoted(shown)}")
     yield ""
     yield "; ".join([f"Written to {shown}", *commands])
 

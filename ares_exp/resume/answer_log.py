@@ -16,10 +16,12 @@ have none, and are read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -41,7 +43,7 @@ from ares_exp.trajectories.records import (
 )
 
 SUFFIX = ".jsonl"
-_CONTENT: dict[str, Any] = {"exchanges": (), "ahead": (), "ahead_taken_over": (), "result": None}
+_CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
 """What of a `LoggedEpisode` its first line leaves out."""
 
 logger = logging.getLogger(__name__)
@@ -191,18 +193,27 @@ class AnswerLog:
             Whether it could.
         """
         self._encoder, self._count, self._ahead = StepEncoder(), 0, len(ahead)
-        head = asdict(replace(self._episode, taken_over=len(taken_over), **_CONTENT)) | {"schema_version": 2}
-        for name in _CONTENT:
-            del head[name]
+        names = (field.name for field in fields(self._episode) if field.name not in _CONTENT)
+        head = {name: getattr(self._episode, name) for name in names}
+        head |= {"taken_over": len(taken_over), "schema_version": 2}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
+        text = "".join(f"{line}\n" for line in lines)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(self._path, sync=bool(taken_over or ahead)) as file:  # what is new is not synced either
-                file.writelines(f"{line}\n".encode() for line in lines)
+            self._make(text, has_answers=bool(taken_over or ahead))
         except OSError as error:
             self._give_up(error)
         return not self._broken
+
+    def _make(self, text: str, *, has_answers: bool) -> None:
+        """Makes the file. One without answers is not synced: the answers that follow are not, either."""
+        if not has_answers:
+            with contextlib.suppress(FileExistsError):
+                append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
+                return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self._path, sync=has_answers) as file:
+            file.write(text.encode())
 
     def append(self, request: LLMRequest, answer: LLMResponse | None, *, stage: int = 0) -> None:
         """Writes one more exchange: it survives `kill -9` when this returns."""

@@ -27,6 +27,7 @@ from ares_exp.config.options import config_dirs_of, folder_url
 from ares_exp.config.overrides import covers, key_set_by, leaves, listed, parse_overrides, quoted
 from ares_exp.config.schema import GROUPS
 from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import run_path
 from ares_exp.records.record_files import read_record
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.secrets import MASK, scrub
@@ -97,7 +98,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
     if verb == "resume":
         if not named.value():  # a variable of the shell that was not set, and no `.`
             raise ConfigError("Expected `resume=<run dir>`, got no directory. That in which you are is `resume=.`.")
-        return _resume(Path(str(named.value())).expanduser(), flags, own)
+        return _resume(run_path(str(named.value())).expanduser(), flags, own)
     ref = EpisodeRef.parse(str(named.value()))
     needed, tasks = (_replay if verb == "replay" else _branch)(ref, typed)
     values = {key: value for key, value in values_of(ref.run).items() if key not in ASKED_FOR}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import run_path
 from ares_exp.resume.recorded_run import RecordedEpisode, RecordedRun, is_recorded_run, no_such_run
 from ares_exp.snapshots.snapshot_id import step_of
 
@@ -36,7 +36,7 @@ class EpisodeRef:
             ConfigError: There is no such run, episode or step; the message lists those that exist.
         """
         try:
-            path = Path(text).expanduser()
+            path = run_path(text).expanduser()
             run = next((place for place in (path, *path.parents) if is_recorded_run(place)), None)
         except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, no home, a NUL
             raise ConfigError(f"Expected <run>/<episode>@<step>, got {text!r:.200}: {error}") from error

@@ -109,7 +109,7 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
         for log in sorted(lost, key=lambda one: one.retry)
     ]
     for result in new:
-        run_dir.append_episode(result.to_dict())
+        run_dir.append_episodes(result.to_dict())
     results += new
     return PreviousSessions(tuple(results), tuple(new), _latest(run_dir, logs, results, never), wall_sec)
 

@@ -21,7 +21,7 @@ from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_json_object, read_record
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, append_line, write_atomically
+from ares_exp.records.run_dir import RunDir, append_lines, write_atomically
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.resume.previous_sessions import PreviousSessions, load_previous_sessions
@@ -101,14 +101,14 @@ def open_session(
         "resumed": earlier is not None,
         "attempts": config["attempts"],
     }
-    append_line(run_dir.sessions, line)
+    append_lines(run_dir.sessions, line)
     return Session(run_id, earlier)
 
 
 def close_session(run_dir: RunDir, summary: RunSummary) -> None:
     """Notes how long the session took; what was logged for episodes that all have ended is gone by then."""
     try:
-        append_line(run_dir.sessions, {"ended": time.time(), "interrupted": summary.interrupted})
+        append_lines(run_dir.sessions, {"ended": time.time(), "interrupted": summary.interrupted})
         if run_dir.answers.is_dir() and not any(run_dir.answers.iterdir()):
             run_dir.answers.rmdir()
     except OSError as error:

@@ -34,14 +34,97 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeMaker:
-    """Makes planned episodes from the components of a run."""
+    """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
 
-    def __init__(
+    def __init__(self, components: Components, settings: Settings) -> None:
+        """Keeps the arguments; does no I/O.
+
+        Args:
+            components: The parts of the experiment.
+            settings: The experiment's settings.
+        """
+        self._parts = components
+        self._settings = settings
+
+    async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
+        """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
+
+        Args:
+            episode: Receives the made objects, and the events of both.
+
+        Raises:
+            EpisodeError: Something cannot be made.
+        """
+        return self._parts.wrapper(self._make_environment(episode)), self._make_client(episode)
+
+    def episode_parts(
         self,
-        components: Components,
-        settings: Settings,
-        run_dir: RunDir,
-    ) -> None:
+        seed: int,
+        *,
+        output_dir: Path | None = None,
+        start_from: Continuation | None = None,
+        planned: PlannedEpisode | None = None,
+    ) -> EpisodeParts:
+        """Returns the parts that an environment of this run is made from."""
+        return EpisodeParts(
+            container_factory=self._parts.container_factory,
+            code_agent_factory=self._parts.agent_factory,
+            limits=self._settings.limits,
+            seed=seed,
+            provide_solution=self._parts.policy.needs_solution,
+            output_dir=output_dir,
+            start_from=start_from,
+            episode_id=planned.episode_id if planned is not None else None,
+            attempt=planned.attempt if planned is not None else 0,
+        )
+
+    def _make_environment(
+        self, episode: RunningEpisode, start_from: Continuation | None = None, *, output_dir: Path | None = None
+    ) -> TrajectoryCollectingEnvironment:
+        planned = episode.planned
+        parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
+        environment = LimitedEnvironment(
+            self._parts.source.make(planned.task_name, parts), self._settings.limits, used=episode.usage
+        )
+        metadata = {
+            "attempt": planned.attempt,
+            "seed": planned.seed,
+            **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
+            "policy": name_of(self._parts.policy),
+            **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
+            "ares_exp_version": __version__,
+            **({"retry": planned.retry} if planned.retry else {}),
+            **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
+        }
+        episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)
+        return TrajectoryCollectingEnvironment(
+            episode.environment,
+            self._parts.collectors,
+            episode_id=planned.episode_id,
+            task_name=planned.task_name,
+            start_time=episode.started_at,
+            metadata=metadata,
+            listener=episode,
+        )
+
+    def _make_client(self, episode: RunningEpisode) -> LLMClient:
+        """Returns what answers the requests of the episode, without a record of it."""
+        planned = episode.planned
+        spec = EpisodeSpec(
+            planned.task_name,
+            planned.attempt,
+            planned.seed,
+            retry=planned.retry,
+            on_wait=counted_when_awaited(episode.waited),
+        )
+        client: LLMClient = self._parts.policy.for_episode(spec)
+        return client if self._parts.branching is None else self._parts.branching.policy(client)
+
+
+class ResumableEpisodeMaker(EpisodeMaker):
+    """Makes the planned episodes of a run that can be resumed: their answers are logged, and given again."""
+
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
         """Keeps the arguments; does no I/O.
 
         Args:
@@ -49,8 +132,7 @@ class EpisodeMaker:
             settings: The experiment's settings.
             run_dir: The run directory.
         """
-        self._parts = components
-        self._settings = settings
+        super().__init__(components, settings)
         self._run_dir = run_dir
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
@@ -65,40 +147,22 @@ class EpisodeMaker:
         start_from = None
         if episode.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, episode)
-        await in_thread(lambda: self._take_over_answers(episode.planned))
-        environment = self._make_environment(episode, start_from)
-        policy = await in_thread(lambda: self._make_policy(episode))
+        output_dir = self._run_dir.files / episode.planned.episode_id
+        await self._take_over_answers(episode.planned, output_dir)
+        environment = self._make_environment(episode, start_from, output_dir=output_dir)
+        if episode.planned.earlier is None:  # its log is a line, written as the steps are
+            policy = self._make_policy(episode)
+        else:
+            policy = await in_thread(lambda: self._make_policy(episode))
         return self._parts.wrapper(environment), policy
 
-    def episode_parts(
-        self,
-        seed: int,
-        *,
-        output_dir: Path | None = None,
-        start_from: Continuation | None = None,
-        episode_id: str | None = None,
-        attempt: int = 0,
-    ) -> EpisodeParts:
-        """Returns the parts that an environment of this run is made from."""
-        return EpisodeParts(
-            container_factory=self._parts.container_factory,
-            code_agent_factory=self._parts.agent_factory,
-            limits=self._settings.limits,
-            seed=seed,
-            provide_solution=self._parts.policy.needs_solution,
-            output_dir=output_dir,
-            start_from=start_from,
-            episode_id=episode_id,
-            attempt=attempt,
-        )
-
-    def _take_over_answers(self, planned: PlannedEpisode) -> None:
-        """Begins the record of the environment's own model calls with answers that are paid for already. Blocking."""
-        files = self._run_dir.files
+    async def _take_over_answers(self, planned: PlannedEpisode, own: Path) -> None:
+        """Begins the record of the environment's own model calls with the answers that are paid for already."""
+        recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
-            copy_answers(files / earlier.episode_id, files / planned.episode_id)
-        elif (recorded := self._parts.policy.recorded_files(planned.task_name, planned.attempt)) is not None:
-            copy_answers(recorded, files / planned.episode_id, of_scorers=True)
+            await in_thread(lambda: copy_answers(self._run_dir.files / earlier.episode_id, own))
+        elif recorded is not None:
+            await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> Continuation | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
@@ -126,57 +190,11 @@ class EpisodeMaker:
                 return Continuation(found)
         return start
 
-    def _make_environment(
-        self, episode: RunningEpisode, start_from: Continuation | None
-    ) -> TrajectoryCollectingEnvironment:
-        planned = episode.planned
-        output_dir = self._run_dir.files / planned.episode_id
-        parts = self.episode_parts(
-            planned.seed,
-            output_dir=output_dir,
-            start_from=start_from,
-            episode_id=planned.episode_id,
-            attempt=planned.attempt,
-        )
-        environment = LimitedEnvironment(
-            self._parts.source.make(planned.task_name, parts), self._settings.limits, used=episode.usage
-        )
-        metadata = {
-            "attempt": planned.attempt,
-            "seed": planned.seed,
-            **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
-            "policy": name_of(self._parts.policy),
-            **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
-            "ares_exp_version": __version__,
-            **({"retry": planned.retry} if planned.retry else {}),
-            **({"resumed_from": planned.earlier.episode_id} if planned.earlier is not None else {}),
-        }
-        episode.environment = self._parts.snapshots.around(environment, episode_id=planned.episode_id)
-        return TrajectoryCollectingEnvironment(
-            episode.environment,
-            self._parts.collectors,
-            episode_id=planned.episode_id,
-            task_name=planned.task_name,
-            start_time=episode.started_at,
-            metadata=metadata,
-            listener=episode,
-        )
-
     def _make_policy(self, episode: RunningEpisode) -> ResumablePolicy:
         planned, earlier = episode.planned, episode.planned.earlier
-        spec = EpisodeSpec(
-            planned.task_name,
-            planned.attempt,
-            planned.seed,
-            retry=planned.retry,
-            on_wait=counted_when_awaited(episode.waited),
-        )
         episode.log = self.begin_log(planned, started_at=episode.started_at)
-        client: LLMClient = self._parts.policy.for_episode(spec)
-        if self._parts.branching is not None:
-            client = self._parts.branching.policy(client)
         policy = ResumablePolicy(
-            client,
+            self._make_client(episode),
             episode.log,
             earlier=earlier.exchanges if earlier is not None else (),
             ahead=earlier.ahead if earlier is not None else (),

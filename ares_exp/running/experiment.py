@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ares_exp.cancellation import finish
-from ares_exp.config.parts import name_of
 from ares_exp.environment import EnvironmentWrapper
-from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError, UserError
+from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
+from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.rollout import run_episode
 from ares_exp.running.budget import BudgetMeter
 from ares_exp.running.components import Components, Settings
-from ares_exp.running.episode_maker import EpisodeMaker
+from ares_exp.running.episode_maker import ResumableEpisodeMaker
+from ares_exp.running.gathered_calls import GatheredCalls
 from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
+from ares_exp.running.preparation import planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
@@ -52,17 +53,20 @@ class Experiment:
         warnings: Warnings given to the user.
     """
 
-    def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
+        """Keeps the arguments; `quiet`: shows no progress."""
         self.warnings: list[str] = []
         self._parts = components
         self._settings = settings
         self._run_dir = run_dir
+        self._quiet = quiet
         self._results: list[EpisodeResult] = []
         self._running: dict[str, RunningEpisode] = {}
         self._tries: dict[tuple[str, int], int] = {}
-        self._maker = EpisodeMaker(components, settings, run_dir)
+        self._maker = ResumableEpisodeMaker(components, settings, run_dir)
         self._meter = BudgetMeter(components.budget)
         self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._rows = GatheredCalls(self._write)
         self._interrupted = False
         self._exhausted: BudgetExhaustedError | None = None
         self._max_loop_lag_sec = 0.0
@@ -79,32 +83,7 @@ class Experiment:
             UserError: One or several problems; nothing was started.
         """
         parts = self._parts
-        for collector in parts.collectors.values():
-            if self._settings.concurrency > 1 and not collector.keeps_apart:
-                raise ConfigError(
-                    f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
-                    "`episode`. Set `concurrency=1`."
-                )
-        if parts.branching is not None and not parts.source.exports_state:
-            raise ConfigError(
-                f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
-                "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
-            )
-        parts.snapshots.check(parts.source, parts.container_factory)
-        checks = [self._load(), parts.policy.preflight()]
-        if parts.source.needs_container:
-            checks += [parts.container_factory.preflight(), parts.agent_factory.preflight()]
-        outcomes = await asyncio.gather(*checks, return_exceptions=True)
-        _raise_all(outcomes)
-        if parts.policy.needs_solution and not parts.source.has_solutions:
-            raise ConfigError(
-                f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
-                "none. Choose another policy: `policy=chat_completions policy.model=…`, `policy=scripted "
-                "policy.replies=[…]`."
-            )
-        names = self._narrowed(cast("Sequence[str]", outcomes[0]))
-        episode_parts = self._maker.episode_parts(self._settings.seed)
-        await asyncio.to_thread(parts.source.check, episode_parts, report=self._warn)
+        names = await prepare(parts, self._settings, self._maker, self._warn)
         if parts.policy.knows_prices and not self._limits_spending:
             self._warn(
                 "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
@@ -121,35 +100,6 @@ class Experiment:
     def _limits_spending(self) -> bool:
         tokens = self._settings.limits.tokens, self._parts.budget.tokens, self._parts.budget.sweep.tokens
         return any(bound is not None for bound in (*tokens, *self._bounds_on_cost))
-
-    async def _load(self) -> Sequence[str]:
-        """Reads the task set and has the source check itself; returns the names of the selected tasks."""
-        try:
-            names = await asyncio.to_thread(self._parts.source.load, self._warn)
-        except OSError as error:
-            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
-            raise ConfigError(f"The tasks of {name_of(self._parts.source)} cannot be read: {what}.") from error
-        await self._parts.source.preflight()
-        return names
-
-    def _narrowed(self, task_names: Sequence[str]) -> Sequence[str]:
-        """Leaves out the tasks that there is nothing recorded of, when recorded episodes are branched or replayed."""
-        parts = self._parts
-        recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
-        if recorded is None:
-            return task_names
-        kept = [name for name in task_names if name in recorded]
-        if not kept:
-            raise ConfigError(
-                f"Expected one of the recorded tasks ({_some(recorded)}) among those of {name_of(parts.source)}, which "
-                f"has {_some(task_names)}. Choose the `env` that they were recorded in."
-            )
-        if len(kept) < len(task_names):
-            parts.source.keep(kept)
-            if parts.branching is None:
-                left_out = _some([name for name in task_names if name not in recorded])
-                self._warn(f"Left out, because nothing is recorded of them: {left_out}.")
-        return kept
 
     async def run(
         self,
@@ -169,7 +119,7 @@ class Experiment:
         """
         began = time.monotonic()
         earlier = earlier or PreviousSessions()
-        planned = self._plan(task_names)
+        planned = planned_episodes(self._parts, self._settings, task_names)
         asked = {one.slot for one in planned}
         self._results = [result for result in earlier.results if (result.task_name, result.attempt) in asked]
         for result in self._results:
@@ -188,7 +138,8 @@ class Experiment:
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)
-        self._progress.start()
+        if not self._quiet:
+            self._progress.start()
         try:
             if owed:
                 await self._prepare_branching()
@@ -256,12 +207,6 @@ class Experiment:
         self._guard("Writing summary.json", lambda: self._run_dir.write_json(self._run_dir.summary, totals))
         results = self._run_dir.results
         self._guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
-
-    def _plan(self, task_names: Sequence[str]) -> list[PlannedEpisode]:
-        """Plans the run's episodes. For a policy that plays recorded episodes, uses their recorded seeds."""
-        planned = plan_episodes(task_names, attempts=self._settings.attempts, seed=self._settings.seed)
-        seeds = [self._parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
-        return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
     async def close(self, summary: RunSummary | None = None) -> None:
         """Releases all parts and gives the tracker the totals, if any. The tracker's own time limit bounds the wait."""
@@ -358,7 +303,7 @@ class Experiment:
             logger.warning(
                 "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
             )
-        await asyncio.to_thread(self._write, episode, result)
+        await self._rows.put((episode, result))
         self._progress.episode_finished(result)
         if episode.retry is not None:
             self._progress.expect_another()
@@ -366,19 +311,22 @@ class Experiment:
         self._meter.add(result)
         self._check_budget()
 
-    def _write(self, episode: RunningEpisode, result: EpisodeResult) -> None:
-        """Writes the row; then deletes the answer log if its answers are not needed any more.
+    def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
+        """Writes the rows; then deletes the answer logs whose answers are not needed any more.
 
         A retry has its log before the row is written: it is played even if this process dies while the retry waits.
         """
-        begins_anew = episode.retry is not None and episode.retry.planned.earlier is None
-        if episode.retry is not None and begins_anew:
-            self._maker.begin_log(episode.retry.planned, started_at=0.0)
-        row = result.to_dict()
-        if not self._guard("Writing the result's row", lambda: self._run_dir.append_episode(row)):
-            self._unwritten_rows += 1
-        elif episode.log is not None and (begins_anew or result.outcome in ANSWERS_USED_UP):
-            episode.log.discard()
+        for episode, _ in ended:
+            if episode.begins_anew:
+                assert episode.retry is not None
+                self._maker.begin_log(episode.retry.planned, started_at=0.0)
+        rows = [result.to_dict() for _, result in ended]
+        if not self._guard("Writing the rows of results", lambda: self._run_dir.append_episodes(*rows)):
+            self._unwritten_rows += len(rows)
+            return
+        for episode, result in ended:
+            if episode.log is not None and (episode.begins_anew or result.outcome in ANSWERS_USED_UP):
+                episode.log.discard()
 
     def pay(self, episode: RunningEpisode, answer: LLMResponse) -> None:
         """Adds an answer of the policy, and what the environment spent meanwhile, to the budget meter."""
@@ -447,19 +395,3 @@ class Experiment:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             logger.warning("%s", sentence)
-
-
-def _some(names: Collection[str]) -> str:
-    """Lists names, the first ones of many."""
-    shown = ", ".join(list(names)[:SHOWN_TASKS])
-    return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
-
-
-def _raise_all(outcomes: Sequence[object]) -> None:
-    """Raises the failures: errors of the user together, any other error alone."""
-    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    for error in errors:
-        if not isinstance(error, UserError):
-            raise error
-    if errors:
-        raise UserError("\n".join(str(error) for error in errors)) if len(errors) > 1 else errors[0]

@@ -77,6 +77,11 @@ class RunningEpisode(EpisodeEvents):
         """Number of finished stages of the task."""
         return len(self.report().stages)
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether a retry follows that takes nothing over from this try."""
+        return self.retry is not None and self.retry.planned.earlier is None
+
     def waited(self, seconds: float) -> None:
         """Extends the time limits by the seconds that the policy waits for its endpoint."""
         super().waited(seconds)

@@ -222,7 +222,7 @@ def _file_at(path: Path) -> Path:
         if (path / OBJECTS).is_dir() and not (path / SNAPSHOT_FILE).exists():
             raise SnapshotNotFoundError(
                 f"Expected a snapshot at {path}, found a store of snapshots: name one of it. "
-                f"`python -m ares_exp.snapshots list {path}` lists them."
+                f"`ares-exp snapshots list {path}` lists them."
             )
         return path / SNAPSHOT_FILE
     except OSError:

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from ares_exp.errors import UserError
-from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
+from ares_exp.records.latest_run import MEANING, run_path
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.subcommands import run_module
 
+PROGRAM = "python -m ares_exp.sweeps"
+DESCRIPTION = """\
+Prints what a sweep adds up to: one that runs, has ended, or was killed.
+"""
 EPILOG = """\
 Examples:
-  python -m ares_exp.sweeps outputs/default/2026-01-31_12-00-00
-  python -m ares_exp.sweeps outputs/grid --json | jq .best
+  %(prog)s outputs/default/2026-01-31_12-00-00
+  %(prog)s outputs/grid --json | jq .best
 
 Exit code 0, however the sweep does; 2 if there is none.
 """
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
     """Runs a command line and returns its exit code."""
-    parser = command_parser("python -m ares_exp.sweeps", __doc__, EPILOG)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the sweep's: `hydra.sweep.dir`")
+    return run_module(__name__, argv, program)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("folder", type=run_path, metavar="FOLDER", help=f"the sweep's: `hydra.sweep.dir`; {MEANING}")
     parser.add_argument("--json", action="store_true", help="print what sweep.json holds")
-    arguments = parser.parse_args(argv)
-    return guarded(lambda: _show(arguments.folder, as_json=arguments.json), (UserError,))
 
 
-def _show(folder: Path, *, as_json: bool) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     from ares_exp.records.run_dir import dump_json
     from ares_exp.sweeps.report import SweepReport
     from ares_exp.sweeps.report_text import render_report
 
-    report = SweepReport.read(folder)
-    if as_json:
+    report = SweepReport.read(arguments.folder)
+    if arguments.json:
         sys.stdout.write(dump_json(report.to_dict(), indent=2) + "\n")
     else:
         render_report(report, sys.stdout)

@@ -64,14 +64,14 @@ def _lines(report: SweepReport) -> Iterator[str]:
             others = f"{rivals} other" if rivals == 1 else f"{rivals} others"
             yield (
                 f"  Its interval overlaps with {'that' if rivals == 1 else 'those'} of {others}: "
-                f"`python -m ares_exp.compare {_shown(report.path)}` tells what differs by more than chance."
+                f"`ares-exp compare {_shown(report.path)}` tells what differs by more than chance."
             )
     failed = [row for row in report.rows if row.message is not None]
     yield from (f"job {row.job} failed: {one_line(row.message or '', 240)}" for row in failed[:MAX_FAILURES])
     if len(failed) > MAX_FAILURES:
         yield f"and {len(failed) - MAX_FAILURES} more failed, see failure.json in their folders"
     if counts[JobState.COMPLETE] < len(report.rows):
-        yield f"To go on with what is not complete: python -m ares_exp resume={_shown(report.path)}"
+        yield f"To go on with what is not complete: ares-exp resume={_shown(report.path)}"
 
 
 def _shown(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Text on a terminal: tables, subcommands, and errors of the commands beside `python -m ares_exp`.
+"""Text on a terminal: tables, subcommands, and the frame of the commands.
 
-Imports nothing of ours; everything may import it.
+Imports `errors` alone; everything above may import it.
 """

@@ -1,4 +1,4 @@
-"""Exit codes of `python -m ares_exp`; its worst job's is the command's."""
+"""Exit codes of `ares-exp`; its worst job's is the command's."""
 
 COMPLETE = 0
 """Every episode asked for has a reward."""

@@ -9,11 +9,14 @@ import os
 import sys
 from collections.abc import Callable
 
+from ares_exp.errors import SnapshotError, TrajectoryFormatError, UserError
 from ares_exp.terminal.terminal import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
 """Exit code of a program that SIGPIPE ended; 0 would mean equal, or all done, which is not known."""
+MISTAKES = (UserError, TrajectoryFormatError, SnapshotError)
+"""Errors that are the user's, or of the files that the user named: printed as one paragraph, with exit code 2."""
 
 
 def command_parser(program: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -27,13 +30,8 @@ def command_parser(program: str, description: str | None, epilog: str | None = N
     )
 
 
-def guarded(act: Callable[[], int], mistakes: tuple[type[Exception], ...]) -> int:
-    """Does `act` and returns the exit code.
-
-    Args:
-        act: The work; returns its own exit code.
-        mistakes: Errors that are the user's: printed as one paragraph, with exit code 2.
-    """
+def guarded(act: Callable[[], int]) -> int:
+    """Does `act`, which returns its own exit code, and returns the exit code."""
     logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands say themselves what is left out
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file may say what the terminal cannot show
@@ -41,7 +39,7 @@ def guarded(act: Callable[[], int], mistakes: tuple[type[Exception], ...]) -> in
         code = act()
         sys.stdout.flush()
         return code
-    except mistakes as error:
+    except MISTAKES as error:
         sys.stderr.write(f"error: {printable(str(error))}\n")
         return EXIT_USAGE
     except BrokenPipeError:  # whoever reads the output has seen enough, as `head` does

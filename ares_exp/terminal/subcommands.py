@@ -1,4 +1,8 @@
-"""A command line of several commands, each a module, and its help."""
+"""Commands, each a module, and programs of several of them.
+
+The texts of a command name it by `%(prog)s`, which becomes what was typed: `ares-exp show`, `python -m ares_exp show`
+or `python -m ares_exp.trajectories show`. Texts and messages that name another command say `ares-exp …`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
+from ares_exp.errors import close_matches
 from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
 
 
 class Command(Protocol):
-    """A module that is one of the commands.
+    """A module that is a command.
 
     Attributes:
         DESCRIPTION: What its help begins with.
@@ -27,48 +32,81 @@ class Command(Protocol):
         ...
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Runs the command and returns its exit code."""
+        """Runs the command and returns its exit code; errors that are the user's are raised."""
+        ...
+
+
+class Runnable(Protocol):
+    """What a command line is passed on to."""
+
+    @property
+    def about(self) -> str:
+        """What it is for, in a line of the help that lists it."""
+        ...
+
+    def main(self, argv: Sequence[str], program: str) -> int:
+        """Runs the words behind `program`, which is what was typed until here; returns the exit code."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Subcommands:
-    """A program, `python -m …`.
+class CommandModule:
+    """A command by the name of its module, which is imported when it is called.
 
     Attributes:
-        program: What its users type.
-        package: Where the modules of its commands are; each is a `Command`.
-        commands: What each command is for, by name.
-        description: What the program is for.
-        examples: The end of its help.
-        mistakes: Errors that are the user's: printed as one paragraph, with exit code 2.
+        about: What it is for, in a line of the help that lists it.
+        module: The module, a `Command`.
     """
 
-    program: str
-    package: str
-    commands: Mapping[str, str]
+    about: str
+    module: str
+
+    def main(self, argv: Sequence[str], program: str) -> int:
+        """Runs a command line and returns its exit code."""
+        return run_module(self.module, argv, program)
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommands:
+    """Several commands under one name.
+
+    Attributes:
+        about: What they are for, in a line of the help that lists them.
+        commands: Each, by its name.
+        description: What their help begins with.
+        examples: The end of their help.
+    """
+
+    about: str
+    commands: Mapping[str, Runnable]
     description: str
     examples: str
-    mistakes: tuple[type[Exception], ...]
 
-    def main(self, argv: Sequence[str]) -> int:
+    def main(self, argv: Sequence[str], program: str) -> int:
         """Runs a command line and returns its exit code."""
-        return guarded(lambda: self._run(argv), self.mistakes)
+        if argv and argv[0] in self.commands:
+            return self.commands[argv[0]].main(argv[1:], f"{program} {argv[0]}")
+        return guarded(lambda: self._parse_without_command(argv, program))
 
-    def _run(self, argv: Sequence[str]) -> int:
-        if not argv or argv[0] not in self.commands:
-            return self._parse_without_command(argv)
-        name = argv[0]
-        command = cast("Command", import_module(f"{self.package}.{name}"))
-        parser = command_parser(f"{self.program} {name}", command.DESCRIPTION, command.EPILOG)
-        command.add_arguments(parser)
-        return command.run(parser.parse_args(argv[1:]))
-
-    def _parse_without_command(self, argv: Sequence[str]) -> int:
+    def _parse_without_command(self, argv: Sequence[str], program: str) -> int:
         """Prints the help, or what is wrong."""
-        parser = command_parser(self.program, self.description, self.examples)
+        parser = command_parser(program, self.description, self.examples)
+        if argv and not argv[0].startswith("-"):
+            near = close_matches(argv[0], self.commands)
+            parser.error(f"there is no command {argv[0]!r}.{near} Expected one of {', '.join(self.commands)}.")
         commands = parser.add_subparsers(metavar="COMMAND", required=True)
-        for name, about in self.commands.items():
-            commands.add_parser(name, help=about)
+        for name, command in self.commands.items():
+            commands.add_parser(name, help=command.about)
         parser.parse_args(argv)
         return EXIT_OK
+
+
+def run_module(module: str, argv: Sequence[str], program: str) -> int:
+    """Runs a command line of a module that is a `Command`, and returns its exit code."""
+    return guarded(lambda: _run(cast("Command", import_module(module)), argv, program))
+
+
+def _run(command: Command, argv: Sequence[str], program: str) -> int:
+    parser = command_parser(program, command.DESCRIPTION, command.EPILOG)
+    command.add_arguments(parser)
+    return command.run(parser.parse_intermixed_args(argv))

@@ -17,6 +17,7 @@ HEAD_LINES, TAIL_LINES = 12, 4
 HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
 """Invisible, but harmless, and parts of words and pictures."""
+_BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 def make_console() -> Console:
@@ -94,6 +95,14 @@ def format_duration(seconds: float) -> str:
 def format_number(value: float) -> str:
     """Formats a number with two decimals where they suffice, else three significant digits."""
     return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.3g}"
+
+
+def format_size(count: int) -> str:
+    """Formats bytes to three digits."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_BYTES) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.{0 if unit == 0 or value >= 99.95 else 1}f} {_BYTES[unit]}"
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:

@@ -75,7 +75,7 @@ def is_export(path: Path) -> bool:
 
 def make_a_record(path: Path) -> str:
     """Returns the command, in a sentence, that makes a record of an export without one."""
-    program = "python -m ares_exp.trajectories convert"
+    program = "ares-exp convert"
     if (folder := path.parent).name in RUN_FOLDERS:
         force = " --force" if any(suffix_of(other) == ".json" for other in folder.iterdir()) else ""
         return f"`{program} {folder} {folder} --to json{force}` makes one of it."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.async_gym import AsyncGymWrapper as AsyncGymWrapper
+    from ares_exp.wrappers.episode_info import EpisodeInfo as EpisodeInfo
     from ares_exp.wrappers.gym import GymWrapper as GymWrapper
     from ares_exp.wrappers.harbor_gym import HarborGym as HarborGym
     from ares_exp.wrappers.text_wrappers import TextAction as TextAction
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _OWNERS = {
     "AsyncGymWrapper": "ares_exp.wrappers.async_gym",
+    "EpisodeInfo": "ares_exp.wrappers.episode_info",
     "GymWrapper": "ares_exp.wrappers.gym",
     "HarborGym": "ares_exp.wrappers.harbor_gym",
     "TextAction": "ares_exp.wrappers.text_wrappers",

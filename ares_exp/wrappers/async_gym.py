@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ares_exp.environment import MinimalEnvironment, TimeStep, enter, leave, reset_environment
 from ares_exp.llms.request import LLMRequest
 from ares_exp.wrappers.chat_text import Exchange
+from ares_exp.wrappers.episode_info import EpisodeInfo, EpisodeTally
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
@@ -23,8 +24,7 @@ NO_REQUEST = LLMRequest(messages=())
 
 RENDER_MODES = ("ansi",)
 
-Info: TypeAlias = dict[str, Any]
-GymStep: TypeAlias = tuple[Any, float, bool, bool, Info]
+GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
@@ -43,6 +43,7 @@ class AsyncGymWrapper:
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"Expected render_mode to be 'ansi' or None, got {render_mode!r}: a chat has no pixels.")
         self._env = env
+        self._tally = EpisodeTally(env)
         self.render_mode = render_mode
         self._last_exchange: Exchange | None = None
 
@@ -65,7 +66,9 @@ class AsyncGymWrapper:
 
         return LLMResponseSpace()
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, EpisodeInfo]:
         """Starts an episode.
 
         Args:
@@ -74,23 +77,27 @@ class AsyncGymWrapper:
             options: For example `{"task": name_or_index}`. An empty mapping is ignored.
 
         Returns:
-            The first observation, and `{"time_step": …}` with the environment's own time step.
+            The first observation, and the `EpisodeInfo`.
 
         Raises:
             TypeError: There are options, and the environment's `reset()` takes none.
         """
         self._last_exchange = None
-        observation, _, _, _, info = to_gym(await reset_environment(self._env, seed=seed, options=options))
+        time_step = await reset_environment(self._env, seed=seed, options=options)
+        self._tally.begin()
+        observation = to_gym(time_step)[0]
         if self.render_mode is not None:
             self._last_exchange = Exchange(None, observation)
-        return observation, info
+        return observation, self._tally.info(time_step)
 
     async def step(self, action: Any) -> GymStep:
-        """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym`."""
-        result = to_gym(await self._env.step(action))
+        """Applies `action`, usually an `LLMResponse`; for what comes back see `to_gym` and `EpisodeInfo`."""
+        time_step = await self._env.step(action)
+        self._tally.count(action)
+        observation, reward, terminated, truncated = to_gym(time_step)
         if self.render_mode is not None:
-            self._last_exchange = Exchange(action, *result[:4])
-        return result
+            self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, self._tally.info(time_step)
 
     async def render(self) -> str | None:
         """Returns the last exchange as text with `render_mode="ansi"`, else `None`."""
@@ -122,15 +129,14 @@ class AsyncGymWrapper:
         await leave(self._env, exc_type, exc, traceback)
 
 
-def to_gym(time_step: TimeStep[Any]) -> GymStep:
-    """Turns a time step, or anything with the same four fields, into what Gymnasium's `step` returns.
+def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:
+    """Turns a time step, or anything with the same four fields, into what Gymnasium's `step` returns before `info`.
 
     Returns:
         observation: The time step's own; `NO_REQUEST` where it has none, which is so when the episode has ended.
         reward: 0.0 where the time step has none.
         terminated: Whether the episode ended by itself (LAST with discount 0).
         truncated: Whether a limit cut it short (LAST with a discount above 0).
-        info: `{"time_step": time_step}`.
 
     Raises:
         ValueError: The time step breaks the contract: an unknown step type, or LAST without a discount.
@@ -148,4 +154,4 @@ def to_gym(time_step: TimeStep[Any]) -> GymStep:
         raise ValueError(f"Expected a time step with step_type FIRST, MID or LAST, got {step_type!r}.")
     observation = NO_REQUEST if time_step.observation is None else time_step.observation
     reward = 0.0 if time_step.reward is None else float(time_step.reward)
-    return observation, reward, terminated, truncated, {"time_step": time_step}
+    return observation, reward, terminated, truncated

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, PendingRequest, TimeStep
-from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep, Info
+from ares_exp.wrappers.async_gym import AsyncGymWrapper, GymStep
+from ares_exp.wrappers.episode_info import EpisodeInfo
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.gym_in_thread import GymInThread
@@ -26,7 +27,9 @@ class AwaitableGym(Protocol):
         """The environment behind it."""
         ...
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, EpisodeInfo]:
         """Starts an episode: observation and info."""
         ...
 

@@ -19,7 +19,8 @@ from ares_exp.environment import MinimalEnvironment
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, GymStep, Info
+from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, GymStep
+from ares_exp.wrappers.episode_info import EpisodeInfo
 from ares_exp.wrappers.loop_thread import LoopThread
 
 T = TypeVar("T")
@@ -66,7 +67,9 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """The thread in which the environment runs; another thread can interrupt a call there."""
         return self._loop_thread
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[LLMRequest, Info]:
+    def reset(  # type: ignore[override]  # its `info` is a `dict[str, Any]`, with known keys
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[LLMRequest, EpisodeInfo]:
         """Starts an episode; see `AsyncGymWrapper.reset`.
 
         Raises:
@@ -76,7 +79,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         super().reset(seed=seed)
         return self._run(lambda: self._gym.reset(seed=seed, options=options))
 
-    def step(self, action: LLMResponse) -> GymStep:
+    def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
         """Applies `action`; see `AsyncGymWrapper.step`.
 
         Raises:

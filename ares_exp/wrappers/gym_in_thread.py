@@ -13,7 +13,8 @@ from typing import Any
 
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.errors import EpisodeStateError
-from ares_exp.wrappers.async_gym import GymStep, Info
+from ares_exp.wrappers.async_gym import GymStep
+from ares_exp.wrappers.episode_info import EpisodeInfo
 from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.loop_call import CANCEL_GRACE_SEC
 from ares_exp.wrappers.loop_thread import CLOSE_LIMIT_SEC
@@ -41,10 +42,12 @@ class GymInThread:
         """The environment in the wrapper."""
         return self._gym.environment
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, EpisodeInfo]:
         """Starts an episode."""
         given = dict(options) if options else None
-        result: tuple[Any, Info] = await self._call(lambda: self._gym.reset(seed=seed, options=given))
+        result: tuple[Any, EpisodeInfo] = await self._call(lambda: self._gym.reset(seed=seed, options=given))
         return result
 
     async def step(self, action: Any) -> GymStep:

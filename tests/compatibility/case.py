@@ -153,6 +153,7 @@ class Selection(Case):
         folders: Task directories to make, relative to the current directory.
         broken: Those of them that are no valid task.
         repository: Whether `folders` are in a git repository, of one commit.
+        harbors_own: Whether that repository stands in for Harbor's own.
         registry: Data sets to write to a registry.json, in the repository or else the current directory; `{repo}` and
             `{commit}` stand for those of the repository.
         options: Of env=harbor; `{repo}`, `{commit}` as above.
@@ -164,6 +165,7 @@ class Selection(Case):
     folders: Sequence[str] = ("a", "b")
     broken: Sequence[str] = ()
     repository: bool = False
+    harbors_own: bool = False
     registry: Sequence[Mapping[str, Any]] | None = None
     options: Mapping[str, Any]
     expected: Sequence[str] | str

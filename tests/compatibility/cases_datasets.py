@@ -227,9 +227,13 @@ CASES: list[Case] = [
         id="the hosted registry",
         section="3.3",
         says="Without a path the hosted registry is asked.",
-        deviation="It is a service on the network that others run: refused by name.",
+        deviation="The registry.json in the root of Harbor's repository is read, at the commit of its default branch.",
+        folders=IN_FOLDER,
+        repository=True,
+        harbors_own=True,
+        registry=[dataset(LOCAL)],
         options={"dataset": "set@1.0"},
-        expected="ConfigError",
+        expected=["a", "b"],
     ),
     # 3.4 git
     Selection(

@@ -23,6 +23,15 @@ def make_sources(case: Selection, cwd: Path) -> dict[str, Any]:
     return {name: _filled(value, meant) if isinstance(value, str) else value for name, value in case.options.items()}
 
 
+def mirror(*addresses: str) -> dict[str, str]:
+    """Environment variables by which git reads another repository for each of these: address, mirror, address, …"""
+    pairs = list(zip(addresses[::2], addresses[1::2], strict=True))
+    settings = {"GIT_CONFIG_COUNT": str(len(pairs))}
+    for number, (address, instead) in enumerate(pairs):
+        settings |= {f"GIT_CONFIG_KEY_{number}": f"url.{instead}.insteadOf", f"GIT_CONFIG_VALUE_{number}": address}
+    return settings
+
+
 def _filled(text: str, meant: dict[str, str]) -> str:
     for name, value in meant.items():
         text = text.replace(name, value)

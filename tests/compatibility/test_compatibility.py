@@ -15,6 +15,7 @@ from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import TaskError, UserError
 from ares_exp.tasks.harbor import HarborTask, load_task
 from ares_exp.tasks.task_set import scan_tasks
+from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
 from ares_exp.tasks.time_limits import TimeLimits
 from tests.compatibility.case import (
     Case,
@@ -29,7 +30,7 @@ from tests.compatibility.case import (
 from tests.compatibility.outcome import as_json, matches
 from tests.compatibility.playing import play
 from tests.compatibility.readings import read
-from tests.compatibility.sources import make_sources
+from tests.compatibility.sources import make_sources, mirror
 from tests.compatibility.table import CASES, TITLES
 
 K = TypeVar("K", bound=Case)
@@ -126,8 +127,11 @@ def cwd(tmp_path: Path) -> Iterator[Path]:
 
 
 @of_kind(Selection)
-def test_selection(case: Selection, cwd: Path) -> None:
+def test_selection(case: Selection, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options, reported = make_sources(case, cwd), list[str]()
+    if case.harbors_own:
+        for name, value in mirror(HARBOR_REPOSITORY, f"file://{cwd.parent / 'repository'}").items():
+            monkeypatch.setenv(name, value)
     found: Sequence[str] | str
     try:
         found = HarborEnvironments(cache_dir=cwd.parent / "cache", **options).load(reported.append)

@@ -230,15 +230,6 @@ async def test_an_image_that_is_nowhere(objects: ObjectStore) -> None:
         await DockerContainerFactory()(spec).start()
 
 
-def test_a_run_that_keeps_no_images_is_warned(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM debian\n")
-    spec = ContainerSpec("warned", context_dir=tmp_path)
-    assert DockerContainerFactory().snapshot_warnings(spec) == []
-    assert DockerContainerFactory(keep_image=False).snapshot_warnings(ContainerSpec("x", docker_image=PYTHON)) == []
-    (warning,) = DockerContainerFactory(keep_image=False).snapshot_warnings(spec)
-    assert "container.keep_image=false" in warning
-
-
 async def test_containers_that_start_from_the_same_files_share_one_image(
     objects: ObjectStore, api: docker.APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

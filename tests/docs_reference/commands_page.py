@@ -8,22 +8,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import ares_exp
+from ares_exp.cli.commands import COMMANDS
+from ares_exp.terminal.subcommands import Subcommands
 from tests.docs_reference.markdown import GENERATED
 
-MODULES = (
-    "list",
-    "trajectories",
-    "compare",
-    "sweeps",
-    "merge",
-    "snapshots",
-    "trackers",
-    "containers",
-    "testing",
-    "export_job",
-    "testing",
-)
+MODULE_OF = {
+    "list": "list",
+    "show": "trajectories show",
+    "diff": "trajectories diff",
+    "convert": "trajectories convert",
+    "recover": "trajectories recover",
+    "compare": "compare",
+    "sweeps": "sweeps",
+    "merge": "merge",
+    "export": "export_job",
+    "snapshots": "snapshots",
+    "sync": "trackers sync",
+    "dashboard": "trackers dashboard",
+    "clean": "containers clean",
+    "check-part": "testing",
+}
+"""Commands that were modules alone once: what follows `python -m ares_exp.`; later commands have no such name."""
 
 
 def commands_page() -> str:
@@ -31,13 +36,17 @@ def commands_page() -> str:
     parts = [
         GENERATED,
         "# Command reference\n\n"
-        "The `--help` of `python -m ares_exp` and of the modules that look at what was played.\n",
-        f"\n## ares_exp\n\n```text\n{_main_help()}```\n\n(Groups and keys: [config.md](config.md).)\n",
+        "The `--help` of `ares-exp` and of its commands. `python -m ares_exp` is the same as `ares-exp`.\n",
+        f"\n## ares-exp\n\n```text\n{_main_help()}```\n\n(Groups and keys: [config.md](config.md).)\n",
     ]
-    for module in MODULES:
-        for words, text in _helps(module):
-            name = " ".join(words)
-            parts.append(f"\n{'#' * (1 + len(words))} {name}\n\n```text\n{text}```\n")
+    for words, text in _helps():
+        parts.append(f"\n{'#' * (1 + len(words))} {' '.join(words)}\n\n```text\n{text}```\n")
+    rows = "".join(f"| `ares-exp {name}` | `python -m ares_exp.{module}` |\n" for name, module in MODULE_OF.items())
+    parts.append(
+        "\n## Commands as modules\n\n"
+        "These commands can be called by their modules, too, as in earlier versions:\n\n"
+        f"| command | module |\n|---|---|\n{rows}"
+    )
     return "".join(parts)
 
 
@@ -52,17 +61,18 @@ def _main_help() -> str:
     return text[:begin] + text[end:]
 
 
-def _helps(module: str) -> Iterator[tuple[list[str], str]]:
-    """The help of a module, and of its commands, if it has some."""
-    text = _help(f".{module}")
-    yield [module], text
-    listed = re.search(r"^positional arguments:\n  (?:COMMAND|command)\n((?:    .*\n)+)", text, re.MULTILINE)
-    for command in re.findall(r"^    (\w+)", listed[1] if listed else "", re.MULTILINE):
-        yield [module, command], _help(f".{module}", command)
+def _helps() -> Iterator[tuple[list[str], str]]:
+    """The help of every command, and of those below it."""
+    for name, command in COMMANDS.items():
+        yield [name], _help(name)
+        for below in command.commands if isinstance(command, Subcommands) else ():
+            yield [name, below], _help(name, below)
 
 
-def _help(module: str = "", *command: str) -> str:
+def _help(*words: str) -> str:
+    """What `--help` prints, as it is printed where `ares-exp` is typed."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHON_COLORS": "0"}
-    words = [sys.executable, "-m", f"{ares_exp.__name__}{module}", *command, "--help"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    start = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, *words, "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()) + "\n"

@@ -102,7 +102,7 @@ def with_records(run: Path) -> Path:
     """Follows the remedy with which a run is refused that has nothing but exports: runs go on from records alone."""
     with pytest.raises(TrajectoryFormatError, match="expected a record") as refused:
         load(run)
-    remedy = re.search("`python -m ares_exp.trajectories (.*)`", str(refused.value))
+    remedy = re.search("`ares-exp (.*)`", str(refused.value))
     assert remedy is not None
     assert main(remedy[1].split()) == 0
     return run

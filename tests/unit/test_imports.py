@@ -11,7 +11,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ares_exp"
 
 FLOORS = (
-    ("errors", "cancellation", "backoff", "terminal"),
+    ("errors", "cancellation", "backoff"),
+    ("terminal",),
     ("llms",),
     ("records",),
     ("config", "filesystem", "statistics"),
@@ -26,8 +27,9 @@ FLOORS = (
     ("scoring",),
     ("running", "harbor_export", "testing"),
     ("presets",),
-    ("wrappers", "listing"),
+    ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
+    ("scripting",),
     ("__main__", "compare", "merge", "list", "export_job"),
 )
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""

@@ -49,6 +49,13 @@ async def test_the_loop_plays_to_the_last_step_and_counts() -> None:
     assert (usage.num_steps, usage.prompt_tokens, usage.generated_tokens, usage.cost) == (3, 30, 15, 0.75)
 
 
+async def test_nothing_is_needed_but_environment_and_policy() -> None:
+    async def policy(request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("a")
+
+    assert [(await run_episode(ThreeSteps(), policy)).reward for _ in range(2)] == [0.75, 0.75]
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [(PolicyError("refused"), "refused"), (KeyError("x"), "KeyError"), (TimeoutError("mine"), "TimeoutError: mine")],

@@ -17,7 +17,7 @@ import pydantic
 from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.capture import CaptureWay
-from ares_exp.containers.docker.compose.container import NO_SNAPSHOTS, ComposeContainer, check_compose
+from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import image_tag
@@ -199,17 +199,6 @@ class DockerContainerFactory(ContainerFactoryBase):
         if spec.docker_image is None and context is not None:
             check_buildable(context / "Dockerfile")
         return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
-
-    def snapshot_warnings(self, spec: ContainerSpec) -> list[str]:
-        """Returns warnings about snapshots of a container for `spec` that cannot be taken or restored."""
-        if spec.compose_file is not None:
-            return [f"Task {spec.name}: it cannot be captured: {NO_SNAPSHOTS}."]
-        if spec.docker_image is None and not self._options.keep_image:
-            return [
-                f"Task {spec.name}: its image is removed with the last container that uses it "
-                "(container.keep_image=false); snapshots taken meanwhile cannot be restored after that."
-            ]
-        return []
 
 
 async def _kind_of(spec: ContainerSpec) -> Hashable:

@@ -109,6 +109,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
                 is_stale=is_dead(builder) if builder else True,
                 created=_seconds(found["Created"]),
                 remove=_remove(api.remove_image, tag),
+                size=found["Size"],
             )
 
 

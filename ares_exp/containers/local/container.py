@@ -48,6 +48,7 @@ from ares_exp.errors import (
 )
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.records.results import HOST_IMAGE
 
 TRANSFER_TIMEOUT_SEC = 600.0
 """Bound on one upload or download."""
@@ -109,7 +110,7 @@ class LocalContainer(Container):
 
     async def _start(self) -> None:
         bwrap = await in_thread(find_bwrap)
-        self.image = "host"  # whatever FROM names
+        self.image = HOST_IMAGE  # whatever FROM names
         dockerfile = read_task_dockerfile(self._spec)
         if dockerfile is not None:
             self._user, self._workdir = dockerfile.user, dockerfile.workdir

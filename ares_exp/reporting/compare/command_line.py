@@ -8,15 +8,16 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 
-from ares_exp.errors import ConfigError, UserError
+from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.reporting.compare.chosen_runs import choose_runs, differing_config
 from ares_exp.reporting.compare.pair import ComparedPair, compare_pairs
 from ares_exp.reporting.compare.report import print_report
 from ares_exp.statistics.comparison import ALPHA
 from ares_exp.statistics.run_statistics import THRESHOLD, json_ready
-from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
+from ares_exp.terminal.run_command import EXIT_OK
+from ares_exp.terminal.subcommands import run_module
 
 PROGRAM = "python -m ares_exp.compare"
 MOST_PAIRS = 1_000
@@ -25,25 +26,27 @@ Compares runs on the tasks that they have in common: how much the mean reward di
 which tasks flipped, and how many attempts or tasks would settle it. The first run is the baseline. The last try of an
 attempt is its result; one without a reward counts as zero (and is left out, beside).
 """
-EPILOG = f"""\
+EPILOG = """\
 Examples:
-  {PROGRAM} outputs/first outputs/second
-  {PROGRAM} outputs/sweep                    every job of a sweep against its first
-  {PROGRAM} outputs/sweep --all-pairs
-  {PROGRAM} outputs/first outputs/second --json | jq .pairs
+  %(prog)s outputs/first outputs/second
+  %(prog)s outputs/sweep                    every job of a sweep against its first
+  %(prog)s outputs/sweep --all-pairs
+  %(prog)s outputs/first outputs/second --json | jq .pairs
 
 Exit codes: 0 compared; 2 the command line is wrong, or a run cannot be read.
 """
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
     """Runs the command line and returns its exit code."""
-    return guarded(lambda: _compare(_parser().parse_args(argv)), (UserError,))
+    return run_module(__name__, argv, program)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(PROGRAM, DESCRIPTION, EPILOG)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory, or a sweep folder")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument(
+        "runs", type=run_path, nargs="+", metavar="RUN", help=f"a run directory, or a sweep folder; {MEANING}"
+    )
     parser.add_argument(
         "--threshold", type=_number, default=THRESHOLD, help="the reward from which on an attempt has passed (1.0)"
     )
@@ -55,10 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--all-pairs", action="store_true", help="every run with every other, not only with the first")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
-    return parser
 
 
-def _compare(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
     runs = choose_runs(arguments.runs, threshold=arguments.threshold, level=1 - arguments.alpha)
     chosen = list(combinations(runs, 2)) if arguments.all_pairs else [(runs[0], run) for run in runs[1:]]
     if len(chosen) > MOST_PAIRS:

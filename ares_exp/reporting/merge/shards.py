@@ -154,7 +154,7 @@ def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) ->
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
             f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} were composed differently: "
-            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `python -m ares_exp.compare`, or allow what does "
+            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `ares-exp compare`, or allow what does "
             "not matter with `--allow KEY`."
         )
 
@@ -201,7 +201,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     for shard in shards:
         if not shard.totals:
             path = shard.run_dir.path
-            yield f"{path} has not ended, or was killed: `python -m ares_exp resume={path}`."
+            yield f"{path} has not ended, or was killed: `ares-exp resume={path}`."
 
 
 def _selector(shard: Shard) -> Any:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ares_exp.errors import SnapshotNotFoundError, UserError
+from ares_exp.records.latest_run import MEANING
 from ares_exp.records.run_dir import RunDir
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 
-HELP = "a run directory or a snapshot store, either maybe followed by /ID (its beginning is enough); or a snapshot.json"
+HELP = (
+    "a run directory or a snapshot store, either maybe followed by /ID (its beginning is enough); or a snapshot.json; "
+    f"{MEANING}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
         raise UserError(f"Expected a snapshot, found none in {chosen.store.path}.")
     raise UserError(
         f"Expected one snapshot, found {len(chosen.ids)} in {path}: name one, such as {path}/{chosen.ids[-1]}. "
-        f"`python -m ares_exp.snapshots list {path}` lists them."
+        f"`ares-exp snapshots list {path}` lists them."
         if path.exists()
         else f"Expected one snapshot, found {len(chosen.ids)} whose id begins with {path.name}: "
         f"{', '.join(chosen.ids[:3])}, …. Name one."

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.errors import SnapshotError, UserError
-from ares_exp.terminal.subcommands import Subcommands
+from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
 PROGRAM = "python -m ares_exp.snapshots"
 COMMANDS = {
-    "list": "list snapshots",
-    "show": "tell what a snapshot holds, and what it does not",
-    "verify": "check that all a snapshot needs is there, and undamaged",
-    "gc": "remove old snapshots, and what no snapshot needs",
+    "list": CommandModule("list snapshots", "ares_exp.snapshots.commands.list"),
+    "show": CommandModule("tell what a snapshot holds, and what it does not", "ares_exp.snapshots.commands.show"),
+    "verify": CommandModule(
+        "check that all a snapshot needs is there, and undamaged", "ares_exp.snapshots.commands.verify"
+    ),
+    "gc": CommandModule("remove old snapshots, and what no snapshot needs", "ares_exp.snapshots.commands.gc"),
 }
-"""What each command is for; its module has that name."""
-
-EXAMPLES = f"""\
+EXAMPLES = """\
 Examples:
-  {PROGRAM} list outputs/first                 the snapshots of a run
-  {PROGRAM} show outputs/first/hello__0__3f2a91bc@7 --files
-  {PROGRAM} verify outputs/first
-  {PROGRAM} gc outputs/first --keep 1 --dry-run
+  %(prog)s list outputs/first                 the snapshots of a run
+  %(prog)s show outputs/first/hello__0__3f2a91bc@7 --files
+  %(prog)s verify outputs/first
+  %(prog)s gc outputs/first --keep 1 --dry-run
 
-`{PROGRAM} COMMAND --help` tells more of each.
+`%(prog)s COMMAND --help` tells more of each.
 """
 
+SUBCOMMANDS = Subcommands(
+    "list, show and verify snapshots, and remove what is not needed",
+    commands=COMMANDS,
+    description="Lists, shows and verifies snapshots, and removes what is not needed.",
+    examples=EXAMPLES,
+)
 
-def main(argv: Sequence[str]) -> int:
+
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
     """Runs a command line and returns its exit code."""
-    return Subcommands(
-        PROGRAM,
-        package="ares_exp.snapshots.commands",
-        commands=COMMANDS,
-        description=__doc__,
-        examples=EXAMPLES,
-        mistakes=(UserError, SnapshotError),
-    ).main(argv)
+    return SUBCOMMANDS.main(argv, program)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import UserError
-from ares_exp.snapshots.commands import words
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.snapshots.commands.chosen_snapshots import find_store
 from ares_exp.snapshots.garbage import GRACE_SEC
 from ares_exp.snapshots.snapshot_id import step_of
 from ares_exp.snapshots.store import SnapshotStore
-from ares_exp.terminal.terminal import printable
+from ares_exp.terminal.terminal import format_size, printable
 
 EXIT_OK, EXIT_SKIPPED = 0, 1
 
@@ -23,8 +23,8 @@ the last N snapshots of each episode. A store in which a snapshot is being writt
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots gc outputs/first
-  python -m ares_exp.snapshots gc outputs/* --keep 1 --dry-run
+  %(prog)s outputs/first
+  %(prog)s outputs/* --keep 1 --dry-run
 
 Exit codes: 0 done; 1 a store was left alone, as it is being written; 2 the command line is wrong, or a snapshot broken.
 """
@@ -32,7 +32,9 @@ Exit codes: 0 done; 1 a store was left alone, as it is being written; 2 the comm
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run directories or snapshot stores")
+    parser.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories or snapshot stores; {MEANING}"
+    )
     parser.add_argument(
         "--keep", type=_at_least_1, metavar="N", help="remove all but the last N snapshots of an episode"
     )
@@ -60,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             code = EXIT_SKIPPED
             continue
         sys.stdout.write(
-            f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {words.size(freed.bytes)} and "
+            f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {format_size(freed.bytes)} and "
             f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}"
             f"{f' (what is younger than {arguments.grace:g} s stays: --grace)' if arguments.grace else ''}.\n"
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ares_exp.errors import SnapshotMetadataError
+from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import in_order
 from ares_exp.terminal.table import columns_that_fit, make_table
-from ares_exp.terminal.terminal import make_console, one_line, printable
+from ares_exp.terminal.terminal import format_size, make_console, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "backend")
@@ -25,8 +25,8 @@ Lists snapshots, oldest first: how many policy answers had been applied (step), 
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots list outputs/first
-  python -m ares_exp.snapshots list outputs/first/hello__0
+  %(prog)s outputs/first
+  %(prog)s outputs/first/hello__0
 
 Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 """
@@ -34,7 +34,7 @@ Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=HELP)
+    parser.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ _CELLS: Mapping[str, Callable[[EnvironmentSnapshot], str]] = {
     "backend": lambda snapshot: one_line(snapshot.container_type),
     "created": words.moment,
     "entries": lambda snapshot: f"{snapshot.filesystem_entries:,}",
-    "bytes": lambda snapshot: words.size(snapshot.filesystem_bytes),
+    "bytes": lambda snapshot: format_size(snapshot.filesystem_bytes),
     "lineage": words.came_from,
 }
 _TEXTS = ("snapshot", "task", "backend", "lineage")

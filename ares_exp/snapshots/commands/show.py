@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.filesystem.delta import Entry
 from ares_exp.filesystem.delta_encoding import get_delta
+from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.terminal.terminal import collapsed, one_line, printable
+from ares_exp.terminal.terminal import collapsed, format_size, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 
@@ -23,9 +23,9 @@ has changed; and what of the container it does not hold, so that it is not there
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots show outputs/first/hello__0__3f2a91bc@7
-  python -m ares_exp.snapshots show outputs/first/hello__0__3f2a91bc@7 --files
-  python -m ares_exp.snapshots show outputs/first/snapshots/hello__0__3f2a91bc@7/snapshot.json --full
+  %(prog)s outputs/first/hello__0__3f2a91bc@7
+  %(prog)s outputs/first/hello__0__3f2a91bc@7 --files
+  %(prog)s outputs/first/snapshots/hello__0__3f2a91bc@7/snapshot.json --full
 
 Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is wrong, or there is no such snapshot.
 """
@@ -33,7 +33,7 @@ Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("path", type=Path, metavar="SNAPSHOT", help=HELP)
+    parser.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP)
     parser.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
     parser.add_argument("--full", action="store_true", help="leave nothing out of the last message")
 
@@ -98,7 +98,7 @@ def _print_files(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -
     delta = get_delta(snapshot.object_store, snapshot.filesystem)
     kinds = Counter(_kind(entry) for entry in delta.entries.values())
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing"
-    _line(f"Changed since {one_line(delta.base)}: {told}; {words.size(snapshot.filesystem_bytes)} in files")
+    _line(f"Changed since {one_line(delta.base)}: {told}; {format_size(snapshot.filesystem_bytes)} in files")
     for note in [note for note in delta.notes if note not in snapshot.container.get("not_captured", ())]:
         _row("note", one_line(note, 300))
     if not arguments.files:

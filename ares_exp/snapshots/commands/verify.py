@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from ares_exp.snapshots.commands import words
+from ares_exp.records.latest_run import run_path
 from ares_exp.snapshots.commands.chosen_snapshots import HELP, chosen_snapshots
-from ares_exp.terminal.terminal import one_line, printable
+from ares_exp.terminal.terminal import format_size, one_line, printable
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 
@@ -18,8 +17,8 @@ Snapshots of earlier versions have no checksum; that is told.
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.snapshots verify outputs/first
-  python -m ares_exp.snapshots verify outputs/first/hello__0__3f2a91bc@7
+  %(prog)s outputs/first
+  %(prog)s outputs/first/hello__0__3f2a91bc@7
 
 Exit codes: 0 all are whole; 1 something is wrong; 2 the command line is wrong.
 """
@@ -27,7 +26,7 @@ Exit codes: 0 all are whole; 1 something is wrong; 2 the command line is wrong.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=HELP)
+    parser.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
     parser.add_argument(
         "--quick", action="store_true", help="see that the contents of files are there, do not read them"
     )
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             found = chosen.store.verify(name, deep=not arguments.quick)
             count += 1
             damaged += not found.ok
-            says = f"whole  {found.objects:,} objects, {words.size(found.bytes)}" if found.ok else "DAMAGED"
+            says = f"whole  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
             sys.stdout.write(f"{one_line(name)}  {says}\n")
             sys.stdout.writelines(f"  {printable(line)}\n" for line in (*found.problems, *found.notes))
     sys.stdout.write(f"{count - damaged} of {count} snapshots are whole.\n")

@@ -8,16 +8,6 @@ from typing import Any
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.terminal.terminal import one_line
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-
-
-def size(count: int) -> str:
-    """Returns bytes to three digits."""
-    value, unit = float(count), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.{0 if unit == 0 or value >= 99.95 else 1}f} {_UNITS[unit]}"
-
 
 def moment(snapshot: EnvironmentSnapshot) -> str:
     """Returns when it was taken."""

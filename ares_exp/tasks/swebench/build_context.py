@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ares_exp.containers.user_cache import hold
 from ares_exp.errors import ConfigError, GitError, PreflightError
 from ares_exp.tasks.swebench.repository import REPOSITORY
 from ares_exp.tasks.swebench.rows import SweBenchRow
@@ -110,6 +111,7 @@ def make_context(row: SweBenchRow, options: BuildOptions, git: Git) -> Path:
         PreflightError: The repository cannot be had, lacks the commit, or the cache cannot be written.
     """
     place = options.context_dir(row)
+    hold(options.folder)
     if place.is_dir():
         return place
     with TaskCache(place.parent).workspace() as workspace:

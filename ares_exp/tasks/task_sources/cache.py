@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ares_exp.containers.owned_directory import OwnedDirectory, delete, find, name_prefix
+from ares_exp.containers.user_cache import hold, user_cache_dir
 from ares_exp.errors import PreflightError
 from ares_exp.tasks.task_origin import TaskOrigin
 
@@ -23,15 +24,14 @@ _PURPOSE = "fetch"
 
 def default_cache_dir() -> Path:
     """Returns `$XDG_CACHE_HOME/ares_exp/tasks`, or `~/.cache/ares_exp/tasks` without that variable."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
-    return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp" / "tasks"
+    return user_cache_dir() / "tasks"
 
 
 class TaskCache:
     """Tasks and commits that were fetched once. Several processes may use it at the same time.
 
     What is in it is whole: it is made in a directory of the process that fetches it, and renamed. A task never changes
-    then, as its key has all digits of the commit.
+    then, as its key has all digits of the commit. Nothing is cleaned as long as a process lives that looked or fetched.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,6 +64,7 @@ class TaskCache:
 
     def find(self, origin: TaskOrigin, name: str) -> Path | None:
         """Returns the directory of a task, if it is there and not empty."""
+        hold(self.folder)
         path = self.folder / _key(origin.git_url, origin.git_commit, origin.path) / name
         try:
             return path if any(path.iterdir()) else None
@@ -105,6 +106,7 @@ class TaskCache:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            hold(self.folder)
             directory = OwnedDirectory(f"{name_prefix(_PURPOSE)}{os.getpid()}-", self.folder.resolve())
         except OSError as error:
             raise PreflightError(

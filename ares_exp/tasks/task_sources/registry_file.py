@@ -32,6 +32,10 @@ class DatasetName:
     name: str
     version: str | None = None
 
+    def __str__(self) -> str:
+        """Writes it as users do."""
+        return self.name if self.version is None else f"{self.name}@{self.version}"
+
     @classmethod
     def parse(cls, text: str) -> DatasetName:
         """Reads `name[@version]`.
@@ -42,8 +46,9 @@ class DatasetName:
         name, at, version = text.partition("@")
         if "/" in name:
             raise ValueError(
-                f"{text!r} is a package: these are given out by Harbor's hosted service, which is not supported. "
-                "Export it as a folder of tasks (`env.path=<folder>`), or name its repository (`env.repo=org/name`)"
+                f"{text!r} is a package: these are given out by Harbor's hosted service, which is not supported. A "
+                "data set of Harbor's registry has no slash (`env.dataset=terminal-bench@2.0`). Or download the "
+                "package as a folder of tasks (`env.path=<folder>`), or name its repository (`env.repo=org/name`)"
             )
         if not name or (at and not version):
             raise ValueError(f"expected name or name@version, got {text!r}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ares_exp.errors import ConfigError, TaskError, close_matches
+from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.tasks.task_sources.git_names import check_inner_path
 from ares_exp.tasks.task_sources.git_repository import FOLDER
 from ares_exp.tasks.task_sources.git_tasks import Repositories
@@ -27,6 +27,8 @@ from ares_exp.tasks.task_sources.task_reference import GitTask, LocalTask, TaskR
 from ares_exp.tasks.task_toml import TASK_TOML
 
 DEFAULT_FOLDER = "tasks"
+HARBOR_REPOSITORY = "https://github.com/harbor-framework/harbor.git"
+"""Has Harbor's own registry in its root; Harbor's code names it by an older address, which leads here."""
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,26 @@ class RepositoryDataset:
             )
         datasets = parse_registry(repository.read(commit, self.file), where=where)
         return _references(choose(datasets, self.dataset, where=where), where, url=repository.url, commit=commit)
+
+
+@dataclass(frozen=True)
+class HarborDataset:
+    """A data set of Harbor's own registry, which lies in Harbor's repository."""
+
+    dataset: DatasetName
+
+    def references(self, repositories: Repositories) -> Sequence[TaskReference]:
+        """See `TaskList`."""
+        try:
+            return RepositoryDataset(RepositoryReference(HARBOR_REPOSITORY), self.dataset).references(repositories)
+        except PreflightError as error:
+            said = error.said if isinstance(error, GitError) else str(error)
+            raise PreflightError(
+                f"`env.dataset={self.dataset}` names neither `env.registry` nor `env.repo`, so Harbor's own registry "
+                f"was tried: {REGISTRY} of {HARBOR_REPOSITORY}.\n{said}\nWhere that is out of reach: "
+                f"`env.registry=<a copy of the file>`, `env.repo=<a repository that has one>`, or a mirror, by `git "
+                f"config --global url.<mirror>.insteadOf {HARBOR_REPOSITORY}`."
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ares_exp.tasks.task_sources.registry_file import REGISTRY, DatasetName
 from ares_exp.tasks.task_sources.repository_reference import RepositoryReference
 from ares_exp.tasks.task_sources.task_lists import (
     DEFAULT_FOLDER,
+    HarborDataset,
     OneGitTask,
     RegistryList,
     RepositoryDataset,
@@ -44,7 +45,7 @@ def task_source(
         path: A local folder of tasks, or one task; with `git_url` the task in the repository, with `repo` its folder of
             tasks. None of the options: the bundled samples.
         registry: A `registry.json`; with `repo`, a path in the repository.
-        dataset: Which of its data sets, `name[@version]`.
+        dataset: Which of its data sets, `name[@version]`; with neither `registry` nor `repo`, of Harbor's own registry.
         git_url: The repository of one task.
         git_commit: The commit, branch or tag to take it from.
         repo: A repository of tasks; see `RepositoryReference`.
@@ -73,12 +74,7 @@ def task_source(
         tasks = OneGitTask(GitTask(url, ref, _read("path", inside or ".", check_inner_path)))
     elif wanted is not None:
         _refuse(used, path, "`env.path` is a folder of tasks, and no data set of a registry")
-        if registry is None:
-            raise ConfigError(
-                f"`env.dataset={dataset}` is a data set of Harbor's hosted registry, which is not supported. Name a "
-                f"{REGISTRY} with `env.registry=<file>`, or the repository that has one with `env.repo=org/name`."
-            )
-        tasks = RegistryList(registry, wanted)
+        tasks = HarborDataset(wanted) if registry is None else RegistryList(registry, wanted)
     elif registry is not None:
         raise ConfigError(f"`env.registry={registry}` has data sets: choose one with `env.dataset=name[@version]`.")
     else:

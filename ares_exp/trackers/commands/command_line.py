@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.errors import UserError
-from ares_exp.terminal.subcommands import Subcommands
+from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
 PROGRAM = "python -m ares_exp.trackers"
 COMMANDS = {
-    "sync": "upload the W&B runs of run directories, wherever these were moved to",
-    "dashboard": "build a W&B workspace that shows a group of runs",
+    "sync": CommandModule(
+        "upload the W&B runs of run directories, wherever these were moved to", "ares_exp.trackers.commands.sync"
+    ),
+    "dashboard": CommandModule(
+        "build a W&B workspace that shows a group of runs", "ares_exp.trackers.commands.dashboard"
+    ),
 }
-"""What each command is for; its module has that name."""
-
-EXAMPLES = f"""\
+EXAMPLES = """\
 Examples:
-  {PROGRAM} sync outputs/first                 upload a run that was recorded offline
-  {PROGRAM} dashboard --entity my-team --project ares_exp
+  %(prog)s sync outputs/first                 upload a run that was recorded offline
+  %(prog)s dashboard --entity my-team --project ares_exp
 
-`{PROGRAM} COMMAND --help` tells more of each.
+`%(prog)s COMMAND --help` tells more of each.
 """
 
+SUBCOMMANDS = Subcommands(
+    "upload what was recorded offline, and build a dashboard, with W&B",
+    commands=COMMANDS,
+    description="Uploads what was recorded offline, and builds a dashboard, with Weights & Biases.",
+    examples=EXAMPLES,
+)
 
-def main(argv: Sequence[str]) -> int:
+
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
     """Runs a command line and returns its exit code."""
-    return Subcommands(
-        PROGRAM,
-        package="ares_exp.trackers.commands",
-        commands=COMMANDS,
-        description=__doc__,
-        examples=EXAMPLES,
-        mistakes=(UserError,),
-    ).main(argv)
+    return SUBCOMMANDS.main(argv, program)

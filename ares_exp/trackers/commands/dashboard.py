@@ -25,8 +25,8 @@ against tries and against time, outcomes, costs, the table of episodes with read
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trackers dashboard --entity my-team --project ares_exp
-  python -m ares_exp.trackers dashboard --entity my-team --group ares_exp/2026-01-31_12-00-00
+  %(prog)s --entity my-team --project ares_exp
+  %(prog)s --entity my-team --group ares_exp/2026-01-31_12-00-00
 
 Needs the package wandb-workspaces (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY; WANDB_BASE_URL for a server
 of your own. Exit codes: 0 done; 2 something is missing, or the service does not answer.

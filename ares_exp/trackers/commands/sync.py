@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.terminal.terminal import printable
@@ -29,9 +30,9 @@ the artifacts from the files of the run directory, wherever it is now. The sessi
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trackers sync outputs/first
-  python -m ares_exp.trackers sync outputs/sweep         all runs of a sweep
-  python -m ares_exp.trackers sync outputs/first --again
+  %(prog)s outputs/first
+  %(prog)s outputs/sweep         all runs of a sweep
+  %(prog)s outputs/first --again
 
 Exit codes: 0 all is uploaded; 1 something could not be; 2 the command line or a run directory is wrong.
 """
@@ -39,7 +40,9 @@ Exit codes: 0 all is uploaded; 1 something could not be; 2 the command line or a
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run directories, or folders of them")
+    parser.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories, or folders of them; {MEANING}"
+    )
     parser.add_argument("--again", action="store_true", help="upload what was uploaded before, too")
 
 

@@ -8,7 +8,6 @@ import functools
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.records.secrets import scrub
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_recording.identity import WandbIdentity
@@ -72,7 +72,7 @@ def open_run(
         except Exception as error:
             report(
                 f"cannot be reached, recording offline in {info.run_dir / 'wandb'} instead (upload it later with "
-                f"`python -m ares_exp.trackers sync {info.run_dir}`): {first_line(error)}"
+                f"`ares-exp sync {info.run_dir}`): {first_line(error)}"
             )
             _end_service()
             for session in {*_online_sessions(info.run_dir)} - before:  # it says that the run has ended
@@ -243,11 +243,14 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def no_traces() -> Iterator[Path]:
-    """Has W&B's own logs and caches, which belong to no run, in a folder that is removed."""
-    with tempfile.TemporaryDirectory(prefix="ares_exp-wandb-", ignore_cleanup_errors=True) as name:
-        folders = dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TMPDIR"), name)
-        with _environment(folders):
-            yield Path(name)
+    """Has W&B's own logs and caches, which belong to no run, in a folder that is removed; if killed, by the next."""
+    directory = short_lived_directory("wandb")
+    try:
+        names = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TMPDIR")
+        with _environment(dict.fromkeys(names, str(directory.path))):
+            yield directory.path
+    finally:
+        directory.remove()
 
 
 def first_line(error: Exception) -> str:

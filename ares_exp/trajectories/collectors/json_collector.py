@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import validate_call
 
 from ares_exp.records.durability import Durability
-from ares_exp.records.run_dir import append_text, sync_to_disk
+from ares_exp.records.run_dir import append_text
+from ares_exp.records.shared_sync import SharedSync
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
 from ares_exp.trajectories.files.episode_file import PARTIAL, closing_line, dump_episode, opening_line, step_line
@@ -56,6 +57,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self.suffix = f".json{ZSTD}" if compression == "zstd" else ".json"
         self._durability = durability
         self._sync = GroupedSync()
+        self._names = SharedSync(self.output_dir)
         self._directory = WriterLock()
         self._partials: dict[str, Path] = {}
 
@@ -93,13 +95,19 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._partials[handle.episode_id] = partial  # one object: making a path costs as much as writing to it
         head = opening_line(handle)
         try:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            self._directory.acquire(self.output_dir, handle.episode_id)
+            self._hold_directory(handle.episode_id)
             append_text(partial, head, flags=os.O_CREAT | os.O_EXCL)
             if self._durability == "step":
                 self._sync.want(self.output_dir)
         except OSError as error:  # no reason not to collect: there may be room again when the episode ends
             handle.unwritten = error
+
+    def _hold_directory(self, holder: str) -> None:
+        try:
+            self._directory.acquire(self.output_dir, holder)
+        except FileNotFoundError:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._directory.acquire(self.output_dir, holder)
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
         first = len(handle.steps) == 1
@@ -118,24 +126,24 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         partial = self._partials.pop(handle.episode_id)
+        path = self.output_dir / f"{handle.episode_id}{self.suffix}"
         try:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            whole = partial if handle.unwritten is None else None
-            self._finish(whole, self.output_dir / f"{handle.episode_id}{self.suffix}", trajectory)
-            partial.unlink(missing_ok=True)
+            if handle.unwritten is None and path.suffix != ZSTD:
+                self._complete(partial, path, trajectory)
+            else:
+                self.output_dir.mkdir(parents=True, exist_ok=True)
+                write_lines(path, dump_episode(trajectory), sync=self._durability != "none")
+                partial.unlink(missing_ok=True)
         finally:
             self._directory.release(handle.episode_id)
 
-    def _finish(self, partial: Path | None, path: Path, trajectory: EpisodeTrajectory) -> None:
-        """Makes the finished file at `path`; `partial`, if there is one, has all of it but the last line."""
+    def _complete(self, partial: Path, path: Path, trajectory: EpisodeTrajectory) -> None:
+        """Makes the finished file of a partial one, which has all of it but the last line."""
         sync = self._durability != "none"
-        if partial is None or path.suffix == ZSTD:
-            write_lines(path, dump_episode(trajectory), sync=sync)
-        else:
-            append_text(partial, closing_line(trajectory), sync=sync)
-            partial.rename(path)
-            if sync:
-                sync_to_disk(path.parent)
+        append_text(partial, closing_line(trajectory), sync=sync)
+        partial.rename(path)
+        if sync:
+            self._names.sync()
 
     def _refuse_taken(self, episode_id: str) -> None:
         for suffix in (self.suffix, f"{self.suffix}{PARTIAL}", *self.exports):

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import validate_call
 
 from ares_exp.records.durability import Durability
-from ares_exp.records.run_dir import append_text, sync_to_disk
+from ares_exp.records.run_dir import append_text
+from ares_exp.records.shared_sync import SharedSync
 from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
 from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
 from ares_exp.trajectories.files.jsonl_file import begin_line, end_line, jsonl_lines, step_line
@@ -37,6 +38,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         self.path = Path(path)
         self._durability = durability
         self._sync = GroupedSync()
+        self._written, self._name = SharedSync(self.path), SharedSync(self.path.parent)
         self._writing = WriterLock()
 
     def close(self) -> None:
@@ -72,10 +74,10 @@ class JsonlTrajectoryCollector(EpisodeCollector):
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         try:
             lines = end_line(trajectory) if handle.unwritten is None else "".join(jsonl_lines(trajectory))
-            sync = self._durability != "none"
-            append_text(self.path, lines, flags=os.O_CREAT, sync=sync)
-            if sync:
-                sync_to_disk(self.path.parent)
+            append_text(self.path, lines, flags=os.O_CREAT)
+            if self._durability != "none":
+                self._written.sync()
+                self._name.sync()
         finally:
             self._writing.release(handle.episode_id)
 

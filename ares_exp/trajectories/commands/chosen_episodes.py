@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING
 from ares_exp.trajectories.episode_places import is_run
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, load
 
-HELP = "a file, a run directory, or either followed by /ID, where the beginning of the id is enough"
+HELP = f"a file, a run directory, or either followed by /ID, where the beginning of the id is enough; {MEANING}"
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
@@ -48,7 +49,7 @@ def chosen_episode(path: Path) -> StoredEpisode:
         raise UserError(f"Expected an episode, found none in {path}.{_left_out(episodes)}")
     raise UserError(
         f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path}/{episodes[0].episode_id}. "
-        f"`python -m ares_exp.trajectories show {path}` lists them."
+        f"`ares-exp show {path}` lists them."
     )
 
 

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ares_exp.errors import TrajectoryFormatError, UserError
-from ares_exp.terminal.subcommands import Subcommands
+from ares_exp.terminal.subcommands import CommandModule, Subcommands
 
 PROGRAM = "python -m ares_exp.trajectories"
 COMMANDS = {
-    "show": "print an episode, or list those of a run",
-    "diff": "tell where two episodes part",
-    "convert": "write episodes in another format",
-    "recover": "finish what a killed run left, and save the good part of broken files",
+    "show": CommandModule("print an episode, or list those of a run", "ares_exp.trajectories.commands.show"),
+    "diff": CommandModule("tell where two episodes part", "ares_exp.trajectories.commands.diff"),
+    "convert": CommandModule("write episodes in another format", "ares_exp.trajectories.commands.convert"),
+    "recover": CommandModule(
+        "finish what a killed run left, and save the good part of broken files",
+        "ares_exp.trajectories.commands.recover",
+    ),
 }
-"""What each command is for; its module has that name."""
-
-EXAMPLES = f"""\
+EXAMPLES = """\
 Examples:
-  {PROGRAM} show outputs/first                 the episodes of a run; the episode, if there is one
-  {PROGRAM} show outputs/first/3f2a --steps 5:8
-  {PROGRAM} diff outputs/first/3f2a outputs/second/91bc
-  {PROGRAM} convert outputs/first episodes.parquet
-  {PROGRAM} recover outputs/first --dry-run
+  %(prog)s show outputs/first                 the episodes of a run; the episode, if there is one
+  %(prog)s show outputs/first/3f2a --steps 5:8
+  %(prog)s diff outputs/first/3f2a outputs/second/91bc
+  %(prog)s convert outputs/first episodes.parquet
+  %(prog)s recover outputs/first --dry-run
 
-`{PROGRAM} COMMAND --help` tells more of each.
+`%(prog)s COMMAND --help` tells more of each.
 """
 
+SUBCOMMANDS = Subcommands(
+    "show, compare, convert and recover recorded episodes",
+    commands=COMMANDS,
+    description="Shows, compares, converts and recovers recorded episodes.",
+    examples=EXAMPLES,
+)
 
-def main(argv: Sequence[str]) -> int:
+
+def main(argv: Sequence[str], program: str = PROGRAM) -> int:
     """Runs a command line and returns its exit code."""
-    return Subcommands(
-        PROGRAM,
-        package="ares_exp.trajectories.commands",
-        commands=COMMANDS,
-        description=__doc__,
-        examples=EXAMPLES,
-        mistakes=(UserError, TrajectoryFormatError),
-    ).main(argv)
+    return SUBCOMMANDS.main(argv, program)

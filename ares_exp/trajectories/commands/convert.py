@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import dump_json
 from ares_exp.terminal.terminal import count_of
@@ -62,9 +63,9 @@ replayed and shown from json and jsonl alone: convert makes those of the others.
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories convert outputs/first episodes.parquet
-  python -m ares_exp.trajectories convert outputs/first outputs/second folder --to json --zstd --outcome completed
-  python -m ares_exp.trajectories convert outputs/first good.jsonl --to sft
+  %(prog)s outputs/first episodes.parquet
+  %(prog)s outputs/first outputs/second folder --to json --zstd --outcome completed
+  %(prog)s outputs/first good.jsonl --to sft
 
 Exit codes: 0 all was read; 1 something could not be (the rest is written); 2 the command line is wrong, or nothing can
 be written.
@@ -73,7 +74,9 @@ be written.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="IN", help="files, folders or run directories")
+    parser.add_argument(
+        "inputs", nargs="+", type=run_path, metavar="IN", help=f"files, folders or run directories; {MEANING}"
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="a file, or a folder that gets one file an episode")
     parser.add_argument("--to", choices=(*FORMATS, *EXPORTS), help="by default what the name of OUT says")
     parser.add_argument("--zstd", action="store_true", help="compress files of JSON (parquet is compressed anyway)")

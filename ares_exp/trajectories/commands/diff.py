@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.activity import CommandRecord
+from ares_exp.records.latest_run import run_path
 from ares_exp.terminal.terminal import collapsed, count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episode
 from ares_exp.trajectories.commands.episode_printer import (
@@ -175,8 +175,8 @@ add up to. Ids, times, seconds, tokens, prices, reasoning and the model's name a
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories diff outputs/first/3f2a outputs/second/91bc
-  python -m ares_exp.trajectories diff a.json b.json --after 0
+  %(prog)s outputs/first/3f2a outputs/second/91bc
+  %(prog)s a.json b.json --after 0
 
 Exit codes: 0 equal; 1 different; 2 the command line is wrong, or an episode cannot be read.
 """
@@ -184,8 +184,8 @@ Exit codes: 0 equal; 1 different; 2 the command line is wrong, or an episode can
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("old", type=Path, metavar="A", help=HELP)
-    parser.add_argument("new", type=Path, metavar="B", help="likewise")
+    parser.add_argument("old", type=run_path, metavar="A", help=HELP)
+    parser.add_argument("new", type=run_path, metavar="B", help="likewise")
     parser.add_argument(
         "--after", type=_count, default=2, metavar="N", help="how many steps of each to show from there on (2)"
     )

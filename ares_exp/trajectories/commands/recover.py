@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from ares_exp.errors import TrajectoryFormatError, UserError
+from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.episode_places import (
     find_files,
@@ -37,8 +38,8 @@ itself stays as it is. What a living process writes is left alone.
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories recover outputs/first
-  python -m ares_exp.trajectories recover outputs --dry-run
+  %(prog)s outputs/first
+  %(prog)s outputs --dry-run
 
 Exit codes: 0 everything is whole or recovered; 1 something could not be recovered; 2 the command line is wrong.
 """
@@ -72,7 +73,9 @@ class Recovery:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run directories, folders or files")
+    parser.add_argument(
+        "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories, folders or files; {MEANING}"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
 
 
@@ -166,7 +169,7 @@ def _recover_finished(path: Path, *, dry_run: bool) -> Recovery | None:
 
 def _in_short(path: Path, problem: str) -> str:
     """Returns a problem without the path and without the advice to recover."""
-    return problem.removeprefix(str(path)).lstrip(": ").partition(" `python -m ")[0]
+    return problem.removeprefix(str(path)).lstrip(": ").partition(" `ares-exp ")[0]
 
 
 def _remove(path: Path, why: str, *, dry_run: bool) -> Recovery:

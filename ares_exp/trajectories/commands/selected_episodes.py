@@ -147,9 +147,7 @@ class SelectedEpisodes:
 
     def _leave_unfinished(self, path: Path, run: _Run) -> None:
         if path in self.places:
-            recover = (
-                f"`python -m ares_exp.trajectories recover {path}` ends it if the process that played it has died."
-            )
+            recover = f"`ares-exp recover {path}` ends it if the process that played it has died."
             self._broken(f"{path}: the episode has not ended. {recover}")
         else:
             run.unfinished.add(id_by_name(path))

@@ -6,9 +6,9 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from ares_exp.errors import UserError
+from ares_exp.records.latest_run import run_path
 from ares_exp.terminal.table import columns_that_fit, make_table
 from ares_exp.terminal.terminal import count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
@@ -26,15 +26,15 @@ Prints an episode: of each step the reply of the policy, the commands that ran, 
 """
 EPILOG = """\
 Examples:
-  python -m ares_exp.trajectories show outputs/first
-  python -m ares_exp.trajectories show outputs/first/3f2a --steps 5:8 --full
-  python -m ares_exp.trajectories show outputs/first/trajectories/3f2a….json --step -1
+  %(prog)s outputs/first
+  %(prog)s outputs/first/3f2a --steps 5:8 --full
+  %(prog)s outputs/first/trajectories/3f2a….json --step -1
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("episode", type=Path, metavar="EPISODE", help=HELP)
+    parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="this step alone, from 0; -1 is the last")
     which.add_argument(

@@ -236,5 +236,5 @@ def _format_error(path: Path, reader: _EpisodeReader, error: BaseException) -> T
     if isinstance(error, OSError):
         return TrajectoryFormatError(f"{path}: {error.strerror or error}.")
     where = "" if isinstance(error, TextTooLongError) else f" {reader.line.place}"
-    remedy = "" if reader.head is None else f" `python -m ares_exp.trajectories recover {path}` keeps what is good."
+    remedy = "" if reader.head is None else f" `ares-exp recover {path}` keeps what is good."
     return TrajectoryFormatError(f"{path}{where}: {what_broke(error)}.{remedy}")

@@ -73,7 +73,7 @@ def read_jsonl(
     def tell(what: str) -> None:
         error = TrajectoryFormatError(f"{path} {line.place}: {what}.")
         if problems is None:
-            raise TrajectoryFormatError(f"{error} `python -m ares_exp.trajectories recover {path}` keeps what is good.")
+            raise TrajectoryFormatError(f"{error} `ares-exp recover {path}` keeps what is good.")
         problems.append(str(error))
 
     try:

@@ -55,7 +55,7 @@ def index_jsonl(path: Path, *, problems: list[str] | None = None) -> Iterator[In
         nonlocal wrong
         wrong += 1
         if problems is None:
-            remedy = f"`python -m ares_exp.trajectories recover {path}` keeps what is good."
+            remedy = f"`ares-exp recover {path}` keeps what is good."
             raise TrajectoryFormatError(f"{path} {line.place}: {what}. {remedy}")
         if wrong <= MAX_PROBLEMS:
             problems.append(f"{path} {line.place}: {what}.")

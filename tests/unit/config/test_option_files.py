@@ -97,10 +97,10 @@ def test_a_default_that_no_config_can_hold_is_left_out() -> None:
 
 def test_help_shows_what_can_be_set_of_an_option(write: Callable[[str], Path]) -> None:
     folder = write(f"# Mine\n_target_: {TARGET}\nname: x  # what it is called\n")
-    text = render_help(["--help", "--config-dir", str(folder), "policy=mine"])
+    text = render_help(["--help", "--config-dir", str(folder), "policy=mine"], "ares-exp")
     assert text.startswith(f"policy=mine  Mine\n  from {folder / 'policy' / 'mine.yaml'}\n")
     assert "  policy.depth=1\n      How deep; `null` is not.\n" in text
     assert "  policy.name=x\n      what it is called\n" in text
-    both = render_help(["--help", "policy=oracle", "snapshot=every_n"])
+    both = render_help(["--help", "policy=oracle", "snapshot=every_n"], "ares-exp")
     assert "policy=oracle" in both
     assert "  snapshot.every=5\n" in both

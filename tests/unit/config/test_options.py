@@ -72,7 +72,7 @@ def test_folders_on_a_command_line(written: list[str]) -> None:
 def test_help_the_list_and_a_preset_say_it(
     folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    print_help(["--help", "--config-dir", str(folder)])
+    print_help(["--help", "--config-dir", str(folder)], "ares-exp")
     assert "warning: `env=harbor` of " in capsys.readouterr().err
     assert main(["policies", "--config-dir", str(folder)]) == 0
     assert "warning: `env=harbor` of " in capsys.readouterr().err

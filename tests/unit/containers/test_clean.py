@@ -138,3 +138,61 @@ def test_a_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m ares_exp.containers")
     assert "Traceback" not in done.stderr
+
+
+def test_directories_of_killed_uploads(clean: Clean, tmp_path: Path) -> None:
+    script = (
+        "import os, signal\n"
+        "from ares_exp.trackers.wandb_recording.service import no_traces\n"
+        "with no_traces() as folder:\n"
+        "    (folder / 'log').touch()\n"
+        "    print(folder, flush=True)\n"
+        "    signal.pause()\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as upload:
+        assert upload.stdout is not None
+        folder = Path(upload.stdout.readline().strip())
+        clean("clean")
+        assert (folder / "log").exists(), "it is in use"
+        upload.kill()
+    assert (folder / "log").exists()
+    assert str(folder) in clean("clean").stdout
+    assert not folder.exists()
+
+
+def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -> None:
+    caches = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    tasks, swebench = tmp_path / "cache" / "ares_exp" / "tasks", tmp_path / "cache" / "ares_exp" / "swebench"
+    for folder in (tasks, swebench):
+        (folder / "commits" / "k").mkdir(parents=True)
+        (folder / "commits" / "k" / "pack").write_bytes(b"x" * 100_000)
+        (folder / "outside").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "mine").touch()
+    assert clean("clean", **caches).stdout.endswith("No leftovers found.\n")
+    said = clean("clean", "--cache", "--dry-run", **caches).stdout
+    assert f"{tasks}  of no run: kept for the next run, 10" in said
+    assert "2 things would be removed, up to 20" in said
+
+    script = (
+        "import signal\n"
+        "from pathlib import Path\n"
+        "from ares_exp.tasks.task_origin import TaskOrigin\n"
+        "from ares_exp.tasks.task_sources.cache import TaskCache, default_cache_dir\n"
+        "TaskCache(default_cache_dir()).find(TaskOrigin('https://x', 'c' * 40, 'task'), 'task')\n"
+        "print('holds', flush=True)\n"
+        "signal.pause()\n"
+    )
+    environment = {**os.environ, **caches}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as player:
+        assert player.stdout is not None
+        assert player.stdout.readline() == "holds\n"
+        said = clean("clean", "--cache", **caches).stdout
+        player.kill()
+    assert "kept 1 of a process that uses it" in said
+    assert (tasks / "commits" / "k" / "pack").exists()
+    assert [*swebench.iterdir()] == []
+    assert "1 thing removed." in clean("clean", "--cache", **caches).stdout
+    assert [*tasks.iterdir()] == []
+    assert (tmp_path / "outside" / "mine").exists()

@@ -191,7 +191,7 @@ async def test_one_episode_of_several(tmp_path: Path) -> None:
 
 async def test_a_run_of_nothing_but_exports_is_refused_with_the_remedy(tmp_path: Path) -> None:
     write(tmp_path / "run" / "parquet" / "a.parquet", chat("a"))
-    with pytest.raises(PreflightError, match=r"expected a record.* `python -m ares_exp.trajectories convert "):
+    with pytest.raises(PreflightError, match=r"expected a record.* `ares-exp convert "):
         await ready(tmp_path / "run")
 
 

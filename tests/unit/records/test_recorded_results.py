@@ -13,7 +13,7 @@ import pytest
 from ares_exp.errors import ConfigError
 from ares_exp.records.recorded_results import MAX_ROW_BYTES, read_results
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
-from ares_exp.records.run_dir import append_line
+from ares_exp.records.run_dir import append_lines
 
 RESULT = EpisodeResult(
     "a-0",
@@ -39,8 +39,8 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.touch()
     assert read_results(path).results == ()
-    append_line(path, RESULT.to_dict())
-    append_line(path, {**RESULT.to_dict(), "attempt": 1})
+    append_lines(path, RESULT.to_dict())
+    append_lines(path, {**RESULT.to_dict(), "attempt": 1})
     found = read_results(path)
     assert [one.attempt for one in found.results] == [0, 1]
     assert found.results[0] == RESULT

@@ -12,7 +12,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import (
     RunDir,
     RunLogHandler,
-    append_line,
+    append_lines,
     open_regular,
     refuse_used_run_dir,
     write_atomically,
@@ -68,7 +68,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
 
 def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
     text = "broken \ud83d emoji"
-    append_line(tmp_path / "x.jsonl", {"text": text})
+    append_lines(tmp_path / "x.jsonl", {"text": text})
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": text}
     write_atomically(tmp_path / "x.yaml", text)
     assert "emoji" in (tmp_path / "x.yaml").read_text()
@@ -76,29 +76,29 @@ def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
 
 def test_a_line_that_does_not_fit_is_not_half_written(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    append_line(path, {"n": 1})
+    append_lines(path, {"n": 1})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
         with pytest.raises(OSError, match=r"No space|too large"):
-            append_line(path, {"text": "x" * 100})
+            append_lines(path, {"text": "x" * 100})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
-    append_line(path, {"n": 2})
+    append_lines(path, {"n": 2})
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"n": 1}, {"n": 2}]
 
 
 def test_values_of_sensitive_variables_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASSWORD", 'pass"word-1234')
-    append_line(tmp_path / "x.jsonl", {"text": 'it is pass"word-1234.'})
+    append_lines(tmp_path / "x.jsonl", {"text": 'it is pass"word-1234.'})
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "it is ***."}
 
 
 def test_lines_are_appended(tmp_path: Path) -> None:
     for number in range(3):
-        append_line(tmp_path / "x.jsonl", {"n": number, "text": "ä\n"})
+        append_lines(tmp_path / "x.jsonl", {"n": number, "text": "ä\n"})
     assert [json.loads(line)["n"] for line in (tmp_path / "x.jsonl").read_text().splitlines()] == [0, 1, 2]
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_appended_to_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "episodes.jsonl").symlink_to("mine")
     with pytest.raises(OSError, match="symbolic links"):
-        append_line(tmp_path / "episodes.jsonl", {"n": 1})
+        append_lines(tmp_path / "episodes.jsonl", {"n": 1})
     with pytest.raises(ConfigError), RunDir(tmp_path).owned(resume=True):
         pass
     assert (tmp_path / "mine").read_text() == "mine"

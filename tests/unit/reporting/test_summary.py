@@ -199,10 +199,10 @@ def test_one_line_says_where_it_is_how_to_show_it_and_how_to_go_on(
     (run_dir / "episodes.jsonl").touch()
     (run_dir / "sessions.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    show = "Written to outputs/my run; show: python -m ares_exp.trajectories show 'outputs/my run'"
+    show = "Written to outputs/my run; show: ares-exp show 'outputs/my run'"
     done, begun = (_render(RunSummary(planned, (_result("a", 1.0),)), run_dir) for planned in (1, 2))
     assert done.splitlines()[-2:] == ["", show]
-    assert begun.splitlines()[-2:] == ["", f"{show}; go on: python -m ares_exp resume='outputs/my run'"]
+    assert begun.splitlines()[-2:] == ["", f"{show}; go on: ares-exp resume='outputs/my run'"]
     (run_dir / "trajectories").rmdir()
     (run_dir / "sessions.jsonl").unlink()  # merged runs have none
     assert _render(RunSummary(1, ()), run_dir).endswith("\n\nWritten to outputs/my run\n")

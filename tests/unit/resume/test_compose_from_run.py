@@ -532,3 +532,34 @@ def test_what_cannot_be_resumed(recorded: Recorded, flags: list[str], typed: lis
     Path("empty").mkdir()
     with pytest.raises(ConfigError, match=expected):
         compose_from_run(flags, typed)
+
+
+@pytest.mark.parametrize(
+    ("verb", "behind", "key", "expected"),
+    [
+        ("resume", "", "resume", True),
+        ("replay", "", "policy.trajectory", "outputs/first"),
+        ("replay", "/e0", "policy.episode", "e0"),
+        ("branch_from", "/e0@1", "branch_from", "outputs/first/e0@1"),
+    ],
+)
+def test_latest_is_the_run_itself(recorded: Recorded, verb: str, behind: str, key: str, expected: object) -> None:
+    run = recorded("seed=7")
+    (run / "sessions.jsonl").write_text('{"began": 100.0}\n')
+    Path("outputs").mkdir()
+    run.rename("outputs/first")
+    config = composed(f"{verb}=latest{behind}")
+    assert config["seed"] == 7
+    assert OmegaConf.select(OmegaConf.create(config), key) == expected
+
+
+def test_latest_may_be_a_sweep(sweep: Callable[..., Path]) -> None:
+    folder = sweep("seed=1,2")
+    (folder / "0").mkdir()
+    (folder / "0" / "episodes.jsonl").touch()
+    (folder / "0" / "sessions.jsonl").write_text('{"began": 100.0}\n')
+    Path("outputs").mkdir()
+    folder.rename("outputs/grid")
+    command = compose_from_run([], ["resume=latest"])
+    assert command.source == Path("outputs/grid").absolute()
+    assert "seed=1,2" in command.argv

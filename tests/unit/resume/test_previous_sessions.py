@@ -48,7 +48,7 @@ def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, answers: int = 
     """Rows, and logs with so many answers."""
     for one in what:
         if isinstance(one, EpisodeResult):
-            run_dir.append_episode(one.to_dict())
+            run_dir.append_episodes(one.to_dict())
             continue
         written = AnswerLog(run_dir.answers, one)
         exchange = Exchange(serialize_llm_request(LLMRequest([])), ANSWER)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -324,7 +324,7 @@ async def test_a_failing_tracker_changes_nothing_but_the_count(tmp_path: Path) -
 
 async def test_a_full_disk_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Full(RunDir):
-        def append_episode(self, data: Any) -> None:
+        def append_episodes(self, *rows: Any) -> None:
             raise OSError(28, "No space left on device")
 
     summary = await play(experiment(tmp_path, run_dir=Full(tmp_path / "run")), tmp_path)
@@ -365,9 +365,9 @@ async def test_an_interrupt_is_bounded_and_leaves_a_row_for_every_episode(
 
 async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     class Slow(RunDir):
-        def append_episode(self, data: Any) -> None:
+        def append_episodes(self, *rows: Any) -> None:
             time.sleep(0.05)
-            super().append_episode(data)
+            super().append_episodes(*rows)
 
     made = experiment(tmp_path, count=40, concurrency=40, run_dir=Slow(tmp_path / "run"))
     playing = asyncio.create_task(play(made, tmp_path))
@@ -376,6 +376,22 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
     summary = await playing
     assert len(summary.results) == len(rows(tmp_path))
     assert len(summary.results) == 40
+
+
+async def test_rows_of_episodes_that_end_together_are_written_together(tmp_path: Path) -> None:
+    class Counting(RunDir):
+        appended: ClassVar[list[int]] = []
+
+        def append_episodes(self, *rows: Any) -> None:
+            self.appended.append(len(rows))
+            time.sleep(0.05)  # as long as a slow disk takes
+            super().append_episodes(*rows)
+
+    made = experiment(tmp_path, count=40, concurrency=40, run_dir=Counting(tmp_path / "run"))
+    await play(made, tmp_path)
+    assert len({row["episode_id"] for row in rows(tmp_path)}) == sum(Counting.appended) == 40
+    assert len(Counting.appended) < 40
+    assert not list((tmp_path / "run" / "answers").iterdir())
 
 
 async def test_an_interrupt_at_any_moment_ends_the_run_in_order(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ares_exp.filesystem.delta import Entry
-from ares_exp.snapshots.commands import words
 from ares_exp.snapshots.commands.command_line import COMMANDS, main
 from ares_exp.snapshots.commands.list import LEFT_OUT_WHERE_NARROW, list_columns
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.terminal.table import columns_that_fit
+from ares_exp.terminal.terminal import format_size
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 
 HEAVY = ("rich", "numpy", "zstandard", "gymnasium", "hydra", "docker")
@@ -281,4 +281,4 @@ def test_it_starts_with_next_to_nothing() -> None:
      (10**13, "10.0 TB"), (10**18, "1000000 TB")],
 )  # fmt: skip
 def test_sizes_in_words(count: int, shown: str) -> None:
-    assert words.size(count) == shown
+    assert format_size(count) == shown

@@ -95,7 +95,7 @@ def test_a_service_that_answers_nothing_but_errors_is_an_offline_run_to_be_uploa
     tracker.finish(SUMMARY)
     assert tracker.failures == 1
     assert "recording offline" in log[0]
-    assert tracker.place == f"W&B, offline; upload: python -m ares_exp.trackers sync {tmp_path}"
+    assert tracker.place == f"W&B, offline; upload: ares-exp sync {tmp_path}"
     service.mood = "well"
     assert main(["sync", str(tmp_path)]) == 0
     assert len(ServedRun(service).rows) == 1

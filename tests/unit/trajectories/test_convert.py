@@ -149,7 +149,7 @@ def test_a_broken_file_is_named_and_the_others_are_converted(folder: Path, capsy
     assert "Read 2 episodes, wrote 2" in said.out
     first, second = said.err.splitlines()
     assert f"error: {broken} at byte " in first
-    assert f"`python -m ares_exp.trajectories recover {broken}`" in first
+    assert f"`ares-exp recover {broken}`" in first
     assert f"error: {folder / 'bad.parquet'}: " in second
     assert [episode.episode_id for episode in read(folder.parent / "out.jsonl")] == ["e0", "e2"]
 

@@ -281,7 +281,7 @@ def test_a_run_of_an_older_version_that_has_only_exports(
     assert main(["show", str(tmp_path / name)]) == 2
     assert main(["show", str(tmp_path)]) == 0
     said = capsys.readouterr().err.splitlines()
-    remedy = f"`python -m ares_exp.trajectories convert {path.parent} {path.parent} --to json` makes one of it."
+    remedy = f"`ares-exp convert {path.parent} {path.parent} --to json` makes one of it."
     problem = f"{path}: expected a record (JSON or JSON Lines), got an export. {remedy}"
     assert said == [f"error: {problem}", f"left out: {problem}"]
     assert main(["convert", str(path.parent), str(path.parent), "--to", "json"]) == 0

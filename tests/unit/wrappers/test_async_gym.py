@@ -4,9 +4,11 @@ import sys
 
 import pytest
 
-from ares_exp.environment import EnvironmentWrapper, restart, termination, transition, truncation
+from ares_exp.environment import EnvironmentWrapper, EpisodeReport, restart, termination, transition, truncation
 from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.wrappers.async_gym import NO_REQUEST, AsyncGymWrapper, to_gym
+from ares_exp.wrappers.episode_info import EpisodeInfo
 from ares_exp.wrappers.gym import GymWrapper
 from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
 from ares_exp.wrappers.wrap import wrap_as_gym
@@ -36,11 +38,9 @@ REQUEST = LLMRequest(messages=[{"role": "user", "content": "?"}])
     ],
 )
 def test_what_a_time_step_becomes(time_step, expected):
-    *values, info = to_gym(time_step)
-    assert tuple(values) == expected
+    values = to_gym(time_step)
+    assert values == expected
     assert [type(value) for value in values[1:]] == [float, bool, bool]
-    assert info == {"time_step": time_step}
-    assert info["time_step"] is time_step
     assert values[0] in LLMRequestSpace()
 
 
@@ -70,6 +70,48 @@ async def test_an_episode():
         assert (observation, reward, terminated, truncated) == (NO_REQUEST, 1.0, True, False)
         assert info["time_step"] == termination(1.0)
     assert env.exits == [None]
+
+
+class ReportingEnvironment(CountingEnvironment):
+    """Has a task's name and, when it has ended, a verdict."""
+
+    def report(self):
+        ended = self.count == self.length
+        return EpisodeReport(
+            task_name="count", rewards={"tests": 1, "style": 0.5} if ended else {}, truncated_by="tokens"
+        )
+
+
+@pytest.mark.parametrize(
+    ("truncate", "end"),
+    [
+        (False, {"outcome": "completed", "limit": None, "rewards": {"tests": 1.0, "style": 0.5}}),
+        (True, {"outcome": "truncated", "limit": "tokens", "rewards": {"tests": 1.0, "style": 0.5}}),
+    ],
+)
+async def test_info_has_the_same_keys_at_every_step(truncate, end):
+    paid = LLMResponse.from_text("a", usage=Usage(10, 5), cost=0.25)
+    async with AsyncGymWrapper(ReportingEnvironment(2, truncate=truncate)) as gym:
+        for _ in range(2):  # the second episode counts anew
+            _, first = await gym.reset()
+            *_, middle = await gym.step(paid)
+            *_, last = await gym.step(None)
+            assert [info.pop("time_step").step_type for info in (first, middle, last)] == ["FIRST", "MID", "LAST"]
+            running = {"task": "count", "outcome": None, "limit": None, "rewards": {}}
+            used = {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.25}
+            nothing = {"prompt_tokens": 0, "generated_tokens": 0, "cost": 0.0}
+            assert first == {**running, "step": 0, "usage": nothing}
+            assert middle == {**running, "step": 1, "usage": used}
+            assert last == {"task": "count", "step": 2, "usage": used, **end}
+            assert {*EpisodeInfo.__annotations__} == {*last, "time_step"}
+
+
+async def test_info_of_an_environment_that_reports_nothing():
+    async with AsyncGymWrapper(BareEnvironment(length=1)) as gym:
+        _, info = await gym.reset()
+        assert (info["task"], info["outcome"], info["rewards"]) == (None, None, {})
+        *_, info = await gym.step("of another package")
+        assert (info["step"], info["outcome"], info["usage"]["prompt_tokens"]) == (1, "completed", 0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
+from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.wrappers.async_gym import NO_REQUEST
+from ares_exp.wrappers.episode_info import EpisodeInfo
 from ares_exp.wrappers.gym import GymWrapper
 from tests.leaks import wait_until
 from tests.unit.wrappers.gym_environments import ACTION, CountingEnvironment, make_counting_gym_of
@@ -103,6 +105,19 @@ def test_statistics_of_the_episodes(start):
     envs.step(ACTIONS)
     *_, infos = envs.step(ACTIONS)
     assert (infos["episode"]["r"][0], infos["episode"]["l"][0]) == (1.25, 2)
+
+
+def test_infos_are_stacked_by_key(start):
+    envs = start(AutoresetMode.NEXT_STEP)
+    _, infos = envs.reset()
+    assert (infos["step"].tolist(), infos["outcome"].tolist()) == ([0, 0], [None, None])
+    actions = tuple(LLMResponse.from_text("a", usage=Usage(10, 5), cost=cost) for cost in (0.25, 0.5))
+    envs.step(actions)
+    *_, infos = envs.step(actions)
+    assert (infos["step"].tolist(), infos["outcome"].tolist()) == ([2, 2], ["completed", None])
+    assert infos["usage"]["prompt_tokens"].tolist() == [20, 20]
+    assert infos["usage"]["cost"].tolist() == [0.5, 1.0]
+    assert all(infos[f"_{key}"].all() for key in EpisodeInfo.__annotations__)
 
 
 def test_a_closure_reaches_the_workers_by_cloudpickle(start):

@@ -80,7 +80,7 @@ def test_what_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([str(tmp_path / "out"), str(killed)]) == 1
     told = capsys.readouterr().err
     assert "2 of 3 shards are not among these: @1/3, @2/3." in told
-    assert f"python -m ares_exp resume={killed}" in told
+    assert f"ares-exp resume={killed}" in told
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -40,7 +40,7 @@ from ares_exp.tasks.task_set import SAMPLES
             "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
         ),
         ({"path": "https://h/o/n"}, "`env.path` to be a path, got the URL https://h/o/n: .* `env.repo=<url>`"),
-        ({"dataset": "d"}, "hosted registry, which is not supported"),
+        ({"dataset": "d", "path": "tasks"}, "`env.path` is a folder of tasks"),
         ({"dataset": "org/name"}, "`env.dataset`: 'org/name' is a package"),
         ({"registry": "r.json", "dataset": "@1"}, "`env.dataset`: expected name or name@version"),
     ],
@@ -54,6 +54,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint
     "options",
     [
         {"registry": "r.json", "dataset": "d@1"},
+        {"dataset": "d@1"},
         {"git_url": "host:x", "path": "tasks/a", "git_commit": "main"},
         {"repo": "o/n@main", "path": "."},
         {"repo": "o/n", "dataset": "d", "registry": "data/r.json"},

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Solves the task as an agent could, which shows that the tests can be passed. Agents never see this folder.
+set -euo pipefail
+
+sum=0
+while read -r number; do
+  sum=$((sum + number))
+done < /app/numbers.txt
+echo "$sum" > /app/sum.txt

@@ -1,0 +1,196 @@
+"""The verdict on a task: whether its tests tell its solution from nothing, and if not, why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ares_exp.authoring.candidates import Candidate
+from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun
+from ares_exp.errors import AresExpError
+from ares_exp.llms.response import TextData
+from ares_exp.policies.oracle import SOLVE
+from ares_exp.records.results import EpisodeResult
+from ares_exp.records.run_dir import RunDir, open_regular
+from ares_exp.tasks.verification import TEST_OUTPUT
+from ares_exp.terminal.terminal import format_number
+from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, deserialize_llm_response
+
+TAIL_LINES = 15
+TAIL_BYTES = 4096
+
+
+class Fault(StrEnum):
+    """What is wrong with a task."""
+
+    INVALID = "invalid"
+    SOLUTION_FAILS = "solution_fails"
+    TESTS_DO_NOT_TEST = "tests_do_not_test"
+    TESTS_FAIL = "tests_fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong with a task.
+
+    Attributes:
+        fault: What it is.
+        message: The same for people.
+        outputs: Ends of what was printed, by what printed it.
+        files: Where the verifier's files are; `None` if there are none.
+        episode: What `ares-exp show` shows of it; `None` if nothing was played.
+    """
+
+    fault: Fault
+    message: str
+    outputs: Mapping[str, str]
+    files: Path | None = None
+    episode: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form."""
+        return {
+            "fault": self.fault.value,
+            "message": self.message,
+            "outputs": dict(self.outputs),
+            "files": None if self.files is None else str(self.files),
+            "episode": None if self.episode is None else str(self.episode),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TaskVerdict:
+    """The verdict on a task.
+
+    Attributes:
+        candidate: The task.
+        solution: Rewards of its solution, one for each attempt; `None` where there was none.
+        nothing: Likewise of an agent that does nothing.
+        problems: What is wrong with it; none: its tests tell the two apart.
+    """
+
+    candidate: Candidate
+    solution: tuple[float | None, ...]
+    nothing: tuple[float | None, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the tests tell the solution from nothing."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form."""
+        return {
+            "name": self.candidate.name,
+            "path": str(self.candidate.path),
+            "good": self.is_good,
+            "solution": list(self.solution),
+            "nothing": list(self.nothing),
+            "problems": [problem.to_dict() for problem in self.problems],
+        }
+
+
+def judge(candidate: Candidate, played: Mapping[str, PlayedRun], *, threshold: float) -> TaskVerdict:
+    """Judges a task.
+
+    Args:
+        candidate: The task.
+        played: The two runs, by name; none if the task cannot be played.
+        threshold: The reward from which on an attempt has passed.
+    """
+    if candidate.problem is not None:
+        return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
+    attempts = {name: played[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
+    objections = [
+        *((result, _of_solution(result.reward, threshold)) for result in attempts[SOLUTION]),
+        *((result, _of_nothing(result.reward, threshold)) for result in attempts[NOTHING]),
+    ]
+    problems = [_problem(*objection, result, played) for result, objection in objections if objection is not None]
+    rewards = {name: tuple(result.reward for result in attempts[name]) for name in attempts}
+    return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(_once(problems)))
+
+
+def _of_solution(reward: float | None, threshold: float) -> tuple[Fault, str] | None:
+    """The objection to a reward of the solution."""
+    if reward is None:
+        return Fault.SOLUTION_FAILS, "the solution has no reward"
+    if reward < threshold:
+        passes = f"{format_number(threshold)} would pass"
+        return Fault.SOLUTION_FAILS, f"the solution has reward {format_number(reward)}, and {passes}"
+    return None
+
+
+def _of_nothing(reward: float | None, threshold: float) -> tuple[Fault, str] | None:
+    """The objection to a reward of an agent that does nothing."""
+    if reward is None:
+        return Fault.TESTS_FAIL, "when nothing was done, the tests give no reward, and they have to give one (0)"
+    if reward >= threshold:
+        had = f"an agent that does nothing has reward {format_number(reward)}"
+        return Fault.TESTS_DO_NOT_TEST, f"{had}: the tests do not test"
+    return None
+
+
+def _once(problems: Sequence[Problem]) -> list[Problem]:
+    """Of the attempts at a task that fail in the same way, the first."""
+    return list({(problem.fault, problem.message): problem for problem in reversed(problems)}.values())[::-1]
+
+
+def _problem(fault: Fault, message: str, result: EpisodeResult, played: Mapping[str, PlayedRun]) -> Problem:
+    name = SOLUTION if fault is Fault.SOLUTION_FAILS else NOTHING
+    run = RunDir(played[name].path)
+    files = run.files / result.episode_id
+    said = _of_solve_scripts(run, result) if fault is Fault.SOLUTION_FAILS else {}
+    said |= {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
+    return Problem(
+        fault,
+        f"{message}: {_why(result)}" if result.reward is None else message,
+        {what: text for what, text in said.items() if text},
+        files=files if files.is_dir() else None,
+        episode=run.path / result.episode_id,
+    )
+
+
+def _why(result: EpisodeResult) -> str:
+    error = result.error
+    return result.outcome.value if error is None else f"{error.type}: {' '.join(error.message.split())}"
+
+
+def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
+    """The ends of what the agent was shown of its solutions, one for each step; none where that is not recorded."""
+    try:
+        episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
+    except (OSError, AresExpError):
+        return {}
+    shown = [
+        deserialize_llm_request(step.observation).messages[-1]["content"]
+        for step in episode.steps
+        if step.action is not None and step.observation is not None and _says(step.action, SOLVE)
+    ]
+    names = [stage.name for stage in result.stages] or [""]
+    return {
+        " ".join(["the solution", *([f"of step {name}"] if name else []), "printed"]): _last_lines(str(text))
+        for name, text in zip(names, shown, strict=False)  # a step without an answer shows nothing
+    }
+
+
+def _says(action: Mapping[str, Any], text: str) -> bool:
+    return deserialize_llm_response(action).data[0] == TextData(text)
+
+
+def _tail(path: Path) -> str:
+    """The end of a file that a container wrote."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return _last_lines(file.read(TAIL_BYTES).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text[-TAIL_BYTES:].rstrip().splitlines()[-TAIL_LINES:])

@@ -1,0 +1,29 @@
+"""The commands of `ares-exp`: each is registered here, in one line, and imported when it is called.
+
+A command is a module with what `ares_exp.terminal.subcommands.Command` asks for. The order is that of the help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ares_exp.snapshots.commands.command_line import SUBCOMMANDS as SNAPSHOTS
+from ares_exp.terminal.subcommands import CommandModule, Runnable
+from ares_exp.trackers.commands.command_line import COMMANDS as OF_TRACKERS
+from ares_exp.trajectories.commands.command_line import COMMANDS as OF_TRAJECTORIES
+
+COMMANDS: Mapping[str, Runnable] = {
+    "new-task": CommandModule("make a small task, to be edited", "ares_exp.authoring.new_task"),
+    "check-task": CommandModule("tell whether the tests of tasks test", "ares_exp.authoring.check_task"),
+    "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.listing.command_line"),
+    **OF_TRAJECTORIES,
+    "compare": CommandModule("tell whether runs differ by more than chance", "ares_exp.reporting.compare.command_line"),
+    "sweeps": CommandModule("print what a sweep adds up to", "ares_exp.sweeps.command_line"),
+    "merge": CommandModule("make one run of those of its shards", "ares_exp.reporting.merge.command_line"),
+    "export": CommandModule("write a run as a Harbor job", "ares_exp.harbor_export.command_line"),
+    "snapshots": SNAPSHOTS,
+    **OF_TRACKERS,
+    "clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean"),
+    "check-part": CommandModule("run a conformance suite on a part of your own", "ares_exp.testing.command_line"),
+}
+"""By what is typed behind `ares-exp`."""

@@ -1,0 +1,99 @@
+"""The user's cache directory: what runs fetched or made once, kept for the next ones.
+
+A process that uses one of its folders holds it (`hold`) as long as it lives; `clean --cache` empties those that nobody
+holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ares_exp.containers.leftover import Leftover
+from ares_exp.containers.owned_directory import delete
+
+_BLOCK = 512
+"""Unit of `st_blocks`."""
+_held: dict[tuple[int, int], int] = {}
+"""Descriptors with the locks of this process, by device and inode of the folder: the kernel drops them at its end."""
+
+
+def user_cache_dir() -> Path:
+    """Returns `$XDG_CACHE_HOME/ares_exp`, or `~/.cache/ares_exp` without that variable."""
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored
+    return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp"
+
+
+def hold(folder: Path) -> None:
+    """Keeps what is in a folder from being cleaned as long as this process lives. Blocking; waits for a clean-up.
+
+    The folder is made if it is not there. What cannot be locked, as its file system has no locks, is not.
+    """
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        status = os.fstat(descriptor)
+        identity = (status.st_dev, status.st_ino)
+        if identity in _held:
+            os.close(descriptor)
+            return
+        _held[identity] = descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def find_caches() -> Iterator[Leftover]:
+    """Yields the folders of this user's cache directory that have something in them. Blocking."""
+    try:
+        folders = sorted(path for path in user_cache_dir().iterdir() if path.is_dir())
+    except OSError:
+        return
+    for folder in folders:
+        with suppress(OSError):
+            if folder.stat().st_uid == os.geteuid() and any(folder.iterdir()):
+                is_free = _when_free(folder) == ""
+                yield Leftover(
+                    kind="cache",
+                    name=str(folder),
+                    whose="no run: kept for the next run" if is_free else "a process that uses it",
+                    is_stale=is_free,
+                    created=None,
+                    remove=lambda folder=folder: _when_free(folder, empty=True),  # type: ignore[misc]
+                    size=_size(folder),
+                )
+
+
+def _when_free(folder: Path, *, empty: bool = False) -> str:
+    """Returns why a folder is not free, or, where it is to be emptied, not empty; an empty string if it is."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        return str(error.strerror)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _empty(folder) if empty else ""  # the folder stays: whoever waits for its lock will use it
+    except OSError as error:
+        return "a process uses it" if isinstance(error, BlockingIOError) else str(error.strerror)
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> str:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            delete(path)
+        else:
+            path.unlink()
+    return "something in it cannot be removed" if any(folder.iterdir()) else ""
+
+
+def _size(folder: Path) -> int:
+    """Returns the bytes that a folder takes on the disk; links in it are not followed."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * _BLOCK  # noqa: PTH118  # many of them
+    return total

@@ -1,0 +1,116 @@
+"""Preparation of a run: the task set, the checks before the first container starts, and the plan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import cast
+
+from ares_exp.config.parts import name_of
+from ares_exp.environments.source import SourceBase
+from ares_exp.errors import ConfigError, UserError
+from ares_exp.resume.episode_plan import PlannedEpisode, plan_episodes
+from ares_exp.running.components import Components, Settings
+from ares_exp.running.episode_maker import EpisodeMaker
+
+SHOWN_TASKS = 5
+
+
+async def prepare(
+    parts: Components, settings: Settings, maker: EpisodeMaker, warn: Callable[[str], None]
+) -> Sequence[str]:
+    """Reads the task set and checks everything that can be checked before the first container starts.
+
+    Args:
+        parts: The components.
+        settings: Their settings.
+        maker: Makes the episodes.
+        warn: Takes sentences that warn the user.
+
+    Returns:
+        Names of the selected tasks.
+
+    Raises:
+        UserError: One or several problems; nothing was started.
+    """
+    for collector in parts.collectors.values():
+        if settings.concurrency > 1 and not collector.keeps_apart:
+            raise ConfigError(
+                f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
+                "`episode`. Set `concurrency=1`."
+            )
+    if parts.branching is not None and not parts.source.exports_state:
+        raise ConfigError(
+            f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
+            "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
+        )
+    parts.snapshots.check(parts.source, parts.container_factory)
+    checks = [_load(parts.source, warn), parts.policy.preflight()]
+    if parts.source.needs_container:
+        checks += [parts.container_factory.preflight(), parts.agent_factory.preflight()]
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    _raise_all(outcomes)
+    if parts.policy.needs_solution and not parts.source.has_solutions:
+        raise ConfigError(
+            f"policy=oracle, or a recording of it, plays the solutions of tasks, and {name_of(parts.source)} has "
+            "none. Choose another policy: `policy=chat_completions policy.model=…`, `policy=scripted "
+            "policy.replies=[…]`."
+        )
+    names = _narrowed(parts, cast("Sequence[str]", outcomes[0]), warn)
+    episode_parts = maker.episode_parts(settings.seed)
+    await asyncio.to_thread(parts.source.check, episode_parts, report=warn)
+    return names
+
+
+def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
+    """Plans every attempt at every task. For a policy that plays recorded episodes, uses their recorded seeds."""
+    planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
+    seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
+    return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
+
+
+async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str]:
+    """Reads the task set and has the source check itself; returns the names of the selected tasks."""
+    try:
+        names = await asyncio.to_thread(source.load, warn)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename is not None else error
+        raise ConfigError(f"The tasks of {name_of(source)} cannot be read: {what}.") from error
+    await source.preflight()
+    return names
+
+
+def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
+    """Leaves out the tasks that there is nothing recorded of, when recorded episodes are branched or replayed."""
+    recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
+    if recorded is None:
+        return task_names
+    kept = [name for name in task_names if name in recorded]
+    if not kept:
+        raise ConfigError(
+            f"Expected one of the recorded tasks ({_some(recorded)}) among those of {name_of(parts.source)}, which "
+            f"has {_some(task_names)}. Choose the `env` that they were recorded in."
+        )
+    if len(kept) < len(task_names):
+        parts.source.keep(kept)
+        if parts.branching is None:
+            left_out = _some([name for name in task_names if name not in recorded])
+            warn(f"Left out, because nothing is recorded of them: {left_out}.")
+    return kept
+
+
+def _some(names: Collection[str]) -> str:
+    """Lists names, the first ones of many."""
+    shown = ", ".join(list(names)[:SHOWN_TASKS])
+    return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
+
+
+def _raise_all(outcomes: Sequence[object]) -> None:
+    """Raises the failures: errors of the user together, any other error alone."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    for error in errors:
+        if not isinstance(error, UserError):
+            raise error
+    if errors:
+        raise UserError("\n".join(str(error) for error in errors)) if len(errors) > 1 else errors[0]

@@ -1,0 +1,93 @@
+"""The `info` of Gymnasium's `reset` and `step`: its keys, and the tally of the episode that fills them."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.trajectories.ending import ending
+
+
+class UsageInfo(TypedDict):
+    """Tokens and cost of the actions since `reset`.
+
+    Attributes:
+        prompt_tokens, generated_tokens: As the engine counted them; 0 for an action that says nothing of it.
+        cost: US dollars.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    cost: float
+
+
+class EpisodeInfo(TypedDict):
+    """`info` after `reset` and after `step`: always all of these keys, so that vector environments can stack them.
+
+    Attributes:
+        time_step: The environment's own `TimeStep`.
+        task: Name of the task; `None` where the environment has no tasks.
+        step: Number of actions since `reset`: 0 after `reset`.
+        usage: Tokens and cost of these actions.
+        outcome: After the last step `"completed"` or `"truncated"` (`"errored"` for a reward that is not finite), as in
+            the rows of a run; `None` before.
+        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …), `"unknown"` where
+            the environment does not say; `None` for none.
+        rewards: After the last step everything that the verifier scored, by key; empty before, and without a verifier.
+    """
+
+    time_step: Any
+    task: str | None
+    step: int
+    usage: UsageInfo
+    outcome: str | None
+    limit: str | None
+    rewards: dict[str, float]
+
+
+class EpisodeTally:
+    """Counts the actions of an episode, and makes the `info` of its time steps."""
+
+    def __init__(self, env: MinimalEnvironment) -> None:
+        """Counts for `env`, which is asked for its report when an episode begins and when it ends."""
+        self._env = EnvironmentWrapper(env)
+        self._usage = EpisodeUsage()
+        self._task: str | None = None
+
+    def begin(self) -> None:
+        """Starts counting anew: the environment was reset."""
+        self._usage = EpisodeUsage()
+        self._task = self._env.report().task_name
+
+    def count(self, action: object) -> None:
+        """Counts an action that the environment was given. What one that is not an `LLMResponse` cost is not known."""
+        if action is None or isinstance(action, LLMResponse):
+            self._usage.add(action)
+        else:
+            self._usage.num_steps += 1
+
+    def info(self, time_step: Any) -> EpisodeInfo:
+        """Makes the `info` of the time step that the environment has just returned."""
+        usage = self._usage
+        info: EpisodeInfo = {
+            "time_step": time_step,
+            "task": self._task,
+            "step": usage.step_count,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "generated_tokens": usage.generated_tokens,
+                "cost": usage.cost,
+            },
+            "outcome": None,
+            "limit": None,
+            "rewards": {},
+        }
+        if time_step.step_type == "LAST":
+            report = self._env.report()
+            ended = ending(time_step, limit=report.truncated_by)
+            info["outcome"] = ended.outcome.value
+            info["limit"] = ended.error.limit if ended.error is not None else None
+            info["rewards"] = {key: float(value) for key, value in report.rewards.items()}
+        return info

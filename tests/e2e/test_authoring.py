@@ -1,0 +1,163 @@
+"""`ares-exp new-task` and `ares-exp check-task`, as an author of tasks uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SECRET_FREE, Cli
+
+pytestmark = pytest.mark.once
+WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize(
+    "container", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("local", "docker")]
+)
+def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
+    made = cli("new-task", "tasks/my-task")
+    assert made.returncode == 0, made.stderr
+    assert "ares-exp check-task tasks/my-task" in made.stdout
+    done = cli("check-task", "tasks/my-task", "--container", container, "--out", "checked", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [task] = json.loads(done.stdout)["tasks"]
+    assert (task["good"], task["solution"], task["nothing"]) == (True, [1.0], [0.0])
+    for run, policy in (("solution", "Oracle"), ("nothing", "Nothing")):
+        recorded = (tmp_path / "checked" / run / "config.yaml").read_text()
+        assert f"{policy}Policy" in recorded
+    again = cli("new-task", "tasks/my-task")
+    assert again.returncode == 2
+    assert "has files. Choose another one." in again.stderr
+
+
+def make(cli: Cli, tmp_path: Path, **files: tuple[str, str]) -> None:
+    """Makes new tasks, each with one file replaced."""
+    for name, (file, text) in files.items():
+        assert cli("new-task", f"tasks/{name}").returncode == 0
+        (tmp_path / "tasks" / name / file).write_text(f"#!/usr/bin/env bash\n{text}")
+
+
+@pytest.mark.local
+def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
+    make(
+        cli,
+        tmp_path,
+        sound=("solution/solve.sh", "echo 12 > /app/sum.txt\n"),
+        wrong=("solution/solve.sh", "echo I guess 13; echo 13 > /app/sum.txt\n"),
+        lavish=("tests/test.sh", "echo all is well; echo 1 > /logs/verifier/reward.txt\n"),
+        strict=("tests/test.sh", WITHOUT_REWARD),
+        broken=("task.toml", "[agent]\ntimeout_sec = 'soon'\n"),
+    )
+    done = cli("check-task", "tasks", "concurrency=2")
+    assert done.returncode == 1, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "sound 1.00 0.00 good" in told
+    assert "wrong 0.00 0.00 solution fails" in told
+    assert "wrong: the solution has reward 0.00, and 1.00 would pass." in told
+    assert "| I guess 13" in told
+    assert "| expected 12, found 13" in told
+    assert "lavish: an agent that does nothing has reward 1.00: the tests do not test." in told
+    assert "| all is well" in told
+    assert "strict: when nothing was done, the tests give no reward, and they have to give one (0)" in told
+    assert "broken - - invalid" in told
+    assert "agent.timeout_sec" in told
+    assert "The tests of 1 of 5 tasks tell the solution from nothing." in told
+    assert "error" not in done.stderr
+    shown = next(line for line in done.stdout.splitlines() if line.startswith("  show:  ares-exp show "))
+    assert cli("show", shown.rpartition(" ")[2]).returncode == 0
+    files = next(line for line in done.stdout.splitlines() if line.startswith("  files: "))
+    assert (tmp_path / files.removeprefix("  files: ") / "verifier" / "test-stdout.txt").is_file()
+
+    as_json: dict[str, Any] = json.loads(cli("check-task", "tasks/wrong", "tasks/broken", "--json").stdout)
+    faults = {task["name"]: [problem["fault"] for problem in task["problems"]] for task in as_json["tasks"]}
+    assert faults == {"wrong": ["solution_fails"], "broken": ["invalid"]}
+    assert not as_json["good"]
+
+
+@pytest.mark.local
+def test_what_each_step_printed_is_shown(cli: Cli, tmp_path: Path) -> None:
+    root = tmp_path / "tasks" / "two"
+    (root / "environment").mkdir(parents=True)
+    (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
+    (root / "task.toml").write_text('[[steps]]\nname = "make"\n[[steps]]\nname = "use"\n')
+    for step, solution in (("make", "echo made; touch make"), ("use", "echo what was it")):
+        for file, text in (
+            ("instruction.md", "Do it.\n"),
+            ("solution/solve.sh", f"#!/bin/bash\n{solution}\n"),
+            (
+                "tests/test.sh",
+                f"#!/bin/bash\necho look for {step}\n[ ! -e {step} ]; echo $? >/logs/verifier/reward.txt\n",
+            ),
+        ):
+            path = root / "steps" / step / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    done = cli("check-task", "tasks")
+    assert done.returncode == 1, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "two 0.50 0.00 solution fails" in told
+    assert re.search(r"the solution of step make printed: .* \| made .* of step use printed: .* \| what was it", told)
+    assert re.search(r"\(steps/make/verifier/test-stdout.txt\): \| look for make .* \| look for use", told)
+
+
+@pytest.mark.local
+def test_attempts_are_judged_together(cli: Cli, tmp_path: Path) -> None:
+    make(cli, tmp_path, halves=("tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n"))
+    done = cli("check-task", "tasks/halves", "attempts=2", "reward_threshold=0.4", "--json")
+    assert done.returncode == 1, done.stderr
+    [task] = json.loads(done.stdout)["tasks"]
+    assert (task["solution"], task["nothing"]) == ([0.5, 0.5], [0.5, 0.5])
+    assert [problem["fault"] for problem in task["problems"]] == ["tests_do_not_test"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "found no such folder: nowhere"),
+        ([], "PATH"),
+        (["concurrency=2"], "Expected the path of a task"),
+        (["tasks", "policy=scripted"], "Expected no `policy=`"),
+        (["tasks", "env.path=elsewhere"], "Expected no `env.path=`"),
+        (["tasks", "contaner=docker"], "Did you mean `container`?"),
+        (["tasks", "--container=dokker"], "There is no option `dokker`"),
+        (["tasks", "--out", "tasks"], "new or an empty folder"),
+        (["tasks", "--container=docker"], "unix:///nowhere"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
+    assert cli("new-task", "tasks/a").returncode == 0
+    done = cli("check-task", *arguments, env={"DOCKER_HOST": "unix:///nowhere"})
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("outputs/check-task/*")), "nothing was played"
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_leaves_nothing_running(cli: Cli, tmp_path: Path, number: signal.Signals) -> None:
+    make(cli, tmp_path, slow=("solution/solve.sh", "sleep 300\n"))
+    command = [sys.executable, "-m", "ares_exp", "check-task", "tasks/slow", "--out", "checked"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        answers = tmp_path / "checked" / "solution" / "answers"
+        until = time.monotonic() + 60
+        while not (answers.is_dir() and any(answers.iterdir())) and time.monotonic() < until:
+            time.sleep(0.05)
+        if number is signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        said, _ = process.communicate(timeout=60)  # at the end of the pipe, which the run holds, too
+    assert process.returncode == (130 if number is signal.SIGINT else 143), said
+    assert b"Traceback" not in said

@@ -1,0 +1,151 @@
+"""The first word of a command line, in each way of typing it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from ares_exp.cli.commands import COMMANDS
+from ares_exp.cli.main import main
+from ares_exp.terminal.subcommands import CommandModule, Subcommands
+from tests.docs_reference.commands_page import MODULE_OF
+
+SHORT = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.cli.main import main; sys.exit(main())"
+PROGRAMS = {"ares-exp": ["-c", SHORT], "python -m ares_exp": ["-m", "ares_exp"]}
+MODULES = [
+    *(one for command in COMMANDS.values() if isinstance(command, Subcommands) for one in command.commands.values()),
+    *(command for command in COMMANDS.values() if not isinstance(command, Subcommands)),
+]
+
+
+def process(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1", "PYTHON_COLORS": "0"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What is written to stderr about a wrong command line."""
+    monkeypatch.setattr(sys, "argv", ["ares-exp", *words])
+    assert main() == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    return written.err
+
+
+@pytest.mark.parametrize("entry", MODULES, ids=lambda entry: entry.module)
+def test_every_command_is_a_module_with_texts_and_examples(entry: CommandModule) -> None:
+    module = import_module(entry.module)
+    assert module.DESCRIPTION.strip().endswith(".")
+    assert "Examples:\n" in module.EPILOG
+    assert "\n  %(prog)s" in module.EPILOG
+    assert list(inspect.signature(module.add_arguments).parameters) == ["parser"]
+    assert list(inspect.signature(module.run).parameters) == ["arguments"]
+    assert entry.about[0].islower()
+    assert not entry.about.endswith(".")
+
+
+@pytest.mark.parametrize("command", MODULE_OF)
+def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
+    forms = {f"{program} {command}": [*words, command] for program, words in PROGRAMS.items()}
+    module, *below = MODULE_OF[command].split()
+    forms[f"python -m ares_exp.{MODULE_OF[command]}"] = ["-m", f"ares_exp.{module}", *below]
+    texts = set()
+    for name, words in forms.items():
+        done = process(*words, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"usage: {name} [-h]")
+        assert f"\n  {name}" in done.stdout.partition("Examples:")[2]
+        texts.add(" ".join(done.stdout.replace(name, "PROGRAM").split()))
+    assert len(texts) == 1
+
+
+def test_the_help_lists_every_command() -> None:
+    for program, words in PROGRAMS.items():
+        done = process(*words, "--help")
+        assert f"Usage: {program} [" in done.stdout
+        assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+
+
+def test_help_may_stand_before_the_command() -> None:
+    assert process("-m", "ares_exp", "--help", "show").stdout == process("-m", "ares_exp", "show", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["shwo", "x"], "There is no command `shwo`. Did you mean `show`? A first word without `=` is a command"),
+        (["policy", "scripted"], "What is set has a `=`: `ares-exp policy=scripted`."),
+        (["resume"], "What is set has a `=`: `ares-exp resume=…`."),
+        (["run", "seed=1"], "A run needs no word: `ares-exp seed=1`."),
+        (["trajectories", "show"], "It is `ares-exp show` here."),
+        (["resum"], "Did you mean `resume`?"),
+        (["xyzzy"], "Expected one of list, show, "),
+    ],
+)
+def test_an_unknown_word_is_answered_with_what_was_meant(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected in said(capsys, monkeypatch, *words)
+
+
+def test_a_folder_is_no_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = said(capsys, monkeypatch, str(tmp_path))
+    assert f"`ares-exp show {tmp_path}`" in text
+    assert f"`ares-exp env.path={tmp_path}`" in text
+
+
+def test_a_group_of_options_with_help_is_none_either(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ares-exp", "policy", "--help"])
+    assert main() == 0
+    assert "chat_completions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["seed=x"], ["+no.such=1"], ["~nothing"], ["--cfg", "jobb"]])
+def test_anything_else_is_a_run(words: list[str]) -> None:
+    done = process("-m", "ares_exp", *words)
+    assert done.returncode == 2
+    assert "There is no command" not in done.stderr
+
+
+def test_a_command_starts_without_hydra() -> None:
+    load = (
+        "import sys; sys.argv[1:] = ['show', 'gone/for/good']\n"
+        "from ares_exp.cli.main import main\n"
+        "assert main() == 2\n"
+        "print(sorted({'hydra', 'omegaconf', 'gymnasium', 'numpy', 'docker', 'wandb'} & set(sys.modules)))"
+    )
+    assert process("-c", load).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show"], ["diff", "old"], ["convert"], ["recover"], ["compare", "old"], ["sweeps"], ["merge", "out"],
+        ["export"], ["snapshots", "list"], ["snapshots", "show"], ["snapshots", "verify"],
+        ["snapshots", "gc"], ["sync"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_latest_is_a_run_for_every_command(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "outputs" / "run"
+    run.mkdir(parents=True)
+    (run / "episodes.jsonl").touch()
+    (run / "sessions.jsonl").write_text('{"began": 1.0}\n')
+    monkeypatch.setattr(sys, "argv", ["ares-exp", *words, "latest", *(["out"] if words == ["convert"] else [])])
+    main()
+    assert capsys.readouterr().err.startswith("`latest` is outputs/run\n")
