@@ -60,7 +60,7 @@ def _without_added(config: DictConfig, group: str) -> DictConfig:
     from omegaconf import OmegaConf, open_dict
 
     node = None if OmegaConf.is_missing(config, group) else config.get(group)
-    added = [name for name in added_defaults(group) if OmegaConf.is_dict(node) and name in node]
+    added = [name for name in added_defaults(group) if node is not None and OmegaConf.is_dict(node) and name in node]
     if not added:
         return config
     config = config.copy()
