@@ -128,6 +128,7 @@ LimitName = Literal["steps", "time", "tokens", "cost", "format_errors"]
 """A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`; `format_errors` is an agent's."""
 
 
+@runtime_checkable
 class MinimalEnvironment(Protocol):
     """The minimal environment: three methods. Everything in this package works with it; capabilities are optional.
 

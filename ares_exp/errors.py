@@ -122,7 +122,15 @@ class PreflightError(UserError):
 
 
 class GitError(PreflightError):
-    """Git failed: a repository cannot be reached, or has no such commit."""
+    """Git failed: a repository cannot be reached, or has no such commit.
+
+    Attributes:
+        said: What git said, without advice.
+    """
+
+    def __init__(self, message: str, *, said: str | None = None) -> None:
+        super().__init__(message)
+        self.said = said or message
 
 
 class EpisodeError(AresExpError):

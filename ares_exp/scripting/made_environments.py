@@ -31,7 +31,7 @@ class MadeEnvironments(SourceBase):
     def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
         """Calls the function. Raises `TypeError` when it makes something that is no environment."""
         made = self._make()
-        if not all(hasattr(made, name) for name in ("reset", "step", "close")):
+        if not isinstance(made, MinimalEnvironment):
             raise TypeError(
                 f"Expected {name_of(self._make)}() to make an environment with `reset`, `step` and `close`, got "
                 f"{type(made).__name__}."

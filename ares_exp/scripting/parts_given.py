@@ -13,6 +13,7 @@ from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.overrides import key_set_by, parse_overrides
 from ares_exp.config.schema import keys, validate
 from ares_exp.containers.container import as_container_factory
+from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source, make_source
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
@@ -141,7 +142,7 @@ def _source(env: Any) -> SourceBase:
         return as_source(env)
     if callable(env):
         return MadeEnvironments(env)
-    if hasattr(env, "reset"):
+    if isinstance(env, MinimalEnvironment):
         raise ConfigError(
             f"Expected `env` to be a function that makes an environment, got an environment ({type(env).__name__}), "
             "which plays one episode at a time: `env=lambda: …`."

@@ -109,6 +109,7 @@ def test_a_data_set_without_more_is_one_of_harbors_own_registry(cli: Cli, reposi
     assert refused.returncode == 2
     assert f"Harbor's own registry was tried: registry.json of {HARBOR_REPOSITORY}" in refused.stderr
     assert "`git ls-remote` failed" in refused.stderr
+    assert "Is the address right?" not in refused.stderr
     assert "`env.registry=<a copy of the file>`" in refused.stderr
     assert "Traceback" not in refused.stderr
 

@@ -143,7 +143,8 @@ class GitRepository:
         return GitError(
             f"{self.url} cannot be copied: {error} Is the address right? Nothing is asked for here: for a private "
             "repository, git needs a credential helper or an SSH agent. A commit that was played before, named by all "
-            "its digits, needs no network."
+            "its digits, needs no network.",
+            said=str(error),
         )
 
 

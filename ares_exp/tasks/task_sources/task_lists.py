@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ares_exp.errors import ConfigError, PreflightError, TaskError, close_matches
+from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.tasks.task_sources.git_names import check_inner_path
 from ares_exp.tasks.task_sources.git_repository import FOLDER
 from ares_exp.tasks.task_sources.git_tasks import Repositories
@@ -103,9 +103,10 @@ class HarborDataset:
         try:
             return RepositoryDataset(RepositoryReference(HARBOR_REPOSITORY), self.dataset).references(repositories)
         except PreflightError as error:
+            said = error.said if isinstance(error, GitError) else str(error)
             raise PreflightError(
                 f"`env.dataset={self.dataset}` names neither `env.registry` nor `env.repo`, so Harbor's own registry "
-                f"was tried: {REGISTRY} of {HARBOR_REPOSITORY}.\n{error}\nWhere that is out of reach: "
+                f"was tried: {REGISTRY} of {HARBOR_REPOSITORY}.\n{said}\nWhere that is out of reach: "
                 f"`env.registry=<a copy of the file>`, `env.repo=<a repository that has one>`, or a mirror, by `git "
                 f"config --global url.<mirror>.insteadOf {HARBOR_REPOSITORY}`."
             ) from error
