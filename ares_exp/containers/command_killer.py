@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+from functools import partial
 
 from ares_exp.containers.container import User
 from ares_exp.containers.shell_channel import Channel, ScriptRun
@@ -105,7 +106,7 @@ class CommandKiller:
 
     async def _run_kill_script(self, user: User | None, exec_ids: set[str], pids: set[int]) -> str:
         """Returns the script's exit code; empty when no shell answered."""
-        for take in (self._shells.take, self._shells.open):
+        for take in (partial(self._shells.take, urgent=True), self._shells.open):
             channel = await take(user)
             run = channel.begin(BoundedOutput(0))
             await channel.play(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)

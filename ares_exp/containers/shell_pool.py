@@ -21,6 +21,9 @@ OPEN_TIMEOUT_SEC = 60.0
 MAX_IDLE = 16
 """Number of idle channels kept per user."""
 
+MAX_OPENINGS = 8
+"""Number of channels per user that are opened at the same time for those who wait for one."""
+
 _STOPPED = "The container has been stopped and runs no more commands."
 
 OpenStream = Callable[[User | None], Awaitable[ChannelStream]]
@@ -51,6 +54,10 @@ class ShellPool:
         self._channels: dict[User | None, set[Channel]] = collections.defaultdict(set)
         self._free: dict[User | None, collections.deque[Channel]] = collections.defaultdict(collections.deque)
         self._spares: dict[User | None, asyncio.Task[None]] = {}
+        self._waiting: dict[User | None, collections.deque[asyncio.Future[Channel]]] = collections.defaultdict(
+            collections.deque
+        )
+        self._openings: dict[User | None, set[asyncio.Task[None]]] = collections.defaultdict(set)
 
     async def fill(self) -> None:
         """Opens the default user's first two channels: one to run a command, one to kill it.
@@ -64,8 +71,14 @@ class ShellPool:
                 raise one
             self._changed(one)
 
-    async def take(self, user: User | None) -> Channel:
-        """Returns a ready channel: a free one, one about to become free, or a new one.
+    async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
+        """Returns a ready channel: a free one, one about to become free, or whichever is first of these and new ones.
+
+        Opening one takes an engine longer than most commands take.
+
+        Args:
+            user: Whose shell it is.
+            urgent: Whether it goes before others who wait.
 
         Raises:
             ContainerError: As `open`.
@@ -78,7 +91,39 @@ class ShellPool:
             if coming := self._coming(user):
                 await asyncio.wait(coming, timeout=max(coming.values()), return_when=asyncio.FIRST_COMPLETED)
             else:
-                return await self.open(user)
+                return await self._wait_for_one(user, urgent=urgent)
+
+    async def _wait_for_one(self, user: User | None, *, urgent: bool) -> Channel:
+        """Returns the next channel that becomes free, and has as many opened as are waited for."""
+        waiting, openings = self._waiting[user], self._openings[user]
+        channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        (waiting.appendleft if urgent else waiting.append)(channel)
+        if len(openings) < min(MAX_OPENINGS, len(waiting)):
+            opening = asyncio.create_task(self._open_while_waited_for(user))
+            openings.add(opening)
+            opening.add_done_callback(openings.discard)
+        try:
+            return await channel
+        except asyncio.CancelledError:
+            if channel.done() and not channel.cancelled() and channel.exception() is None:
+                self._changed(channel.result())
+            raise
+
+    async def _open_while_waited_for(self, user: User | None) -> None:
+        """Opens channels one after the other; why one could not be opened is told whoever waited when that began."""
+        while (first := self._next_waiting(user)) is not None:
+            try:
+                self._changed(await self.open(user))
+            except Exception as error:
+                if not first.done():
+                    first.set_exception(error)
+
+    def _next_waiting(self, user: User | None) -> asyncio.Future[Channel] | None:
+        """Returns the future of the first who waits for a channel, if anybody does; the done ones are removed."""
+        waiting = self._waiting[user]
+        while waiting and waiting[0].done():
+            waiting.popleft()
+        return waiting[0] if waiting else None
 
     async def open(self, user: User | None, *, again: bool = True) -> Channel:
         """Opens a new channel, ready and lent to the caller.
@@ -142,10 +187,13 @@ class ShellPool:
     async def close(self) -> None:
         """Closes every channel, lent ones too. Idempotent."""
         self.is_closed = True
-        spares = list(self._spares.values())
-        for task in spares:
+        opening = [*self._spares.values(), *(task for tasks in self._openings.values() for task in tasks)]
+        for task in opening:
             task.cancel()
-        await asyncio.gather(*spares, return_exceptions=True)
+        for user in self._waiting:
+            while (waiting := self._next_waiting(user)) is not None:
+                waiting.set_exception(ContainerDiedError(_STOPPED))
+        await asyncio.gather(*opening, return_exceptions=True)
         channels = [one for channels in self._channels.values() for one in channels]
         for channel in channels:
             channel.close()
@@ -154,15 +202,18 @@ class ShellPool:
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
         """Returns the `ready` futures of channels that have just answered, each with the seconds it may take."""
         now = time.monotonic()
-        return {one.ready: one.settling_until - now for one in self._channels[user] if one.settling_until > now}
+        answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
+        return {one.ready: one.settling_until - now for one in answered}
 
     def _changed(self, channel: Channel) -> None:
-        """Keeps a ready channel, forgets a closed one."""
+        """Gives a ready channel to whoever waits for one, or keeps it; forgets a closed one."""
         known, free = self._channels[channel.user], self._free[channel.user]
         if not channel.is_open:
             known.discard(channel)
             if channel in free:
                 free.remove(channel)
+        elif channel in known and (waiting := self._next_waiting(channel.user)) is not None and not self.is_closed:
+            waiting.set_result(channel)
         elif channel in known and len(free) < MAX_IDLE and not self.is_closed:
             free.append(channel)
         elif channel in known:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import docker
 
@@ -21,6 +22,7 @@ from tests.benchmarks import comparison
 ROUNDS, BLOCK = 8, 20
 PAUSE_SEC = 0.01
 SECONDS = 4.0
+AT_ONCE_ROUNDS = 3
 SHELLS: tuple[Shell, ...] = ("bash -c", "sh -c", "bash -lc")
 
 Way = Callable[[], Awaitable[object]]
@@ -91,12 +93,33 @@ async def _drive(box: Container, end: float) -> int:
     return count
 
 
+async def at_once(client: docker.DockerClient, image: str, commands: int) -> None:
+    """Commands that are asked for together, in one container that has run one before."""
+    theirs, ours = [], []
+    for _ in range(AT_ONCE_ROUNDS):
+        async with DockerContainerFactory()(ContainerSpec("bench", docker_image=image)) as box:
+            peer = client.containers.get(box.container_name)
+            await box.exec("true")
+            with ThreadPoolExecutor(commands) as threads:
+                run = partial(asyncio.get_running_loop().run_in_executor, threads, peer.exec_run)
+                theirs.append(await _all(run([*SHELLS[0].split(), "true"]) for _ in range(commands)))
+            ours.append(await _all(box.exec("true") for _ in range(commands)))
+    comparison.latency(f"{commands} `bash -c` commands at once, until the last", theirs, ours)
+
+
+async def _all(commands: Iterable[Awaitable[object]]) -> float:
+    """Milliseconds until the last has ended."""
+    took, _ = await comparison.timed(lambda: asyncio.gather(*commands))
+    return took
+
+
 async def main(image: str) -> None:
     """All rows."""
     client = docker.from_env(max_pool_size=32)
     await latency(client, image)
     for boxes in (8, 32):
         await throughput(client, image, boxes)
+    await at_once(client, image, 64)
     client.close()
 
 

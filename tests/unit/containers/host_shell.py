@@ -64,13 +64,23 @@ def fields(stat: Path) -> tuple[int, int, int] | None:
 
 @asynccontextmanager
 async def host_channels(
-    program: Sequence[str] = ("sh",), *, workdir: str | None = None, shell: Shell = "bash -c", path: str | None = None
+    program: Sequence[str] = ("sh",),
+    *,
+    workdir: str | None = None,
+    shell: Shell = "bash -c",
+    path: str | None = None,
+    may_open: asyncio.Semaphore | None = None,
 ) -> AsyncIterator[tuple[CommandRunner, list[HostShell]]]:
-    """Channels on shells of the host, and the list of those that were opened. Nothing is left of them afterwards."""
+    """Channels on shells of the host, and the list of those that were opened. Nothing is left of them afterwards.
+
+    With `may_open`, each shell waits for it before it opens, as for a slow engine.
+    """
     opened: list[HostShell] = []
     environment = {"PATH": path or os.environ["PATH"], "HOME": "/nonexistent"}
 
     async def open_stream(user: User | None) -> HostShell:
+        if may_open is not None:
+            await may_open.acquire()
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 (takes a millisecond)

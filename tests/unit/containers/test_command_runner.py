@@ -110,6 +110,47 @@ async def test_two_shells_take_turns_with_commands_that_follow_each_other() -> N
         assert len(opened) == 2
 
 
+async def test_commands_at_once_wait_for_the_first_shell_that_is_free_or_new() -> None:
+    may_open = asyncio.Semaphore(2)  # the engine opens two, and takes for ever with the others
+    async with host_channels(may_open=may_open) as (channels, opened):
+        results = await asyncio.gather(*(channels.exec(f"echo {n}") for n in range(64)))
+        assert [result.output for result in results] == [f"{n}\n" for n in range(64)]
+        assert len(opened) == 2
+
+
+async def test_commands_that_stay_get_a_shell_each(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    together = f"touch {here}/$$; until [ $(ls {here} | wc -l) -ge 20 ]; do sleep 0.05; done"
+    async with host_channels() as (channels, _):
+        results = await asyncio.gather(*(channels.exec(together, timeout_sec=60) for _ in range(20)))
+        assert [result.exit_code for result in results] == [0] * 20
+
+
+async def test_closing_ends_the_wait_for_a_shell() -> None:
+    async with host_channels(may_open=asyncio.Semaphore(0)) as (channels, _):
+        waiting = [asyncio.create_task(channels.exec("true")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await channels.close()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [str(one) for one in ended] == ["The container has been stopped and runs no more commands."] * 20
+
+
+async def test_a_cancelled_wait_for_a_shell_costs_no_shell() -> None:
+    may_open = asyncio.Semaphore(0)
+    async with host_channels(may_open=may_open) as (channels, opened):
+        cancelled = [asyncio.create_task(channels.exec("true")) for _ in range(5)]
+        await asyncio.sleep(0)
+        for one in cancelled:
+            one.cancel()
+        await asyncio.gather(*cancelled, return_exceptions=True)
+        for _ in range(5):
+            may_open.release()
+        for n in range(5):
+            assert (await channels.exec(f"echo {n}")).output == f"{n}\n"
+        assert len(opened) <= 6
+
+
 async def test_a_held_shell_is_free_again_when_its_background_process_ends(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -326,6 +367,22 @@ async def test_a_shell_that_cannot_be_opened(words: bytes, error: type[Exception
     with pytest.raises(error, match=message):
         await channels.exec("true", user="x")
     assert stream.closed
+    await channels.close()
+
+
+async def test_a_failed_opening_is_told_those_who_waited_for_it() -> None:
+    fails = asyncio.Event()
+
+    async def open_stream(user: User | None) -> ChannelStream:
+        await fails.wait()
+        raise ContainerError("no shell")
+
+    channels = CommandRunner(open_stream)
+    waiting = [asyncio.create_task(channels.exec("true")) for _ in range(30)]
+    await asyncio.sleep(0)
+    fails.set()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(one) for one in ended] == ["no shell"] * 30
     await channels.close()
 
 
