@@ -82,12 +82,13 @@ BLOCKS = [block for page in PAGES for block in page.blocks]
 SETUP = [block for block in BLOCKS if block.kind == "bash" and "venv" in block.text]
 COMMANDS = [block for block in BLOCKS if block.kind == "bash" and block not in SETUP]
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
+_PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [
     (block.id, line.partition("  #")[0].strip())
     for block in BLOCKS
     if block.kind == "console"
     for line in block.text.replace("\\\n", " ").splitlines()
-    if line.startswith("python -m ares_exp ") and "…" not in line and not re.search(r"(resume|replay|_from)=", line)
+    if _PLAYS.match(line) and "…" not in line and not re.search(r"(resume|replay|_from)=", line)
 ]
 
 
