@@ -29,6 +29,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from ares_exp.statistics.student_t import t_quantile
+
 LEVEL = 0.95
 NEGLIGIBLE = 1e-9
 """What of a score is rounding."""
@@ -90,13 +92,6 @@ def mean_over_tasks(
     most = len(values) if few else attempts
     value, low, high = _interval([[one] for one in values], most=most, level=level)
     return Estimate(value, low, high, len(values), attempts)
-
-
-def t_quantile(freedom: int, probability: float) -> float:
-    """Computes a quantile of Student's t with `freedom` degrees of freedom."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, probability))
 
 
 def z_quantile(probability: float) -> float:

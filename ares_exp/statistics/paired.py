@@ -23,7 +23,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ares_exp.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, z_quantile
+from ares_exp.statistics.estimate import LEVEL, NEGLIGIBLE, mean, z_quantile
+from ares_exp.statistics.student_t import t_quantile, two_sided_p
 
 MOST_FLIPS = 18
 """With more tasks that differ the t-test decides: there are `2 ** 18` choices of signs already."""
@@ -118,9 +119,7 @@ def smallest_sign_flip_p(tasks: int) -> float:
 
 
 def _t_p(value: float, error: float, number: int) -> float:
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(number - 1, -abs(value) / error)) if error else smallest_sign_flip_p(number)
+    return two_sided_p(number - 1, value / error) if error else smallest_sign_flip_p(number)
 
 
 def _interval(

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import variance
 
-from ares_exp.statistics.estimate import NEGLIGIBLE, mean, t_quantile
+from ares_exp.statistics.estimate import NEGLIGIBLE, mean
 from ares_exp.statistics.paired import implied_error, smallest_sign_flip_p
+from ares_exp.statistics.student_t import t_quantile
 
 POWER = 0.8
 MOST = 1_000_000
