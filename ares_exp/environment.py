@@ -32,6 +32,7 @@ from typing import (
 from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
 
 from ares_exp.containers.activity import Activity
+from ares_exp.containers.container import Container
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.response import LLMResponse
@@ -196,10 +197,11 @@ class EpisodeReport:
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             when no limit did, or while the episode is running.
         format_errors: Replies that its agents could not use, as far as they count them.
-        rewards: Everything that the verifier scored, by key; empty when it did not run.
+        rewards: Everything that the verifier scored, by key, and every scorer, by name; empty when none did.
         note: Why the reward says nothing about the tests, if they could not be run or graded.
         stages: Results of the finished stages; empty for a single-stage task.
-        phase: What a running call is busy with: `start`, `agent`, `verify`, or a name that only this environment uses.
+        phase: What a running call is busy with: `start`, `agent`, `verify`, `score`, or a name that only this
+            environment uses.
             `None` while it waits for an action.
         phase_sec: Wall seconds by phase so far.
         has_container: Whether the episode holds a container, started or being started.
@@ -412,7 +414,27 @@ class Announcing(Protocol):
         ...
 
 
-class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing):
+@runtime_checkable
+class Holding(Protocol):
+    """Can keep the container of an episode that has ended, for scorers that look into it."""
+
+    def hold_container(self) -> None:
+        """Has the container of each episode kept at LAST, until `release_container()`, `reset()` or `close()`."""
+        ...
+
+    @property
+    def held_container(self) -> Container | None:
+        """The container of the episode that reached LAST; `None` before, after its release, and without one."""
+        ...
+
+    async def release_container(self) -> None:
+        """Removes the kept container. Idempotent; the LAST `time_step` stays readable."""
+        ...
+
+
+class EnvironmentWrapper(
+    Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
+):
     """Base class of wrappers: passes every call and every capability through to the wrapped environment.
 
     A capability that the wrapped environment lacks gets a neutral value: an empty report, no time limit, no past steps;
@@ -537,6 +559,22 @@ class EnvironmentWrapper(Reporting, Inspectable, Timed, Truncating, Recordable, 
             await asyncio.Event().wait()
             raise AssertionError("unreachable: nobody sets the event")
         return await announcing.changed_requests(known)
+
+    def hold_container(self) -> None:
+        """Has the wrapped environment keep its containers at LAST, if it has any."""
+        if (holding := _capability(self._env, Holding)) is not None:
+            holding.hold_container()
+
+    @property
+    def held_container(self) -> Container | None:
+        """The container that the wrapped environment keeps; `None` when it keeps none."""
+        holding = _capability(self._env, Holding)
+        return holding.held_container if holding is not None else None
+
+    async def release_container(self) -> None:
+        """Removes the container that the wrapped environment keeps, if it does."""
+        if (holding := _capability(self._env, Holding)) is not None:
+            await holding.release_container()
 
     @property
     def _exportable(self) -> Exportable:

@@ -53,6 +53,9 @@ AresExpError
 │       ├── RewardFileEmptyError
 │       ├── VerifierOutputParseError
 │       ├── OracleAnswerError       the oracle of a game gave no answer that can be parsed
+│       ├── ScorerError             a scorer raised, or returned no usable reward: `scorer`
+│       │   ├── ScorerTimeoutError (TimeoutError)
+│       │   └── JudgeAnswerError      a judge's model gave no answer that can be parsed
 │       └── VerifierTimeoutError (TimeoutError)
 ├── SnapshotError                 an episode could not be exported, restored, forked or replayed
 │   ├── SnapshotTimingError (RuntimeError)  the environment does not wait for an action
@@ -379,6 +382,26 @@ class OracleAnswerError(VerifierError):
     The oracle decides what is true, as a verifier does: without it there is no honest reward, and neither the policy
     nor its endpoint is to blame.
     """
+
+
+class ScorerError(VerifierError):
+    """A scorer raised, or returned something that is no reward; its name is in the message.
+
+    Attributes:
+        scorer: Name of the scorer; empty where it is not known yet.
+    """
+
+    def __init__(self, message: str, *, scorer: str = "") -> None:
+        super().__init__(message)
+        self.scorer = scorer
+
+
+class ScorerTimeoutError(ScorerError, TimeoutError):
+    """A scorer did not return within its time limit."""
+
+
+class JudgeAnswerError(ScorerError):
+    """The model of a judge could not be asked, or gave no answer that can be parsed."""
 
 
 class VerifierTimeoutError(VerifierError, TimeoutError):

@@ -58,6 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes for each processor: tests also wait."""
+    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of `SLOW`, but for those of `QUICK`."""
     for item in items:

@@ -87,14 +87,16 @@ def _explained(error: Exception, source: Path | None, root_config: str) -> int:
     from yaml import YAMLError
 
     from ares_exp.cli.hydra_callback import SweepCallback
-    from ares_exp.config.explain import explain
+    from ares_exp.config.explain import explain, is_below_a_list
     from ares_exp.errors import UserError
 
     if SweepCallback.interruption is not None and SweepCallback.interruption.requested:
         return exit_codes.INTERRUPTED
     if isinstance(error, UserError):
         print_error(str(error))
-    elif isinstance(error, HydraException | OmegaConfBaseException | YAMLError | OSError | ValueError):
+    elif isinstance(error, HydraException | OmegaConfBaseException | YAMLError | OSError | ValueError) or (
+        isinstance(error, TypeError) and is_below_a_list(error)
+    ):
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
         print_error(f"{explain(error, sys.argv[1:], root_config)}{taken}")
     elif SweepCallback.sweep_dir is None:

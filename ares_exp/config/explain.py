@@ -45,9 +45,16 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         word = key or _first_quoted(text)
         meant = suggest_key(word, argv, root_config)
         return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
+    if is_below_a_list(error):
+        return f"An override sets a key below a list, which has none: {text}. Set the whole list."
     if key:
         return f"`{key}`: {str(cause).splitlines()[0].rstrip('.')}. `--help` says what is expected."
     return " ".join(text.split())
+
+
+def is_below_a_list(error: BaseException) -> bool:
+    """Whether the error says that an override treats a list as a mapping; OmegaConf has no class for that."""
+    return re.match(r"Index '.*' \(str\) is not an int", str(error)) is not None
 
 
 def _resolved(error: BaseException) -> BaseException:

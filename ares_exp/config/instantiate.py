@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.secrets import scrub
@@ -38,7 +39,7 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
     node = None if OmegaConf.is_missing(config, group) else config[group]
     if not node or not OmegaConf.is_dict(node) or "_target_" in node:
         return {group: instantiate_group(config, group)}
-    return {str(name): _checked(group, _instantiate(config, f"{group}.{name}")) for name in node}
+    return {str(name): _checked(group, instantiate_node(config, f"{group}.{name}")) for name in node}
 
 
 def instantiate_group(config: DictConfig, group: str) -> Any:
@@ -51,7 +52,22 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
     Raises:
         ConfigError: An argument is unknown, missing or has a wrong value, or something else is made.
     """
-    return _checked(group, _instantiate(config, group))
+    return _checked(group, instantiate_node(_without_added(config, group), group))
+
+
+def _without_added(config: DictConfig, group: str) -> DictConfig:
+    """Returns the config without the arguments of a group's option that its class does not take."""
+    from omegaconf import OmegaConf, open_dict
+
+    node = None if OmegaConf.is_missing(config, group) else config.get(group)
+    added = [name for name in added_defaults(group) if node is not None and OmegaConf.is_dict(node) and name in node]
+    if not added:
+        return config
+    config = config.copy()
+    with open_dict(config[group]):
+        for name in added:
+            config[group].pop(name)
+    return config
 
 
 def _checked(group: str, made: Any) -> Any:
@@ -65,8 +81,12 @@ def _checked(group: str, made: Any) -> Any:
     return made
 
 
-def _instantiate(config: DictConfig, group: str) -> Any:
-    """Makes what a node describes: that of a group, or `group.name` for one of its components."""
+def instantiate_node(config: DictConfig, group: str) -> Any:
+    """Makes what a node describes: that of a group, or `group.name` for one of its components.
+
+    Raises:
+        ConfigError: An argument is unknown, missing or has a wrong value.
+    """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -85,7 +105,7 @@ def _instantiate(config: DictConfig, group: str) -> Any:
         for name in node:
             part = OmegaConf.select(config, f"{group}.{name}")
             if OmegaConf.is_dict(part) and "_target_" in part:
-                _instantiate(config, f"{group}.{name}")  # raises, if that is what is wrong
+                instantiate_node(config, f"{group}.{name}")  # raises, if that is what is wrong
         cause = error.__cause__ or error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
         raise ConfigError(unknown or _explain(group, cause)) from error

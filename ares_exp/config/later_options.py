@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ares_exp.config.added_arguments import added_defaults
+
 LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "ares_exp.agents.shell_agent.ShellAgentFactory": {"format_errors_in_a_row": None},
 }
@@ -14,6 +16,8 @@ LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 def with_later_options(config: Any) -> Any:
     """Returns a copy of a recorded config in which every node has the options that came later."""
     if isinstance(config, dict):
+        if isinstance(env := config.get("env"), dict) and "_target_" in env:
+            config = {**config, "env": {**added_defaults("env"), **env}}
         later = LATER_OPTIONS.get(str(config.get("_target_")), {})
         return {**{key: with_later_options(value) for key, value in config.items()}, **_lacking(config, later)}
     return [with_later_options(item) for item in config] if isinstance(config, list) else config

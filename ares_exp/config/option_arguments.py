@@ -14,6 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from ares_exp.config.added_arguments import ADDED_ARGUMENTS
 from ares_exp.config.options import Option
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", re.MULTILINE)
@@ -42,7 +43,7 @@ def arguments_of(option: Option) -> list[Argument]:
         OSError: Its file cannot be read.
         yaml.YAMLError: It is no YAML.
     """
-    from ares_exp.config.option_files import constructor_defaults
+    from ares_exp.config.option_files import option_defaults
 
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
@@ -53,7 +54,9 @@ def arguments_of(option: Option) -> list[Argument]:
     own = {name: value for name, value in settings.items() if not name.startswith("_")}
     if not isinstance(target, str) or settings.get("_partial_"):
         return list(_arguments(own, prefix, comments, {}))
-    return list(_arguments({**constructor_defaults(target), **own}, prefix, comments, _documented(target)))
+    added = {name: argument.prose for name, argument in ADDED_ARGUMENTS.get(option.group, {}).items()}
+    defaults = {**option_defaults(option.group, target), **own}
+    return list(_arguments(defaults, prefix, comments, {**added, **_documented(target)}))
 
 
 def _arguments(

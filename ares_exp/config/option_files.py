@@ -19,6 +19,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+from ares_exp.config.added_arguments import SCORER, added_defaults
 from ares_exp.config.moved_targets import MOVED_TARGETS
 from ares_exp.config.options import SCHEME, conf_dir, folder_url
 from ares_exp.config.plugins import PROVIDER, installed_plugins
@@ -98,7 +99,7 @@ class OptionFiles(ConfigSource):
         except RecursionError as error:
             raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
         if isinstance(config, DictConfig):
-            config = _completed(config)
+            config = _completed(config, group=config_path.rpartition("/")[0])
         return ConfigResult(
             provider=self.provider, path=self.full_path(), config=config, header={"package": found and found[1]}
         )
@@ -140,7 +141,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _completed(option: DictConfig) -> DictConfig:
+def _completed(option: DictConfig, *, group: str) -> DictConfig:
     """Adds the arguments that the option leaves out."""
     from omegaconf import OmegaConf
 
@@ -148,11 +149,27 @@ def _completed(option: DictConfig) -> DictConfig:
     if not isinstance(target, str) or option.get("_partial_"):  # a part of its arguments comes when it is called
         return option
     first = {str(key): None for key in option if str(key).startswith("_")}
-    completed: Any = OmegaConf.merge(OmegaConf.create(first), constructor_defaults(target), option)
+    completed: Any = OmegaConf.merge(OmegaConf.create(first), option_defaults(group, target), option)
     for key in option:
         if OmegaConf.is_missing(option, key):  # it has to be given, though the constructor has a default
             completed[key] = NO_VALUE
     return cast("DictConfig", completed)
+
+
+def option_defaults(group: str, target: str) -> dict[str, Any]:
+    """Returns the defaults of an option's arguments: those of what it names, and those that its group adds."""
+    given = _of_the_call(target) if group == SCORER else ()
+    own = {name: value for name, value in constructor_defaults(target).items() if name not in given}
+    return {**own, **added_defaults(group)}
+
+
+def _of_the_call(target: str) -> tuple[str, ...]:
+    """Returns the arguments of a function that is a scorer itself which each call gives it: episode and container."""
+    try:
+        made = resolve_name(target)
+        return () if inspect.isclass(made) else tuple(inspect.signature(made).parameters)[:2]
+    except Exception:  # the import of anybody's module may raise anything
+        return ()
 
 
 def constructor_defaults(target: str) -> dict[str, Any]:

@@ -22,12 +22,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ares_exp.config.added_arguments import SCORER
 from ares_exp.config.schema import GROUPS
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
 """Prefix of a plugin's name in Hydra's records, as the provider of options."""
-OPTION_GROUPS = (*GROUPS, "experiment")
+OPTION_GROUPS = (*GROUPS, SCORER, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
 from ares_exp.containers.activity import Activity
-from ares_exp.containers.container import ContainerFactory, as_container_factory
+from ares_exp.containers.container import Container, ContainerFactory, as_container_factory
 from ares_exp.environment import (
     MAIN_LANE,
     Announcing,
     Concurrent,
     EpisodeReport,
     Exportable,
+    Holding,
     Inspectable,
     LimitName,
     OneCallAtATime,
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 
-class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing):
+class CodeEnvironment(
+    Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
+):
     """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
     An episode starts a container, sets the task up, and lets the agent run to its first LLM request. A step hands the
@@ -101,6 +104,7 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
         self._episodes = 0
         self._start_from = start_from
         self._episode: Episode | None = None
+        self._holds_container = False
         self._calls = OneCallAtATime()
         self._requests_changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,14 +148,12 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
             start_from, self._start_from = self._start_from, None
             try:
                 if start_from is not None:
-                    self._episode = start_from.episode(self._setup, self._tasks)
-                    self._episode.on_requests = self._requests_changed.set
-                    self.time_step = await start_from.go_on(self._episode)
+                    episode = self._taken(start_from.episode(self._setup, self._tasks))
+                    self.time_step = await start_from.go_on(episode)
                 else:
                     task = choose_task(self._tasks, options or {}, self._random)
-                    self._episode = Episode(self._setup, task, seed=self._next_agent_seed())
-                    self._episode.on_requests = self._requests_changed.set
-                    self.time_step = await self._episode.begin()
+                    episode = self._taken(Episode(self._setup, task, seed=self._next_agent_seed()))
+                    self.time_step = await episode.begin()
             except BaseException:
                 await self._release()
                 raise
@@ -385,6 +387,21 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
                 return pending
             await self._requests_changed.wait()
 
+    def hold_container(self) -> None:
+        """Has the container of each episode kept at LAST, until `release_container()`, `reset()` or `close()`."""
+        self._holds_container = True
+
+    @property
+    def held_container(self) -> Container | None:
+        """The container of the episode that reached LAST, if it is kept."""
+        is_over = self.time_step is not None and self.time_step.last()
+        return self._episode.container if self._episode is not None and is_over else None
+
+    async def release_container(self) -> None:
+        """Removes the kept container. Idempotent."""
+        if self.held_container is not None:
+            await self._release()
+
     def check_start(self) -> None:
         """Whether the task and the agent are those of the snapshot that the first `reset()` goes on with. Blocking.
 
@@ -420,6 +437,13 @@ class CodeEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exp
     ) -> None:
         """Closes the environment."""
         await self.close()
+
+    def _taken(self, episode: Episode) -> Episode:
+        """Makes an episode the one that is played."""
+        self._episode = episode
+        episode.on_requests = self._requests_changed.set
+        episode.holds_container = self._holds_container
+        return episode
 
     async def _release(self) -> None:
         if self._episode is not None:

@@ -55,6 +55,7 @@ class Episode:
             before `begin` or `restore`.
         edits: What of the conversation the policy is shown otherwise than the agent wrote it.
         container: The running container; `None` before and after.
+        holds_container: Whether its container is kept at LAST, until `release`.
         host: The running agent; `None` before and after.
         encoder: Of its journal.
     """
@@ -73,6 +74,7 @@ class Episode:
         self.lineage: Mapping[str, Any] = {}
         self.edits: tuple[MessageEdit, ...] = ()
         self.container: Container | None = None
+        self.holds_container = False
         self.container_image: str | None = None
         self.host: AgentHost | None = None
         self._hosts: list[AgentHost] = []
@@ -365,13 +367,17 @@ class Episode:
         if limit not in (None, "time"):  # a time limit is the stage's own, any other one the episode's
             ends_episode = True
         verify = limit is None or limits.verify_on_truncation
-        verdict = await self._score(container, verify=verify, is_last=is_last or ends_episode)
+        is_unused = (is_last or ends_episode) and not self.holds_container
+        verdict = await self._score(container, verify=verify, is_last=is_unused)
         self._note_stage(host, verdict)
         if not is_last and not ends_episode and verdict is not None and stage.goes_on(verdict):
             self.truncated_by = self.setup.limits.reached(self.usage)
             if self.truncated_by is None:
                 return None
-        await self.release()
+        if self.holds_container:
+            self.host = None  # its agent was cancelled above
+        else:
+            await self.release()
         return self._last_step()
 
     def _last_step(self) -> TimeStep[LLMRequest]:

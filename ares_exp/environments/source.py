@@ -35,6 +35,8 @@ class EpisodeParts:
             its requests as `metadata["solution"]` (the oracle).
         output_dir: Where files of the episode are kept (`verifier/`, `artifacts/`), or `None`.
         start_from: Where the episode goes on, instead of beginning; only for a source that `exports_state`.
+        episode_id: Id of the episode in its run; `None` where it is not played in one.
+        attempt: Number of the attempt at the task, from 0.
     """
 
     container_factory: ContainerFactoryBase
@@ -44,6 +46,8 @@ class EpisodeParts:
     provide_solution: bool = False
     output_dir: Path | None = None
     start_from: Continuation | None = None
+    episode_id: str | None = None
+    attempt: int = 0
 
 
 Report = Callable[[str], None]

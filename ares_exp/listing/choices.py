@@ -23,6 +23,7 @@ GROUP_OF: Mapping[str, str] = {
     "snapshots": "snapshot",
     "retries": "retry",
     "budgets": "budget",
+    "scorers": "scorer",
     "experiments": "experiment",
 }
 """The sections that list a group's options."""

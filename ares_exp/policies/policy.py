@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
 
 from ares_exp.config.parts import completed
@@ -90,6 +91,13 @@ class Policy(LLMClient):
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
         """Returns the seed that an episode must be played with, of a policy that plays recorded ones. Default: any."""
+        return None
+
+    def recorded_files(self, task_name: str, attempt: int) -> Path | None:
+        """Returns the directory of the files of the recorded episode that an attempt plays again. Default: `None`.
+
+        The grades of judges in it are given again, where a judge asks the same.
+        """
         return None
 
     def report(self, results: Sequence[EpisodeResult]) -> RunReport | None:

@@ -15,6 +15,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
 from ares_exp.records.results import EpisodeResult, final_results
+from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, make_normalisers
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
 from ares_exp.trajectories.request_diff import (
@@ -105,6 +106,13 @@ class ReplayPolicy(Policy):
         recorded = self._recorded(task_name, attempt)
         seed = None if recorded is None else recorded.metadata.get("seed")
         return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
+
+    def recorded_files(self, task_name: str, attempt: int) -> Path | None:
+        """Returns the directory of the recorded episode's files, of a recording that is a run."""
+        recorded = self._recorded(task_name, attempt)
+        if recorded is None or Path(recorded.episode_id).name != recorded.episode_id:  # the recording is untrusted
+            return None
+        return RunDir(self._path).files / recorded.episode_id
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport:
         """Returns the comparison of the played episodes with the recorded ones, after the run.

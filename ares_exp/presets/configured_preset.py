@@ -14,10 +14,11 @@ from ares_exp.config.options import find_options, log_problems
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts, make_source
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import PresetError
 from ares_exp.presets.preset_id import Selector
 from ares_exp.presets.task_sampling_environment import TaskSamplingEnvironment
+from ares_exp.scoring.scored_source import make_scored_source
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -135,7 +136,7 @@ class ConfiguredPreset:
                 f"Run `ares-exp env={self.env} {needed}`, or register a preset that says it: "
                 f'`register_preset("NAME", ConfiguredPreset("{self.env}", overrides=({given},)))`.'
             )
-        return make_source(config)
+        return make_scored_source(config)
 
     def _count(self) -> int | None:
         try:

@@ -47,6 +47,7 @@ class Asked:
         cost: US dollars, likewise.
         sec: Seconds from the question to the answer.
         taken_over: Whether an earlier try asked, and paid.
+        scorer: Name of the scorer that asked, of a judge; `None`: the environment did.
     """
 
     task: str
@@ -59,6 +60,7 @@ class Asked:
     cost: _Amount
     sec: _Amount
     taken_over: bool = False
+    scorer: str | None = None
 
     @property
     def usage(self) -> EnvironmentUsage:
@@ -69,12 +71,16 @@ class Asked:
 _ASKED = TypeAdapter(Asked)
 
 
+def _to_dict(asked: Asked) -> dict[str, object]:
+    return {key: value for key, value in asdict(asked).items() if key != "scorer" or value is not None}
+
+
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
     """Writes lines, which survive `kill -9` when this returns. A full disk is logged, no more. Blocking."""
     path = files / RECORD
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_text(path, "".join(f"{dump_json(asdict(one))}\n" for one in asked), flags=os.O_CREAT)
+        append_text(path, "".join(f"{dump_json(_to_dict(one))}\n" for one in asked), flags=os.O_CREAT)
     except OSError as error:
         logger.warning("Writing %s failed: %s", path, error)
 
@@ -103,10 +109,17 @@ def read_asked(files: Path) -> list[Asked] | None:
     return found
 
 
-def copy_answers(earlier: Path, own: Path) -> None:
-    """Begins the record in the directory `own` with the answers in that of an earlier try. Blocking."""
-    if answered := [replace(one, taken_over=True) for one in read_asked(earlier) or () if one.answer is not None]:
-        append_asked(own, answered)
+def copy_answers(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
+    """Begins the record in the directory `own` with the answers in that of an earlier try. Blocking.
+
+    Args:
+        earlier: Directory of the earlier try's files.
+        own: Directory of the files of the try that begins.
+        of_scorers: Whether only answers to scorers are copied: those of a game decide how it goes on.
+    """
+    asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
+    if asked:
+        append_asked(own, [replace(one, taken_over=True) for one in asked])
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:

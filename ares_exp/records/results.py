@@ -203,8 +203,9 @@ class EpisodeResult:
         attempt: Number of this playing of the task, from 0.
         seed: Seed of this episode.
         outcome: Its outcome.
-        reward: The episode's reward; `None` when there is none (never 0.0 for want of a better number).
-        rewards: Everything the verifier scored, by key.
+        reward: The episode's reward: the verifier's, or with scorers the weighted sum of it and theirs; `None` when
+            there is none (never 0.0 for want of a better number).
+        rewards: Everything the verifier scored, by key, and every scorer, by name.
         note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
         error: What went wrong, or the limit that truncated it.
         num_steps: Steps after the first request: policy answers, and any that did not come in time. The trajectory's
@@ -215,8 +216,8 @@ class EpisodeResult:
         format_errors: Policy answers that the agent could not use, as far as it counts them (`agent=shell` does).
         started_at, finished_at: Epoch seconds, as `start_time` and `end_time` of the trajectory: from the making of the
             environment to the verdict.
-        phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`; and `snapshot`, what the episode waited
-            for its snapshots after the policy had answered.
+        phase_sec: Wall seconds by phase: `start`, `agent`, `policy`, `verify`, `score`; and `snapshot`, what the
+            episode waited for its snapshots after the policy had answered.
         container_image: What the container's files came from: an image's name, or `HOST_IMAGE`; `None` if it never
             started.
         snapshots: Number of its snapshots that are kept.

@@ -24,6 +24,7 @@ from ares_exp.resume.recorded_run import PATH_KEY, RecordedRun, begins_where_sta
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+SCORERS = "env.scorers"
 _NOT_OF_THE_RUN = ("defaults", "hydra")
 """Keys that set up Hydra itself."""
 _IN_TEXT = re.compile(r"(\\*)\$\{")
@@ -100,12 +101,21 @@ def check_values(values: Mapping[str, Any], *, typed: Collection[str], config_di
     recorded = [(key, one) for key, one in leaves(values) if not any(covers(new, key) for new in typed)]
     _refuse_masked([key for key, one in recorded if isinstance(one, str) and MASK in one])
     known = classes_of_options(config_dirs)
-    for key, one in recorded:
-        if "_target_" in key.split(".") and one not in known:
+    is_typed = any(covers(new, SCORERS) for new in typed)
+    functions = [] if is_typed else [(SCORERS, name) for name in functions_of_scorers(values.get("env"))]
+    for key, one in [*(leaf for leaf in recorded if "_target_" in leaf[0].split(".")), *functions]:
+        if one not in known:
             raise ConfigError(
                 f"The recorded run names a class that no option here names, which is not taken over from a file: "
                 f"`{key}={one!s:.100}`. Choose an option, or type it again if you trust it."
             )
+
+
+def functions_of_scorers(env: Any) -> list[str]:
+    """Returns the functions that the scorers of a recorded `env` are, where they are named without `_target_`."""
+    scorers = env.get("scorers") if isinstance(env, Mapping) else None
+    named = scorers.values() if isinstance(scorers, Mapping) else scorers if isinstance(scorers, list) else ()
+    return [one for one in named if isinstance(one, str)]
 
 
 def check_lines(lines: Sequence[Override]) -> None:

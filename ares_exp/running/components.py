@@ -12,12 +12,13 @@ from ares_exp.config.instantiate import instantiate_group, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import SourceBase, make_source
+from ares_exp.environments.source import SourceBase
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.resume.resumable_policy import OnDivergence
 from ares_exp.running.branching import Branching, BranchOptions
 from ares_exp.running.budget import Budget
 from ares_exp.running.retries import RetryRules
+from ares_exp.scoring.scored_source import make_scored_source
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trackers.several import SeveralTrackers
@@ -53,7 +54,7 @@ class Components:
             ConfigError: One cannot be made.
         """
         return cls(
-            source=make_source(config),
+            source=make_scored_source(config),
             agent_factory=as_agent_factory(instantiate_group(config, "agent")),
             container_factory=as_container_factory(instantiate_group(config, "container")),
             policy=as_policy(instantiate_group(config, "policy")),

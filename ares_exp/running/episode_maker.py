@@ -58,7 +58,12 @@ class EpisodeMaker:
         return self._parts.wrapper(self._make_environment(episode)), self._make_client(episode)
 
     def episode_parts(
-        self, seed: int, *, output_dir: Path | None = None, start_from: Continuation | None = None
+        self,
+        seed: int,
+        *,
+        output_dir: Path | None = None,
+        start_from: Continuation | None = None,
+        planned: PlannedEpisode | None = None,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
@@ -69,13 +74,15 @@ class EpisodeMaker:
             provide_solution=self._parts.policy.needs_solution,
             output_dir=output_dir,
             start_from=start_from,
+            episode_id=planned.episode_id if planned is not None else None,
+            attempt=planned.attempt if planned is not None else 0,
         )
 
     def _make_environment(
         self, episode: RunningEpisode, start_from: Continuation | None = None, *, output_dir: Path | None = None
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
-        parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from)
+        parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
         environment = LimitedEnvironment(
             self._parts.source.make(planned.task_name, parts), self._settings.limits, used=episode.usage
         )
@@ -140,16 +147,22 @@ class ResumableEpisodeMaker(EpisodeMaker):
         start_from = None
         if episode.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, episode)
-        if (earlier := episode.planned.earlier) is not None:  # before that try's log is deleted
-            files, own = self._run_dir.files, episode.planned.episode_id
-            await in_thread(lambda: copy_answers(files / earlier.episode_id, files / own))
         output_dir = self._run_dir.files / episode.planned.episode_id
+        await self._take_over_answers(episode.planned, output_dir)
         environment = self._make_environment(episode, start_from, output_dir=output_dir)
-        if earlier is None:  # its log is a line, written as the steps are
+        if episode.planned.earlier is None:  # its log is a line, written as the steps are
             policy = self._make_policy(episode)
         else:
             policy = await in_thread(lambda: self._make_policy(episode))
         return self._parts.wrapper(environment), policy
+
+    async def _take_over_answers(self, planned: PlannedEpisode, own: Path) -> None:
+        """Begins the record of the environment's own model calls with the answers that are paid for already."""
+        recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
+        if (earlier := planned.earlier) is not None:  # before that try's log is deleted
+            await in_thread(lambda: copy_answers(self._run_dir.files / earlier.episode_id, own))
+        elif recorded is not None:
+            await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> Continuation | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""

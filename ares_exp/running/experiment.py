@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ares_exp.cancellation import finish
+from ares_exp.environment import EnvironmentWrapper
 from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult
@@ -372,7 +373,9 @@ class Experiment:
 
         def make(start_from: Continuation | None, seed: int) -> CodeEnvironment:
             parts = self._maker.episode_parts(seed, start_from=start_from)
-            return cast("CodeEnvironment", self._parts.source.make(branching.task_name, parts))
+            environment = self._parts.source.make(branching.task_name, parts)
+            played = environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
+            return cast("CodeEnvironment", played)  # without its scorers: it never comes to its LAST step
 
         self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
         await branching.prepare(make, self._run_dir.branch_point, self._warn)

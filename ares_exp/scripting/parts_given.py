@@ -14,10 +14,11 @@ from ares_exp.config.overrides import key_set_by, parse_overrides
 from ares_exp.config.schema import keys, validate
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source, make_source
+from ares_exp.environments.source import EnvironmentSource, SourceBase, as_source
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
 from ares_exp.running.components import Components, Settings
+from ares_exp.scoring.scored_source import make_scored_source
 from ares_exp.scripting.made_environments import MadeEnvironments
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trajectories.collectors.memory_collector import MemoryTrajectoryCollector
@@ -94,7 +95,7 @@ class PartsGiven:
             return self.parts[group] if is_object(group) else instantiate_group(config, group)
 
         parts = Components(
-            source=_source(self.parts["env"]) if is_object("env") else make_source(config),
+            source=_source(self.parts["env"]) if is_object("env") else make_scored_source(config),
             agent_factory=as_agent_factory(part("agent")),
             container_factory=as_container_factory(part("container")),
             policy=as_policy(part("policy")),

@@ -43,6 +43,9 @@ class EpisodeRows:
         if (used := result.environment_usage) is not None:
             row["episode/environment_tokens"] = used.tokens
             row["episode/environment_cost"] = used.cost
+        for name, value in result.rewards.items():
+            if name != "reward" or value != result.reward:  # the verifier's own, where nothing else counts
+                row[f"episode/rewards/{name}"] = value
         if result.reward is not None:
             row["episode/reward"] = result.reward
             row["progress/mean_reward"] = self._reward_sum / self._scored

@@ -239,9 +239,12 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def _end_at(self, last: TimeStep[Any]) -> None:
         if self._listener is not None:
             self._listener.reached_last(last)
-        await self._end(ending(last, limit=self.report().truncated_by))
+        report = self.report()
+        await self._end(ending(last, limit=report.truncated_by), rewards=report.rewards)
 
-    async def _end(self, ended: Ending, unfinished: StepRecord | None = None) -> None:
+    async def _end(
+        self, ended: Ending, unfinished: StepRecord | None = None, *, rewards: Mapping[str, float] | None = None
+    ) -> None:
         """Ends the episode under way, if any. Collectors may write files, so they are called in a thread."""
         if not self._active:
             return
@@ -250,7 +253,8 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         end_time = self._clock()
 
         def end() -> None:
-            more = {"end_time": end_time, "unfinished_step": unfinished}
+            more: dict[str, Any] = {"end_time": end_time, "unfinished_step": unfinished}
+            more |= {"rewards": rewards} if rewards else {}
             kept = [sink.end(ended.outcome, ended.error, **more) for sink in self._sinks]
             episodes = (trajectory for trajectory in kept if trajectory is not None)
             self.trajectory = max(episodes, key=lambda trajectory: trajectory.num_steps, default=None)

@@ -97,6 +97,7 @@ class CollectorBase(TrajectoryCollector):
         error: ErrorInfo | None = None,
         end_time: float | None = None,
         unfinished_step: StepRecord | None = None,
+        rewards: Mapping[str, float] | None = None,
         episode: Any = None,
     ) -> EpisodeTrajectory:
         """Closes `episode`, by default the only open one, keeps it and returns it whole.
@@ -107,6 +108,7 @@ class CollectorBase(TrajectoryCollector):
             error: What went wrong, or which limit it was.
             end_time: Epoch seconds; by default now.
             unfinished_step: What is known of the reset or step that ended it by raising.
+            rewards: What verifier and scorers said, by name; by default nothing.
             episode: The handle from `begin_episode`.
 
         Raises:
@@ -172,6 +174,7 @@ class EpisodeCollector(CollectorBase):
         error: ErrorInfo | None = None,
         end_time: float | None = None,
         unfinished_step: StepRecord | None = None,
+        rewards: Mapping[str, float] | None = None,
         episode: EpisodeHandle | None = None,
     ) -> EpisodeTrajectory:
         """As `CollectorBase.end_episode`."""
@@ -191,6 +194,7 @@ class EpisodeCollector(CollectorBase):
             error=error,
             metadata=handle.metadata,
             unfinished_step=unfinished_step,
+            rewards=rewards or {},
         )
         self._ended(handle, trajectory)
         return trajectory

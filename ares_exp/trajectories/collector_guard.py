@@ -54,6 +54,8 @@ class CollectorGuard:
         if not self._active:
             return None
         self._active, episode, self._episode = False, self._episode, None
+        if not _takes(self._collector.end_episode, "rewards"):  # of a collector that was written before there were any
+            more.pop("rewards", None)
         with self._reported("end_episode"):
             return self._collector.end_episode(
                 truncated=outcome is Outcome.TRUNCATED, outcome=outcome, error=error, episode=episode, **more

@@ -138,6 +138,7 @@ class EpisodeTrajectory:
         metadata: What else its recorder knew of it, JSON-ready: attempt, seed, agent, …
         unfinished_step: What is known of the reset or step that ended it by raising: the action that was being
             applied, the commands that were run for it, the seconds. `None` where nothing raised.
+        rewards: Everything that the verifier scored, by key, and every scorer, by name; empty where nothing was.
     """
 
     episode_id: str
@@ -152,10 +153,12 @@ class EpisodeTrajectory:
     error: ErrorInfo | None = None
     metadata: Mapping[str, Any] = field(default_factory=Message)
     unfinished_step: StepRecord | None = None
+    rewards: Mapping[str, float] = field(default_factory=Message)
 
     def __post_init__(self) -> None:
         """Freezes what could change."""
         object.__setattr__(self, "metadata", freeze(self.metadata))
+        object.__setattr__(self, "rewards", freeze(self.rewards))
 
     @property
     def limit(self) -> str | None:

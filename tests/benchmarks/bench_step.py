@@ -1,7 +1,8 @@
-"""What our own code costs per step: in-memory container, instant policy, the shell agent.
+"""What our own code costs per step: in-memory container, instant policy.
 
-Run by hand: `python tests/benchmarks/bench_step.py`. Prints CPU microseconds per step at 1 and 100 environments: the
-bare code environment, with the collecting environment around it, and through the async Gymnasium wrapper.
+Run by hand: `python -m tests.benchmarks.bench_step`. Prints CPU microseconds per step: with the shell agent at 1 and
+100 environments, the bare code environment, with the collecting environment around it, and through the async Gymnasium
+wrapper; with an agent that only asks, and one that also runs a command after each answer, `env.step` at 1 and 1,000.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ares_exp.agents.code_agent import AgentContainer, CodeAgent
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import ContainerSpec, ExecResult
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import Environment
 from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.rollout import EpisodeEvents, run_episode
 from ares_exp.running.gc_pause import collecting_seldom
@@ -116,6 +119,28 @@ COMMAND = LLMResponse.from_text("I look around.\n\n```bash\nls -la\n```\n")
 SUBMIT = LLMResponse.from_text("Done.\n\n```bash\necho done\n```\n")
 
 
+class TrivialAgents:
+    """Agents that ask the same `STEPS` times, and run a command after each answer if they are told to."""
+
+    name = "trivial"
+
+    def __init__(self, *, with_command: bool) -> None:
+        self._with_command = with_command
+
+    def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:
+        with_command = self._with_command
+
+        class Trivial:
+            async def run(self, task: str) -> None:
+                request = LLMRequest([Message(role="user", content=task)])
+                for _ in range(STEPS):
+                    await llm_client(request)
+                    if with_command:
+                        await container.exec("ls")
+
+        return Trivial()
+
+
 def bare(env: CodeEnvironment) -> Environment:
     return drive_directly(env)
 
@@ -145,6 +170,26 @@ async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) 
     return statistics.median(samples)
 
 
+async def steps_alone(agents: TrivialAgents, at_once: int) -> float:
+    """CPU us per step of `env.step` and its share of making and closing the environment, the best of all rounds."""
+
+    async def play_alone() -> None:
+        env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
+        async with env:
+            time_step = await env.reset()
+            while not time_step.last():
+                time_step = await env.step(COMMAND)
+
+    samples = []
+    for _ in range(ROUNDS):
+        began, episodes = time.process_time(), 0
+        while episodes < EPISODES:
+            await asyncio.gather(*(play_alone() for _ in range(at_once)))
+            episodes += at_once
+        samples.append((time.process_time() - began) / (episodes * STEPS) * 1e6)
+    return min(samples)
+
+
 def main() -> None:
     print(f"CPU us per step, median of {ROUNDS} rounds, {STEPS} steps per episode, Python {sys.version.split()[0]}")
     print(f"{'':<24}{'1 env':>10}{'100 envs':>10}")
@@ -152,6 +197,13 @@ def main() -> None:
         with collecting_seldom():  # as a run does
             one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
         print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
+    print(f"\n{'trivial agent':<24}{'1 env':>10}{'1,000 envs':>12}")
+    for with_command in (False, True):
+        with collecting_seldom():
+            one, thousand = (
+                asyncio.run(steps_alone(TrivialAgents(with_command=with_command), count)) for count in (1, 1000)
+            )
+        print(f"{'asks, runs a command' if with_command else 'asks':<24}{one:>10.1f}{thousand:>12.1f}")
 
 
 if __name__ == "__main__":

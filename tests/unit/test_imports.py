@@ -24,6 +24,7 @@ FLOORS = (
     ("journal", "policies", "tasks"),
     ("agents", "resume", "trackers"),
     ("environments", "reporting", "sweeps"),
+    ("scoring",),
     ("running", "harbor_export", "testing"),
     ("presets",),
     ("wrappers", "listing", "authoring"),

@@ -120,7 +120,9 @@ class _AtifReader:
         ours = own(self._document)
         if ours.get("num_steps") == 0:  # its `reset()` failed
             self._records = []
-        known = {name: ours[name] for name in (*_OF_THE_EPISODE, "metadata", "unfinished_step") if name in ours}
+        known = {
+            name: ours[name] for name in (*_OF_THE_EPISODE, "metadata", "rewards", "unfinished_step") if name in ours
+        }
         read = {
             "episode_id": self._episode_id(),
             "task_name": UNKNOWN_TASK,

@@ -140,6 +140,8 @@ class _AtifWriter:
         cached = sum(item.get("cached_tokens", 0) for item in metrics)
         head = {"version": OURS_VERSION, **{name: getattr(trajectory, name) for name in _HEAD}, **self._first}
         head["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
+        if trajectory.rewards:
+            head["rewards"] = trajectory.rewards
         if trajectory.unfinished_step is not None:
             head["unfinished_step"] = trajectory.unfinished_step.to_dict()
         return {

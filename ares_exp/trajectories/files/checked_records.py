@@ -59,6 +59,7 @@ class _Episode(_Fields):
     outcome: Annotated[Outcome, Field(strict=False)]
     error: _Error | None
     metadata: Table | None = None
+    rewards: dict[Text, float] | None = None
 
 
 _STEP_FIELDS = tuple(item.name for item in fields(StepRecord) if item.name != "commands")
@@ -92,6 +93,7 @@ def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         "outcome": Outcome(data["outcome"]),
         "error": None if error is None else ErrorInfo.from_dict(error),
         "metadata": data.get("metadata") or {},
+        "rewards": data.get("rewards") or {},
         "unfinished_step": None if unfinished is None else step_from_dict(unfinished),
     }
 

@@ -64,9 +64,10 @@ def opening_fields(begun: BegunEpisode) -> dict[str, Any]:
 
 
 def closing_fields(trajectory: EpisodeTrajectory) -> dict[str, Any]:
-    """Returns the fields that are written when it ends; `unfinished_step` only if there is one, in full."""
+    """Returns the fields that are written when it ends; `unfinished_step` and `rewards` only if there are any."""
     unfinished = trajectory.unfinished_step
-    more = {} if unfinished is None else {"unfinished_step": unfinished.to_dict()}
+    more: dict[str, Any] = {} if unfinished is None else {"unfinished_step": unfinished.to_dict()}
+    more |= {"rewards": trajectory.rewards} if trajectory.rewards else {}
     return {
         "end_time": trajectory.end_time,
         "total_reward": trajectory.total_reward,

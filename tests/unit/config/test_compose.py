@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.instantiate import instantiate_group, instantiate_several
 from ares_exp.config.option_arguments import arguments_of
@@ -50,7 +51,7 @@ def test_an_option_composes_with_every_argument_of_its_constructor(group: str, o
     arguments = {str(key) for key in node if not str(key).startswith("_")}
     parameters = inspect.signature(get_object(node["_target_"])).parameters.values()
     named = {one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
-    assert arguments == (set() if node.get("_partial_") else named - {"clock"})
+    assert arguments == (set() if node.get("_partial_") else named - {"clock"}) | set(added_defaults(group))
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)

@@ -232,7 +232,7 @@ OTHER_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", OTHER_ERRORS, ids=repr)
+@pytest.mark.parametrize("error", OTHER_ERRORS, ids=lambda error: type(error).__qualname__)
 def test_an_error_that_nobody_else_knows_cannot_be_kept(error: Exception) -> None:
     with pytest.raises(SnapshotUnsupportedError, match=type(error).__name__):
         encoded(CallEntry(0, "exec", {}), DoneEntry(0, 1.0, error=error))

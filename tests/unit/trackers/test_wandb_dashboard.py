@@ -13,9 +13,8 @@ import pytest
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
 from ares_exp.trackers.commands.dashboard import BARS, LINES, TABLE
-from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, run_info
+from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 
 pytestmark = LEAVES_FOLDERS
@@ -28,7 +27,7 @@ def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_panel_shows_something_that_is_logged(service: WandbService, tmp_path: Path) -> None:
-    tracker = WandbTracker()
+    tracker = patient_tracker()
 
     async def watch() -> None:
         async with RunnerMonitor(list, tracker.log_system, print):

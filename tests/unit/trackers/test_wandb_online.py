@@ -19,7 +19,7 @@ from ares_exp.trackers.commands.command_line import main
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.leaks import processes, wait_until
 from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, SECRET, run_info
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
 
@@ -36,7 +36,7 @@ def write_results(run_dir: Path) -> None:
 
 def test_what_a_run_tells_arrives(service: WandbService, tmp_path: Path) -> None:
     write_results(tmp_path)
-    tracker = WandbTracker(project="a-project", finish_timeout_sec=100.0)
+    tracker = patient_tracker(project="a-project")
     tracker.start(run_info(tmp_path, group="a sweep", task_set=SAMPLES, tasks=("write-greeting",)))
     for result in RESULTS:
         tracker.log_episode(result, chat(result.episode_id, result.task_name))
@@ -77,7 +77,7 @@ def test_a_branch_uses_the_very_version_that_its_parent_made(service: WandbServi
     parent, branch = tmp_path / "parent", tmp_path / "branch"
     write_results(parent)
     for info in (run_info(parent, run_id="parent"), run_info(branch, run_id="branch", parents=(parent,))):
-        tracker = WandbTracker(finish_timeout_sec=100.0)
+        tracker = patient_tracker()
         tracker.start(info)
         tracker.finish(SUMMARY)
         assert tracker.failures == 0

@@ -21,7 +21,7 @@ from ares_exp.trackers.wandb_recording.identity import read_identity
 from ares_exp.trackers.wandb_recording.recording import RENEWED_AFTER, WandbRecording
 from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService
 from tests.unit.trajectories.chats import chat, with_answer
 
@@ -30,7 +30,7 @@ pytestmark = LEAVES_FOLDERS
 
 def record(info: RunInfo, results: Sequence[EpisodeResult] = RESULTS, **settings: object) -> WandbTracker:
     """Records a whole session; the summary is over earlier sessions, too."""
-    tracker = WandbTracker(**{"finish_timeout_sec": 100.0, **settings})  # type: ignore[arg-type]
+    tracker = patient_tracker(**settings)
     tracker.start(info)
     for result in results:
         tracker.log_episode(result, chat(result.episode_id, result.task_name))
@@ -107,7 +107,7 @@ def test_an_attempt_that_is_tried_again_counts_by_its_last_try(service: WandbSer
 
 
 def test_samples_of_the_runner_have_time_as_their_axis(service: WandbService, tmp_path: Path) -> None:
-    tracker = WandbTracker()
+    tracker = patient_tracker()
     tracker.start(run_info(tmp_path))
     tracker.log_system({"system/loop_lag_sec": 0.25, "system/containers": 3})
     tracker.finish(RunSummary(0, ()))
@@ -240,7 +240,7 @@ def test_the_snapshot_store_is_an_artifact_up_to_a_size(
     for name in ("objects/ab/cd", "e1@1/snapshot.json", ".lock"):
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_text("content")
-    tracker = WandbTracker(snapshots_limit_mb=limit)
+    tracker = patient_tracker(snapshots_limit_mb=limit)
     tracker.start(run_info(tmp_path))
     tracker.finish(RunSummary(1, (replace(RESULTS[0], snapshots=1),), snapshot_dir=store))
     (artifact,) = ServedRun(service).artifacts("snapshots")
@@ -319,7 +319,7 @@ def test_no_secret_is_recorded(service: WandbService, tmp_path: Path, monkeypatc
         (tasks / name / "task.toml").write_text(f"# {name}")
     (tasks / "leaky" / "instruction.md").write_text(f"use {secret}")
     run_dir = tmp_path / "run"
-    tracker = WandbTracker()
+    tracker = patient_tracker()
     tracker.start(run_info(run_dir, config={"note": f"it is {secret}", "key": SECRET}, task_set=tasks,
                            tasks=("leaky", "fine")))  # fmt: skip
     error = ErrorInfo("PolicyError", f"refused {secret}")

@@ -11,9 +11,8 @@ import pytest
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.commands.command_line import main
-from ares_exp.trackers.wandb_tracker import WandbTracker
 from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, episode, run_info
+from tests.unit.trackers.tracked_run import RESULTS, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 from tests.unit.trajectories.chats import chat
 
@@ -29,7 +28,7 @@ def play(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
             run_dir, run_id=run_id, task_set=SAMPLES, tasks=("write-greeting",), resumed=bool(earlier), earlier=earlier,
             **more,
         )  # fmt: skip
-        tracker = WandbTracker(mode="offline")
+        tracker = patient_tracker(mode="offline")
         tracker.start(info)
         for result in new:
             tracker.log_episode(result, chat(result.episode_id, result.task_name))
@@ -81,7 +80,7 @@ def test_a_resumed_session_is_uploaded_after_the_earlier_ones(service: WandbServ
     play(tmp_path)
     assert main(["sync", str(tmp_path)]) == 0
     earlier = (*RESULTS, episode(4, 1.0))
-    tracker = WandbTracker(mode="offline")
+    tracker = patient_tracker(mode="offline")
     tracker.start(run_info(tmp_path, resumed=True, earlier=earlier))
     tracker.log_episode(episode(5, 1.0))
     with (tmp_path / "episodes.jsonl").open("a") as rows:

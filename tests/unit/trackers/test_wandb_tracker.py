@@ -23,7 +23,7 @@ from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
 from tests.closed_port import closed_port
 from tests.leaks import processes
 from tests.unit.trackers.served_run import ServedRun
-from tests.unit.trackers.tracked_run import RESULTS, SECRET, run_info
+from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, WandbService
 
 CONF = Path(__file__).parents[3] / "conf" / "tracker"
@@ -65,7 +65,7 @@ def test_everything_stays_in_the_run_directory_and_holds_no_secret(
     run_dir = tmp_path / "run"
     _write_files(run_dir)
     before = dict(os.environ)
-    _play(WandbTracker(), run_dir)
+    _play(patient_tracker(), run_dir)
 
     outside = {file for file in _files_below(tmp_path) if not file.is_relative_to(run_dir)}
     assert outside == set()
@@ -83,7 +83,7 @@ def test_nothing_is_printed_and_no_hook_is_left(
 ) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH, signal.SIGCHLD)
     before = [*map(signal.getsignal, numbers), sys.exit, sys.excepthook, sys.stdout, sys.stderr]
-    _play(WandbTracker(), tmp_path / "run")
+    _play(patient_tracker(), tmp_path / "run")
     assert [*map(signal.getsignal, numbers), sys.exit, sys.excepthook, sys.stdout, sys.stderr] == before
     assert capfd.readouterr() == ("", "")
     assert log == []
@@ -91,13 +91,13 @@ def test_nothing_is_printed_and_no_hook_is_left(
 
 def test_several_runs_in_one_process_do_not_mix(service: WandbService, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        _play(WandbTracker(), tmp_path / name, run_id=name)
+        _play(patient_tracker(), tmp_path / name, run_id=name)
     for name in ("a", "b"):
         assert [row["progress/finished"] for row in ServedRun(service, name).rows] == [1, 2, 3]
 
 
 def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbService, tmp_path: Path) -> None:
-    first, second = WandbTracker(), WandbTracker()
+    first, second = patient_tracker(), patient_tracker()
     for name, tracker in (("a", first), ("b", second)):
         _write_files(tmp_path / name)
         tracker.start(run_info(tmp_path / name, run_id=name))
@@ -112,7 +112,7 @@ def test_two_live_runs_in_one_process_do_not_end_each_other(service: WandbServic
 
 
 def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
-    _play(WandbTracker(), tmp_path / "run")
+    _play(patient_tracker(), tmp_path / "run")
     assert list(Path(tempfile.gettempdir()).glob(f"wandb-{os.getpid()}-*")) == []
     # The system monitor, which leaves a socket in the temporary directory after a short run, was never started.
     assert [file for file in _files_below(tmp_path) if "symon" in file.name] == []
@@ -122,7 +122,7 @@ def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
 
 
 def test_a_tracker_can_be_used_for_a_second_run(service: WandbService, tmp_path: Path) -> None:
-    tracker = WandbTracker()
+    tracker = patient_tracker()
     _play(tracker, tmp_path / "a", run_id="a")
     _play(tracker, tmp_path / "b", run_id="b")
     assert tracker.failures == 0
@@ -130,7 +130,7 @@ def test_a_tracker_can_be_used_for_a_second_run(service: WandbService, tmp_path:
 
 
 def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -> None:
-    tracker = WandbTracker(log_artifacts=False)
+    tracker = patient_tracker(log_artifacts=False)
     tracker.start(run_info(tmp_path / "run"))
     tracker.finish(RunSummary(1, (RESULTS[0],)))
     assert ServedRun(service).exit_codes == [0]
@@ -138,7 +138,7 @@ def test_a_complete_run_exits_with_zero(service: WandbService, tmp_path: Path) -
 
 
 def test_a_run_id_that_wandb_refuses_is_made_plain(service: WandbService, tmp_path: Path) -> None:
-    tracker = WandbTracker()
+    tracker = patient_tracker()
     _play(tracker, tmp_path / "run", run_id="a/b:c d")
     assert tracker.failures == 0
     assert list(service.runs) == ["a-b-c-d"]
@@ -146,7 +146,7 @@ def test_a_run_id_that_wandb_refuses_is_made_plain(service: WandbService, tmp_pa
 
 def test_start_and_log_return_at_once_and_the_loop_goes_on(tmp_path: Path) -> None:
     async def play() -> tuple[float, float, int]:
-        tracker = WandbTracker()
+        tracker = patient_tracker()
         began = time.perf_counter()
         tracker.start(run_info(tmp_path / "run"))
         tracker.log_episode(RESULTS[0])
@@ -189,7 +189,7 @@ def test_online_without_a_key_asks_nothing_and_records_offline(
     tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
-    tracker = WandbTracker(mode="online")
+    tracker = patient_tracker(mode="online")
     _play(tracker, tmp_path / "run")
     assert tracker.failures == 1
     assert "No API key" in log[0]
@@ -200,7 +200,7 @@ def test_a_run_directory_that_cannot_be_written_is_reported_not_raised(tmp_path:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "wandb").write_text("a file in the way")
-    tracker = WandbTracker()
+    tracker = patient_tracker()
     _play(tracker, run_dir)
     assert tracker.failures == 1
     assert "not tracked" in log[0]
@@ -231,14 +231,14 @@ def test_modes(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    tracker = WandbTracker(mode=mode)  # type: ignore[arg-type]
+    tracker = patient_tracker(mode=mode)
     _play(tracker, tmp_path / "run")
     assert (tmp_path / "run" / "wandb").exists() is expected_folder
     assert tracker.failures == 0
 
 
 def test_finish_without_start_does_nothing() -> None:
-    tracker = WandbTracker()
+    tracker = patient_tracker()
     tracker.log_episode(RESULTS[0])
     tracker.finish(RunSummary(0, ()))
     assert tracker.failures == 0
@@ -257,7 +257,7 @@ def test_the_option_of_the_group_has_the_defaults_of_the_tracker() -> None:
 
 def test_samples_that_nobody_has_time_for_are_dropped_and_no_episode_is(tmp_path: Path, service: WandbService) -> None:
     service.mood = "silent"  # W&B waits for it, while everything else piles up
-    tracker = WandbTracker(init_timeout_sec=60.0)
+    tracker = patient_tracker(init_timeout_sec=60.0)
     tracker.start(run_info(tmp_path / "run"))
     for _ in range(2 * MAX_WAITING):
         tracker.log_system({"system/queue": 1})

@@ -7,8 +7,14 @@ from typing import Any
 
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.trackers.tracker import RunInfo
+from ares_exp.trackers.wandb_tracker import WandbTracker
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
+
+
+def patient_tracker(**settings: Any) -> WandbTracker:
+    """A W&B tracker that waits long enough for a machine that is busy with other tests."""
+    return WandbTracker(**{"init_timeout_sec": 60.0, "finish_timeout_sec": 100.0, **settings})
 
 
 def episode(index: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED, **more: Any) -> EpisodeResult:

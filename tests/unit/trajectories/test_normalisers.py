@@ -40,7 +40,7 @@ def normalised(name: str, text: str) -> str:
         ("durations", "0m0.012s"),
         ("durations", "12 µs"),
         ("memory_addresses", "0x7f3a5c0d1e20"),
-        ("temp_paths", os.path.basename(tempfile.mktemp())),  # noqa: PTH119
+        pytest.param("temp_paths", os.path.basename(tempfile.mktemp()), id="temp_paths"),  # noqa: PTH119
         ("container_ids", "3f2a91bc04de"),
         ("dates", "2026-01-31"),
         ("dates", "Jan 31, 2026"),

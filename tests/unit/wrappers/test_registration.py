@@ -57,7 +57,15 @@ def test_looking_at_the_wrappers_imports_no_gymnasium():
 
 
 def test_the_names_of_the_wrappers_all_resolve():
-    names = {"AsyncGymWrapper", "GymWrapper", "HarborGym", "TextAction", "TextObservation", "wrap_as_gym"}
+    names = {
+        "AsyncGymWrapper",
+        "EpisodeInfo",
+        "GymWrapper",
+        "HarborGym",
+        "TextAction",
+        "TextObservation",
+        "wrap_as_gym",
+    }
     assert set(ares_exp.wrappers.__all__) == names
     assert all(getattr(ares_exp.wrappers, name).__doc__ for name in names)
     with pytest.raises(AttributeError, match="no attribute 'nothing'; it has: AsyncGymWrapper"):

@@ -1,4 +1,4 @@
-"""The Gymnasium face in a notebook, whose cells run inside an event loop: a real Jupyter kernel executes them."""
+"""Gymnasium, runs and rollouts in a notebook, whose cells run inside an event loop: a real kernel executes them."""
 
 import sys
 from pathlib import Path
@@ -45,17 +45,48 @@ print([thread.name for thread in set(threading.enumerate()) - before if thread.n
 """
 
 
-@pytest.mark.filterwarnings("default")  # of the client and its dependencies
-def test_cells():
+RUN = """
+import ares_exp
+one = ["env.tasks=write-greeting", "tracker=none"]
+results = ares_exp.run(one)
+"""
+FRAME = """
+print(results.to_frame()["reward"].tolist(), (await ares_exp.arun(one, quiet=True)).mean_reward)
+"""
+ROLLOUTS = """
+async for episode in ares_exp.rollouts(env="harbor", policy="oracle", overrides=["env.tasks=write-greeting"]):
+    print(episode.task_name, episode.reward)
+"""
+
+
+def played(*sources, folder="."):
+    """What each cell printed."""
     import nbformat
 
-    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT)]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name=_kernel(), startup_timeout=60).execute()
-    said = ["".join(output.get("text", "") for output in cell.outputs).strip() for cell in notebook.cells]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    resources = {"metadata": {"path": str(folder)}}
+    client = nbclient.NotebookClient(
+        notebook, timeout=60, kernel_name=_kernel(), startup_timeout=60, resources=resources
+    )
+    client.execute()
+    return ["".join(output.get("text", "") for output in cell.outputs).strip() for cell in notebook.cells]
+
+
+@pytest.mark.filterwarnings("default")  # of the client and its dependencies
+def test_gymnasium():
+    said = played(SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT)
     assert "AsyncGymWrapper" in said[1]
     assert "`wrap_as_gym(env, allow_running_loop=True)` blocks on purpose" in said[1]
     assert said[2:] == ["", "(0.0, False, False)", "(1.0, True, False)", "[]"]
+
+
+@pytest.mark.local
+@pytest.mark.filterwarnings("default")  # of the client and its dependencies
+def test_runs_and_rollouts(tmp_path):
+    said = played(SETUP, RUN, FRAME, ROLLOUTS, folder=tmp_path)
+    assert "mean reward 1.00" in said[1]
+    assert "1/1 done" in said[1]
+    assert said[2:] == ["[1.0] 1.0", "write-greeting 1.0"]
 
 
 def _kernel():

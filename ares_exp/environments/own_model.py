@@ -1,0 +1,295 @@
+"""A model that an environment, or a scorer of its episodes, asks by itself: its answers on record, its cost apart.
+
+Its tokens and costs are not the policy's. What it answers is on disk before it is applied, so that an episode that goes
+on with an earlier one does not pay for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from ares_exp.cancellation import in_thread
+from ares_exp.errors import PreflightError, RefusalError, VerifierError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
+from ares_exp.records.environment_answers import Asked, append_asked, read_asked
+from ares_exp.records.recorded_results import is_countable
+from ares_exp.records.results import EnvironmentUsage
+
+MAX_SAID_CHARS = 2_000
+"""Bound on the text of an answer in the record."""
+MAX_REPEATED_CHARS = 500
+"""Bound on the text of an answer that cannot be read, where it is asked again."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """How the answers of a model are read.
+
+    Attributes:
+        parse: Reads an answer; `None` when it cannot be read.
+        expected: What an answer is to be, for messages.
+        again: What the model is told when its answer could not be read.
+        to_record: Writes what was read, in at most 2,000 characters.
+        from_record: Inverts `to_record`; `None` for anything else.
+        tries: How often a question is asked while its answer cannot be read.
+    """
+
+    parse: Callable[[str], T | None]
+    expected: str
+    again: str
+    to_record: Callable[[T], str]
+    from_record: Callable[[str], T | None]
+    tries: int = 2
+
+
+class OwnModel:
+    """The model behind many episodes, each with a separate LLM client if the client is a `Policy`.
+
+    It is asked on the event loop where it was opened, whichever loop an episode is played on: connections belong to
+    one.
+
+    Attributes:
+        policy: The LLM client.
+        name: What messages call it.
+        key: Where it is configured.
+        timeout_key: Where its time limit is configured.
+        timeout_sec: Bound on one answer in seconds, repetitions included; `None`: the caller keeps one.
+        error: What is raised when there is no answer.
+    """
+
+    def __init__(
+        self,
+        client: Policy | LLMClient,
+        *,
+        name: str,
+        key: str,
+        timeout_key: str = "",
+        timeout_sec: float | None = None,
+        error: type[VerifierError],
+    ) -> None:
+        """Asks nothing yet; see the class for the arguments. The client is opened and closed with this."""
+        self.policy = as_policy(client)
+        self.name, self.key, self.timeout_key = name, key, timeout_key
+        self.timeout_sec = timeout_sec
+        self.error = error
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._calls, self._used = 0, EnvironmentUsage()
+
+    async def open(self) -> None:
+        """Checks that the client is ready, and binds it to this event loop.
+
+        Raises:
+            PreflightError: It is not.
+        """
+        self._home = asyncio.get_running_loop()
+        try:
+            await self.policy.preflight()
+        except PreflightError as error:
+            raise PreflightError(f"{self.name} (`{self.key}`) is not ready. {self.message(error)}") from error
+
+    async def close(self) -> None:
+        """Closes the client, and logs its usage. Idempotent."""
+        await self.policy.close()
+        if self._calls:
+            used = self._used
+            logger.info(
+                "%s was asked %d times: %d prompt tokens, %d generated tokens, %.6g US dollars.",
+                *(self.name, self._calls, used.prompt_tokens, used.generated_tokens, used.cost),
+            )
+            self._calls = 0
+
+    def for_episode(
+        self,
+        task_name: str,
+        *,
+        seed: int,
+        attempt: int = 0,
+        on_wait: Callable[[float], None] | None = None,
+        files: Path | None,
+        scorer: str | None = None,
+    ) -> EpisodeModel:
+        """Makes the model of one episode, which is played on the running event loop.
+
+        Args:
+            task_name: Name of the task.
+            seed: Seed of the episode, for a client that samples with it.
+            attempt: Number of the attempt at the task.
+            on_wait: Called on this loop with the seconds that the client waits for something else than its answer.
+            files: Directory of the record of questions (`ares_exp.records.environment_answers`); `None`: no record.
+            scorer: Name of the scorer that asks, if one does.
+
+        Raises:
+            VerifierError: The client has nothing for that task.
+        """
+        loop = asyncio.get_running_loop()
+
+        def tell(seconds: float) -> None:
+            if on_wait is not None:
+                with suppress(RuntimeError):  # that loop has ended, and the episode with it
+                    loop.call_soon_threadsafe(on_wait, seconds)
+
+        try:
+            client = self.policy.for_episode(EpisodeSpec(task_name, attempt, seed, on_wait=tell))
+        except Exception as error:
+            raise self.failed(error) from error
+        return EpisodeModel(self, client, task_name, files, scorer)
+
+    async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
+        """Asks an episode's client for one answer. Raises whatever it raises."""
+
+        async def ask() -> LLMResponse:
+            return await client(request)
+
+        home = self._home
+        if home is None or home.is_closed() or home is asyncio.get_running_loop():
+            response = await ask()
+        else:
+            response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(), home))
+        if not isinstance(response, LLMResponse) or not is_countable(response):
+            raise self.error(f"Expected {self._named} to answer with an LLMResponse, got {response!r:.200}.")
+        return response
+
+    def count(self, calls: int, used: EnvironmentUsage) -> None:
+        """Adds the usage of a question to the totals of the log. Episodes may be played in several threads."""
+        with self._lock:
+            self._calls, self._used = self._calls + calls, self._used + used
+
+    def failed(self, error: BaseException) -> VerifierError:
+        """Makes the error of a client that raised."""
+        return self.error(f"{self.name} (`{self.key}`) could not answer: {type(error).__name__}: {self.message(error)}")
+
+    def late(self) -> VerifierError:
+        """Makes the error of an answer that did not come in time."""
+        return self.error(
+            f"{self.name} gave no answer within its limit of {self.timeout_sec:g} s (`{self.timeout_key}`)."
+        )
+
+    def unreadable(self, expected: str, said: list[str]) -> VerifierError:
+        """Makes the error of answers that could not be read."""
+        texts = " and then ".join(repr(text[:200]) for text in said)
+        return self.error(
+            f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
+            "one that answers in fewer words."
+        )
+
+    def message(self, error: BaseException) -> str:
+        """Returns the message of an error, which names the options of a policy as those of this model."""
+        return str(error).replace("policy.", f"{self.key}.")
+
+    @property
+    def _named(self) -> str:
+        return f"{self.name[0].lower()}{self.name[1:]}"
+
+
+class EpisodeModel:
+    """The model in one episode.
+
+    Attributes:
+        used: Tokens and cost of this try.
+    """
+
+    def __init__(
+        self, model: OwnModel, client: LLMClient, task_name: str, files: Path | None, scorer: str | None
+    ) -> None:
+        self._model, self._client, self._task, self._files, self._scorer = model, client, task_name, files, scorer
+        self._taken_over: dict[str, list[str]] | None = None
+        self.used = EnvironmentUsage()
+
+    async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
+        """Answers one question: as in an earlier try of the episode if it was asked there, else by the client.
+
+        Args:
+            question: What the record calls it.
+            request: What the model is asked.
+            reading: How its answer is read.
+
+        Raises:
+            VerifierError: The client failed, gave no answer in time, or none that can be read.
+        """
+        question = writable(question)
+        if (known := await self._known(question, reading)) is not None:
+            return known
+        responses: list[LLMResponse] = []
+        answer, began = None, time.perf_counter()
+        try:
+            async with asyncio.timeout(self._model.timeout_sec) as limit:
+                answer = await self._ask(request, reading, responses)
+        except self._model.error:
+            raise
+        except (Exception, SystemExit) as error:
+            raise (self._model.late() if limit.expired() else self._model.failed(error)) from error
+        finally:
+            recorded = reading.to_record(answer) if answer is not None else None
+            await self._write(question, responses, recorded, time.perf_counter() - began)
+        if answer is None:
+            raise self._model.unreadable(reading.expected, [response.text for response in responses])
+        return answer
+
+    async def _ask(self, request: LLMRequest, reading: Reading[T], responses: list[LLMResponse]) -> T | None:
+        for _ in range(reading.tries):
+            try:
+                response = await self._model.call(self._client, request)
+            except RefusalError as refusal:
+                if refusal.answer is not None:
+                    responses.append(refusal.answer)  # it is paid for
+                raise
+            responses.append(response)
+            if (answer := reading.parse(response.text)) is not None:
+                return answer
+            said = {"role": "assistant", "content": response.text[:MAX_REPEATED_CHARS]}
+            messages = [*request.messages, said, {"role": "user", "content": reading.again}]
+            request = LLMRequest(messages, system_prompt=request.system_prompt)
+        return None
+
+    async def _known(self, question: str, reading: Reading[T]) -> T | None:
+        """Finds the answer in the record of an earlier try; each one is given once."""
+        files = self._files
+        if files is None:
+            return None
+        if self._taken_over is None:
+            self._taken_over = {}
+            for one in await asyncio.to_thread(read_asked, files) or ():
+                is_ours = one.taken_over and one.task == self._task and one.scorer == self._scorer
+                if is_ours and one.answer is not None and reading.from_record(one.answer) is not None:
+                    self._taken_over.setdefault(one.question, []).append(one.answer)
+        answers = self._taken_over.get(question)
+        return reading.from_record(answers.pop(0)) if answers else None
+
+    async def _write(self, question: str, responses: list[LLMResponse], answer: str | None, sec: float) -> None:
+        """Counts the usage of one question, and adds its line to the record."""
+        asked = Asked(
+            task=self._task,
+            question=question,
+            said=tuple(writable(response.text[:MAX_SAID_CHARS]) for response in responses),
+            answer=answer,
+            model=writable(responses[-1].model or "") or None if responses else None,
+            prompt_tokens=sum(response.usage.prompt_tokens for response in responses),
+            generated_tokens=sum(response.usage.generated_tokens for response in responses),
+            cost=sum(response.cost for response in responses),
+            sec=sec,
+            scorer=self._scorer,
+        )
+        self.used += asked.usage
+        self._model.count(len(responses), asked.usage)
+        if (files := self._files) is not None:
+            await in_thread(lambda: append_asked(files, [asked]))  # on Ctrl-C, too: it is paid for
+
+
+def writable(text: str) -> str:
+    """Replaces each half of a surrogate pair, which a model may write and no file can hold, by `?`."""
+    return text.encode(errors="replace").decode()

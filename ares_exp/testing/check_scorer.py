@@ -1,0 +1,96 @@
+"""`check_scorer`: a scorer called with an episode as a run calls it, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ares_exp.containers.container import Container
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import Outcome
+from ares_exp.scoring.call import ConfiguredScorer
+from ares_exp.scoring.scorer import ScoredEpisode, as_scorer
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+
+
+def sample_episode(
+    *answers: str,
+    task: str = "Say hello.",
+    task_name: str = "sample",
+    reward: float | None = 1.0,
+    rewards: Mapping[str, float] | None = None,
+) -> ScoredEpisode:
+    """Makes an episode in which the policy gave these answers, each to the request that the one before led to.
+
+    Args:
+        answers: What the policy said.
+        task: The first message.
+        task_name: Name of the task.
+        reward: The verifier's reward; `None`: it was cut short and not verified.
+        rewards: Everything that the verifier scored; by default `reward` alone.
+    """
+    messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
+    steps = []
+    for number in range(len(answers) + 1):
+        is_last = number == len(answers)
+        action = answers[number - 1] if number else None
+        if action is not None:
+            messages += [{"role": "assistant", "content": action}, {"role": "user", "content": "Go on."}]
+        steps.append(
+            StepRecord(
+                step_index=number,
+                step_type="LAST" if number and is_last else "MID" if number else "FIRST",
+                observation=None if number and is_last else serialize_llm_request(LLMRequest(list(messages))),
+                action=None if action is None else serialize_llm_response(LLMResponse.from_text(action)),
+                reward=(reward if is_last else 0.0) if number else None,
+                discount=(0.0 if is_last and reward is not None else 1.0) if number else None,
+                timestamp=float(number),
+            )
+        )
+    trajectory = EpisodeTrajectory(
+        episode_id="sample",
+        task_name=task_name,
+        steps=tuple(steps),
+        start_time=0.0,
+        end_time=float(len(steps)),
+        total_reward=reward,
+        num_steps=len(steps),
+        truncated=reward is None,
+        outcome=Outcome.TRUNCATED if reward is None else Outcome.COMPLETED,
+    )
+    known = {} if reward is None else {"reward": reward}
+    return ScoredEpisode(trajectory=trajectory, reward=reward, rewards=known if rewards is None else rewards)
+
+
+async def check_scorer(
+    scorer: object,
+    episode: ScoredEpisode | None = None,
+    container: Container | None = None,
+    *,
+    name: str = "scorer",
+    timeout_sec: float = 60.0,
+) -> dict[str, float]:
+    """Calls a scorer as a run does, and returns its rewards by the names that they are recorded under.
+
+    Args:
+        scorer: A function, or an object that can be called.
+        episode: What is scored; by default one with one answer and the reward 1.0, see `sample_episode`.
+        container: A started container; `None` as for an environment without one.
+        name: Name of the scorer.
+        timeout_sec: Bound on the call.
+
+    Raises:
+        ConfigError: It is no scorer.
+        PreflightError: It is not ready.
+        ScorerError: It raised, took too long, or returned no rewards.
+    """
+    whole = as_scorer(scorer)
+    whole.set_name(name)
+    await whole.preflight()
+    try:
+        given = episode if episode is not None else sample_episode("Hello.")
+        score = await ConfiguredScorer(name, scorer, timeout_sec=timeout_sec).score(given.of_scorer(name), container)
+    finally:
+        await whole.close()
+    return dict(score.rewards)

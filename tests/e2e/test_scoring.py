@@ -1,0 +1,158 @@
+"""Scorers from the command line: functions and a judge, for tasks and for an environment of one's own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.trajectories import load
+from ares_exp.trajectories.atif.reader import load_atif
+from tests.conftest import SECRET_FREE, Cli
+from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
+
+pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
+
+SCORERS = """
+from pathlib import Path
+
+
+async def greeting(episode, container, *, path="/app/greeting.txt"):
+    return {"reward": 0.5, "chars": len((await container.exec(f"cat {path}")).output)}
+
+
+def brief(episode, container):
+    assert container is None or episode.reward == 1.0
+    return 1 / len(episode.answers)
+
+
+async def bad(episode, container):
+    if not Path("good").exists():
+        raise KeyError("lines")
+    return 1.0
+"""
+TASK = ("env=harbor_samples", "env.tasks=[write-greeting]")
+AT = ("tracker=none", "hydra.run.dir=run")
+JUDGE = ("scorer=judge", "env.scorers.judge.policy.api_key_env=null", "env.scorers.judge.policy.model=grades")
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path: Path) -> None:
+    (tmp_path / "my_scorers.py").write_text(SCORERS)
+    (tmp_path / "options" / "scorer").mkdir(parents=True)
+    (tmp_path / "options" / "scorer" / "bad.yaml").write_text(
+        "# @package env.scorers.bad\n# fails\n_target_: my_scorers.bad\nweight: 0.25\n"
+    )
+
+
+@pytest.fixture
+def grader() -> Iterator[LoopbackEndpoint]:
+    with LoopbackEndpoint(otherwise=answer("It greets.\nScore: 8")) as server:
+        yield server
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+
+
+HERE = {"PYTHONPATH": "."}
+
+
+def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+    functions = (
+        "+env.scorers.greeting={_target_: my_scorers.greeting, weight: 2}",
+        "+env.scorers.brief={_target_: my_scorers.brief, weight: 0}",
+    )
+    url = f"env.scorers.judge.policy.base_url={grader.url}"
+    done = cli(*TASK, *AT, *JUDGE, url, *functions, "collector=[json,atif]", "env.verifier_weight=0.5", env=HERE)
+    assert done.returncode == 0, done.stderr
+    [row] = rows(tmp_path / "run")
+    named = {"reward": 1.0, "judge": 0.8, "greeting": 0.5, "greeting.chars": 15.0, "brief": 0.5}
+    assert row["rewards"] == {**named, "greeting.chars": row["rewards"]["greeting.chars"]}
+    assert row["reward"] == pytest.approx(0.5 * 1.0 + 0.8 + 2 * 0.5)
+    assert row["environment_usage"] == {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.0}
+    assert "the environment's own: 15 tokens" in done.stdout
+    [episode] = load(tmp_path / "run").trajectories()
+    assert (dict(episode.rewards), episode.total_reward) == (row["rewards"], row["reward"])
+    [exported] = (tmp_path / "run").rglob("*.atif.json")
+    assert dict(load_atif(exported)[0].rewards) == row["rewards"]
+    [asked] = [one.body for one in grader.requests]
+    assert "Hello, harbor!" in json.dumps(asked), "what the task asks for"
+
+    again = cli("replay=run", "hydra.run.dir=again", *functions, env=HERE)
+    assert again.returncode == 0, again.stderr
+    [replayed] = rows(tmp_path / "again")
+    assert (replayed["reward"], replayed["rewards"]) == (row["reward"], row["rewards"])
+    assert (len(grader.requests), replayed["environment_usage"]["prompt_tokens"]) == (1, 0), "paid for once"
+
+
+def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+    url = f"env.scorers.second.policy.base_url={grader.url}"
+    second = (
+        "+policy@env.scorers.second.policy=chat_completions",
+        "+env.scorers.second._target_=ares_exp.scoring.judge.Judge",
+        "env.scorers.second.policy.api_key_env=null",
+        "env.scorers.second.policy.model=grades",
+    )
+    first = f"env.scorers.judge.policy.base_url={grader.url}"
+    grader.then(answer("Score: 8"), slow(60))  # the second judge's answer does not come
+    grader.arrived.clear()
+    command = [sys.executable, "-m", "ares_exp", *TASK, *AT, *JUDGE, first, *second, url]
+    with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stderr=subprocess.PIPE, text=True) as process:
+        while len(grader.requests) < 2 and process.poll() is None:
+            grader.arrived.wait(5)
+            grader.arrived.clear()
+        process.send_signal(signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, said
+    done = cli("resume=run")
+    assert done.returncode == 0, done.stderr
+    lost, row = rows(tmp_path / "run")
+    assert (lost["outcome"], lost["environment_usage"]["prompt_tokens"]) == ("lost", 10)
+    assert row["rewards"] == {"reward": 1.0, "judge": 0.8, "second": 0.8}
+    assert (row["reward"], row["replayed"]["steps"]) == (pytest.approx(2.6), row["num_steps"])
+    assert row["environment_usage"]["prompt_tokens"] == 10, "the second one's alone"
+    assert len(grader.requests) == 3
+
+
+def test_one_that_fails_is_an_outcome_and_can_be_scored_anew(cli: Cli, tmp_path: Path) -> None:
+    done = cli("--config-dir", "options", *TASK, *AT, "scorer=bad", "attempts=2", env=HERE)
+    assert done.returncode == 1
+    assert "verifier_error: ScorerError: The scorer `bad` raised KeyError: 'lines'" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert {row["outcome"] for row in rows(tmp_path / "run")} == {"verifier_error"}
+    (tmp_path / "good").touch()
+    again = cli("resume=run", "resume_redo=[verifier_error]", env=HERE)
+    assert again.returncode == 0, again.stderr
+    assert [row["reward"] for row in rows(tmp_path / "run")[2:]] == [1.25, 1.25]
+
+
+def test_a_recorded_run_names_no_function_by_itself(cli: Cli, tmp_path: Path) -> None:
+    scorers = "env.scorers=[my_scorers.brief]"
+    done = cli(*TASK, *AT, scorers, env=HERE)
+    assert done.returncode == 0, done.stderr
+    refused = cli("resume=run", "attempts=2", env=HERE)
+    assert refused.returncode == 2
+    assert "`env.scorers=my_scorers.brief`" in refused.stderr
+    assert cli("resume=run", "attempts=2", scorers, env=HERE).returncode == 0
+    assert [row["reward"] for row in rows(tmp_path / "run")] == [1.5, 1.5]
+
+
+def test_a_branch_and_a_game_without_a_container(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
+    url = f"env.scorers.judge.policy.base_url={grader.url}"
+    done = cli("env=twenty_questions", "env.tasks=[cat,oak]", *AT, *JUDGE, url, "wrapper=sync")
+    assert done.returncode == 0, done.stderr
+    assert {(row["reward"], tuple(row["rewards"].items())) for row in rows(tmp_path / "run")} == {
+        (1.8, (("reward", 1.0), ("judge", 0.8)))
+    }
+    begun = cli(*TASK, "tracker=none", *JUDGE, url, "hydra.run.dir=task", "snapshot=every_step")
+    assert begun.returncode == 0, begun.stderr
+    branched = cli("branch_from=task/write-greeting@1", "hydra.run.dir=branch")
+    assert branched.returncode == 0, branched.stderr
+    assert [row["reward"] for row in rows(tmp_path / "branch")] == [1.8]
