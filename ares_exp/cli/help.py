@@ -11,6 +11,7 @@ from ares_exp.config.option_arguments import arguments_of, as_yaml
 from ares_exp.config.options import BUILT_IN, Option, config_dirs_of, find_options, print_problems
 from ares_exp.config.plugins import OPTION_GROUPS
 from ares_exp.config.schema import keys
+from ares_exp.records.latest_run import MEANING
 
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
@@ -71,7 +72,8 @@ def render_help(argv: Sequence[str], program: str) -> str:
 def _render_commands() -> list[str]:
     width = max(map(len, COMMANDS))
     rows = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
-    return ["Commands (the first word; each has --help):", *rows]
+    said = f"In the place of a run directory {MEANING} (also resume=, replay=, branch_from=)."
+    return ["Commands (the first word; each has --help):", *rows, said]
 
 
 def _render_group(group: str, options: Iterable[Option]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ares_exp.containers.container import Container
 from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
-from ares_exp.scoring.scorer import FinishedEpisode, ScorerBase, as_scorer
+from ares_exp.scoring.scorer import ScoredEpisode, ScorerBase, as_scorer
 from ares_exp.scoring.scores import Score, checked_score
 
 
@@ -38,7 +38,7 @@ class ConfiguredScorer:
         """The part, with the defaults for what it lacks."""
         return as_scorer(self.part)
 
-    async def score(self, episode: FinishedEpisode, container: Container | None) -> Score:
+    async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:
         """Calls the scorer.
 
         Raises:
@@ -64,7 +64,7 @@ class ConfiguredScorer:
             ) from error
 
 
-async def _called(part: Any, episode: FinishedEpisode, container: Container | None) -> Any:
+async def _called(part: Any, episode: ScoredEpisode, container: Container | None) -> Any:
     if _is_async(part):
         return await part(episode, container)
     returned = await _in_daemon_thread(lambda: part(episode, container))

@@ -22,7 +22,7 @@ from ares_exp.containers.container import Container
 from ares_exp.environments.own_model import OwnModel, Reading
 from ares_exp.errors import ConfigError, JudgeAnswerError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.scoring.scorer import FinishedEpisode, ScorerBase
+from ares_exp.scoring.scorer import ScoredEpisode, ScorerBase
 from ares_exp.scoring.scores import REWARD
 from ares_exp.trajectories.commands.episode_printer import message_text
 
@@ -121,7 +121,7 @@ class Judge(ScorerBase):
         """Closes the model's client. Idempotent."""
         await self._model.close()
 
-    async def __call__(self, episode: FinishedEpisode, container: Container | None, /) -> dict[str, float]:
+    async def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> dict[str, float]:
         """Returns the score as `reward`, and those of the criteria by their names.
 
         Raises:
@@ -154,7 +154,7 @@ class Judge(ScorerBase):
             )
         return (await container.exec(self._command, timeout_sec=COMMAND_TIMEOUT_SEC)).output
 
-    def _request(self, episode: FinishedEpisode, output: str) -> LLMRequest:
+    def _request(self, episode: ScoredEpisode, output: str) -> LLMRequest:
         texts = {
             "task": episode.instruction,
             "transcript": "\n\n".join(f"[{one.get('role')}]\n{message_text(one)}" for one in episode.conversation),

@@ -32,7 +32,7 @@ class _Staged(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedEpisode:
+class ScoredEpisode:
     """An episode that has reached LAST and was verified, as scorers get it.
 
     Attributes:
@@ -58,7 +58,7 @@ class FinishedEpisode:
     scorer: str = ""
     spend: Callable[[EnvironmentUsage], None] = field(default=lambda used: None, repr=False, compare=False)
 
-    def of_scorer(self, name: str) -> FinishedEpisode:
+    def of_scorer(self, name: str) -> ScoredEpisode:
         """Returns the episode as the scorer of that name gets it."""
         return replace(self, scorer=name)
 
@@ -106,7 +106,7 @@ class FinishedEpisode:
 class Scorer(Protocol):
     """Scores finished episodes. A function will do; what else a scorer may have is `ScorerBase`."""
 
-    def __call__(self, episode: FinishedEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
+    def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
         """Returns the rewards of an episode.
 
         Called once per episode that reached LAST, when its verifier has run; for many episodes at the same time. A
@@ -129,7 +129,7 @@ class Scorer(Protocol):
 class ScorerBase(Scorer):
     """Everything that is asked of a scorer. What a `Scorer` need not have has its default here."""
 
-    async def __call__(self, episode: FinishedEpisode, container: Container | None, /) -> Scores:
+    async def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores:
         """Returns the rewards of an episode; see `Scorer`."""
         raise NotImplementedError
 

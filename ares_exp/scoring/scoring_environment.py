@@ -15,7 +15,7 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import ScorerError
 from ares_exp.records.results import EnvironmentUsage
 from ares_exp.scoring.call import ConfiguredScorer
-from ares_exp.scoring.scorer import FinishedEpisode
+from ares_exp.scoring.scorer import ScoredEpisode
 from ares_exp.scoring.scores import combined_reward, named_rewards
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
@@ -137,12 +137,12 @@ class ScoringEnvironment(EnvironmentWrapper):
         self._rewards = named_rewards(reward, super().report().rewards, scores)
         return combined_reward(reward, self._rules.verifier_weight, scores)
 
-    def _finished(self, reward: float | None) -> FinishedEpisode:
+    def _finished(self, reward: float | None) -> ScoredEpisode:
         trajectory = self._collected.trajectory
         if trajectory is None:
             raise ScorerError("Expected the steps of the episode for its scorers, and they could not be collected.")
         report = super().report()
-        return FinishedEpisode(
+        return ScoredEpisode(
             trajectory=trajectory,
             task=self.current_task,
             reward=reward,

@@ -10,17 +10,17 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.scoring.call import ConfiguredScorer
-from ares_exp.scoring.scorer import FinishedEpisode, as_scorer
+from ares_exp.scoring.scorer import ScoredEpisode, as_scorer
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 
 
-def finished_episode(
+def sample_episode(
     *answers: str,
     task: str = "Say hello.",
     task_name: str = "sample",
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
-) -> FinishedEpisode:
+) -> ScoredEpisode:
     """Makes an episode in which the policy gave these answers, each to the request that the one before led to.
 
     Args:
@@ -60,12 +60,12 @@ def finished_episode(
         outcome=Outcome.TRUNCATED if reward is None else Outcome.COMPLETED,
     )
     known = {} if reward is None else {"reward": reward}
-    return FinishedEpisode(trajectory=trajectory, reward=reward, rewards=known if rewards is None else rewards)
+    return ScoredEpisode(trajectory=trajectory, reward=reward, rewards=known if rewards is None else rewards)
 
 
 async def check_scorer(
     scorer: object,
-    episode: FinishedEpisode | None = None,
+    episode: ScoredEpisode | None = None,
     container: Container | None = None,
     *,
     name: str = "scorer",
@@ -75,7 +75,7 @@ async def check_scorer(
 
     Args:
         scorer: A function, or an object that can be called.
-        episode: What is scored; by default one with one answer and the reward 1.0, see `finished_episode`.
+        episode: What is scored; by default one with one answer and the reward 1.0, see `sample_episode`.
         container: A started container; `None` as for an environment without one.
         name: Name of the scorer.
         timeout_sec: Bound on the call.
@@ -89,7 +89,7 @@ async def check_scorer(
     whole.set_name(name)
     await whole.preflight()
     try:
-        given = episode if episode is not None else finished_episode("Hello.")
+        given = episode if episode is not None else sample_episode("Hello.")
         score = await ConfiguredScorer(name, scorer, timeout_sec=timeout_sec).score(given.of_scorer(name), container)
     finally:
         await whole.close()

@@ -87,7 +87,7 @@ def test_help_may_stand_before_the_command() -> None:
         (["run", "seed=1"], "A run needs no word: `ares-exp seed=1`."),
         (["trajectories", "show"], "It is `ares-exp show` here."),
         (["resum"], "Did you mean `resume`?"),
-        (["xyzzy"], "Expected one of list, show, "),
+        (["xyzzy"], f"Expected one of {', '.join(COMMANDS)}."),
     ],
 )
 def test_an_unknown_word_is_answered_with_what_was_meant(

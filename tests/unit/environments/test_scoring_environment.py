@@ -21,7 +21,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.scoring.call import ConfiguredScorer
-from ares_exp.scoring.scorer import FinishedEpisode
+from ares_exp.scoring.scorer import ScoredEpisode
 from ares_exp.scoring.scoring_environment import ScoringEnvironment, ScoringRules
 from ares_exp.tasks.harbor import HarborTask
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -30,7 +30,7 @@ from tests.unit.environments.conftest import MakeTask
 from tests.unit.environments.snapshots import SUBMIT, run
 from tests.unit.environments.steps import MakeSteps
 
-Seen = list[tuple[FinishedEpisode, Container | None]]
+Seen = list[tuple[ScoredEpisode, Container | None]]
 
 
 def scored(env: Any, *scorers: ConfiguredScorer, weight: float = 1.0, **parts: Any) -> ScoringEnvironment:
@@ -40,7 +40,7 @@ def scored(env: Any, *scorers: ConfiguredScorer, weight: float = 1.0, **parts: A
 
 
 def noting(seen: Seen, value: Any = 0.5) -> Callable[..., Any]:
-    async def scorer(episode: FinishedEpisode, container: Container | None) -> Any:
+    async def scorer(episode: ScoredEpisode, container: Container | None) -> Any:
         seen.append((episode, container))
         episode.spend(EnvironmentUsage(3, 2, 0.5))
         return value
@@ -48,7 +48,7 @@ def noting(seen: Seen, value: Any = 0.5) -> Callable[..., Any]:
     return scorer
 
 
-async def reads(episode: FinishedEpisode, container: Container | None) -> float:
+async def reads(episode: ScoredEpisode, container: Container | None) -> float:
     assert container is not None
     return float((await container.exec("cat /answer")).output)
 
@@ -102,7 +102,7 @@ async def test_a_task_of_several_steps_is_scored_once(make_environment: Any, mak
 async def test_a_scorer_that_fails_ends_the_episode_as_a_verifier_does(
     make_environment: Any, make_task: MakeTask
 ) -> None:
-    async def bad(episode: FinishedEpisode, container: Container | None) -> float:
+    async def bad(episode: ScoredEpisode, container: Container | None) -> float:
         raise KeyError("lines")
 
     inner = make_environment(make_task())
@@ -120,7 +120,7 @@ async def test_a_scorer_that_fails_ends_the_episode_as_a_verifier_does(
 async def test_a_cancelled_scoring_leaves_nothing(make_environment: Any, make_task: MakeTask) -> None:
     begun = asyncio.Event()
 
-    async def waits(episode: FinishedEpisode, container: Container | None) -> float:
+    async def waits(episode: ScoredEpisode, container: Container | None) -> float:
         begun.set()
         await asyncio.sleep(60)
         return 1.0

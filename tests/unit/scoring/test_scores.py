@@ -15,9 +15,9 @@ from ares_exp.errors import ConfigError, ContainerDiedError, ScorerError, Scorer
 from ares_exp.records.results import Outcome
 from ares_exp.scoring.call import ConfiguredScorer
 from ares_exp.scoring.configured_scorers import make_scoring_rules
-from ares_exp.scoring.scorer import FinishedEpisode, ScorerBase
+from ares_exp.scoring.scorer import ScoredEpisode, ScorerBase
 from ares_exp.scoring.scores import checked_score, combined_reward, named_rewards
-from ares_exp.testing.check_scorer import check_scorer, finished_episode
+from ares_exp.testing.check_scorer import check_scorer, sample_episode
 
 HERE = __name__
 
@@ -61,11 +61,11 @@ def test_the_weighted_sum() -> None:
         named_rewards(1.0, {"a": 0.0}, scores)
 
 
-def half(episode: FinishedEpisode, container: object, *, of: float = 1.0) -> float:
+def half(episode: ScoredEpisode, container: object, *, of: float = 1.0) -> float:
     return of / 2
 
 
-async def later(episode: FinishedEpisode, container: object) -> dict[str, float]:
+async def later(episode: ScoredEpisode, container: object) -> dict[str, float]:
     await asyncio.sleep(0)
     return {"reward": float(len(episode.answers))}
 
@@ -74,7 +74,7 @@ class Counts(ScorerBase):
     def __init__(self, *, step: int = 1) -> None:
         self.step, self.count, self.closed = step, 0, False
 
-    async def __call__(self, episode: FinishedEpisode, container: object, /) -> float:
+    async def __call__(self, episode: ScoredEpisode, container: object, /) -> float:
         self.count += self.step
         return self.count
 
@@ -85,7 +85,7 @@ class Counts(ScorerBase):
 async def test_functions_and_objects_sync_and_async() -> None:
     assert await check_scorer(half) == {"scorer": 0.5}
     assert await check_scorer(functools.partial(half, of=3.0), name="x") == {"x": 1.5}
-    assert await check_scorer(later, finished_episode("a", "b")) == {"scorer": 2.0}
+    assert await check_scorer(later, sample_episode("a", "b")) == {"scorer": 2.0}
     assert await check_scorer(lambda episode, container: later(episode, container)) == {"scorer": 1.0}
     counts = Counts()
     assert (await check_scorer(counts), counts.closed) == ({"scorer": 1.0}, True)
@@ -94,22 +94,22 @@ async def test_functions_and_objects_sync_and_async() -> None:
 
 
 async def test_failures_are_named_and_bounded() -> None:
-    def bad(episode: FinishedEpisode, container: object) -> float:
+    def bad(episode: ScoredEpisode, container: object) -> float:
         raise SystemExit(3)
 
-    async def died(episode: FinishedEpisode, container: object) -> float:
+    async def died(episode: ScoredEpisode, container: object) -> float:
         raise ContainerDiedError("gone")
 
-    async def own_timeout(episode: FinishedEpisode, container: object) -> float:
+    async def own_timeout(episode: ScoredEpisode, container: object) -> float:
         raise TimeoutError("of its own")
 
     never = threading.Event()
 
-    def hangs(episode: FinishedEpisode, container: object) -> float:
+    def hangs(episode: ScoredEpisode, container: object) -> float:
         never.wait(60)
         return 1.0
 
-    async def sleeps(episode: FinishedEpisode, container: object) -> float:
+    async def sleeps(episode: ScoredEpisode, container: object) -> float:
         await asyncio.sleep(60)
         return 1.0
 
@@ -126,12 +126,12 @@ async def test_failures_are_named_and_bounded() -> None:
 
 
 def test_what_an_episode_tells() -> None:
-    episode = finished_episode("ls", "done", task="List the files.")
+    episode = sample_episode("ls", "done", task="List the files.")
     assert (episode.instruction, episode.answers, episode.task_name) == ("List the files.", ("ls", "done"), "sample")
     assert [one["role"] for one in episode.conversation] == ["user", "assistant", "user", "assistant"]
     assert episode.conversation[-1]["content"] == "done"
-    assert finished_episode(task="Nothing yet.").conversation[0]["content"] == "Nothing yet."
-    assert (finished_episode("a", reward=None).outcome, episode.outcome) == (Outcome.TRUNCATED, Outcome.COMPLETED)
+    assert sample_episode(task="Nothing yet.").conversation[0]["content"] == "Nothing yet."
+    assert (sample_episode("a", reward=None).outcome, episode.outcome) == (Outcome.TRUNCATED, Outcome.COMPLETED)
 
 
 def made(*overrides: str) -> tuple[tuple[ConfiguredScorer, ...], float]:
