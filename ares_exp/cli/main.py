@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ares_exp import __version__
@@ -20,6 +21,7 @@ def program() -> str:
 
 def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
+    _find_modules_here()
     exit_code = run_word(sys.argv[1:], program())
     if exit_code is not None:
         return exit_code
@@ -36,6 +38,13 @@ def main() -> int:
     from ares_exp.cli.hydra_callback import end_sweep
 
     return end_sweep(exit_code)
+
+
+def _find_modules_here() -> None:
+    """Lets `ares-exp` import from the current directory, as `python -m ares_exp` does; what is installed goes first."""
+    with suppress(FileNotFoundError):  # the directory may be gone
+        if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
 
 
 def _run() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,11 @@ def test_an_option_and_a_policy_of_ones_own(cli: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert '"reward": 0.0' in (tmp_path / "run" / "episodes.jsonl").read_text()
     assert "mine" in cli("--help", "--config-dir", "options").stdout
+
+
+def test_the_program_finds_modules_of_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "my_scorers.py").write_text("def half(episode, container):\n    return 0.5\n")
+    words = [str(Path(sys.executable).with_name("ares-exp")), "env.scorers=[my_scorers.half]", "env.limit=1"]
+    done = subprocess.run([*words, "tracker=none"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mean reward 1.50" in done.stdout
