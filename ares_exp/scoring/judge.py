@@ -49,7 +49,8 @@ Think as much as you need. Then end with {lines}, and nothing after that:
 {form}
 N is a number from {lowest:g} (worst) to {highest:g} (best)."""
 _AGAIN = "Expected your answer to end with the following, N being a number from {lowest:g} to {highest:g}:\n{form}"
-_FIELD = re.compile(r"\{(task|transcript|answer|reward|output)\}")
+_PLACEHOLDERS = ("task", "transcript", "answer", "reward", "output")
+_FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 _THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*</think(?:ing)?>", re.S | re.I)
 _NAME = re.compile(r"[A-Za-z][\w -]{0,50}")
 
@@ -78,18 +79,21 @@ class Judge(ScorerBase):
             policy: The model: a policy, or any `LLMClient`.
             prompt: What the model is asked. In it `{task}` stands for the instruction, `{transcript}` for the
                 conversation at the end of the episode, `{answer}` for the last reply alone, `{reward}` for the
-                verifier's reward, `{output}` for the output of `command`.
+                verifier's reward, `{output}` for the output of `command`. It has at least one of them, and no other
+                word in braces, unless there are spaces around it.
             criteria: A rubric: what is graded, by name, each with what it means. The scores are recorded by these
                 names, and their mean is the reward; `None`: one score.
             lowest: The worst grade.
             highest: The best grade.
-            command: A shell command that is run in the episode's container, for `{output}`; `None`: none is.
+            command: A shell command that is run in the episode's container, for `{output}`, which is in `prompt` then;
+                `None`: none is.
             tries: How often the model is asked while its answer cannot be read.
             max_chars: Bound on the length of each text that is put into the prompt; of a longer one the middle is left
                 out.
 
         Raises:
-            ConfigError: The grades have no range, a criterion has no usable name, or the policy cannot grade.
+            ConfigError: The grades have no range, a criterion has no usable name, the policy cannot grade, or the
+                placeholders of the prompt are not those that there are.
         """
         if not lowest < highest:
             raise ConfigError(f"Expected `highest` of a judge above `lowest`, got {highest:g} and {lowest:g}.")
@@ -99,6 +103,7 @@ class Judge(ScorerBase):
                     "Expected the names of a judge's `criteria` to be words of letters and digits, and not `reward`, "
                     f"got {name!r}."
                 )
+        _check_prompt(prompt, command)
         self._model = OwnModel(policy, name="The judge", key="env.scorers.judge.policy", error=JudgeAnswerError)
         if self._model.policy.needs_solution:
             raise ConfigError(
@@ -150,7 +155,8 @@ class Judge(ScorerBase):
             return ""
         if container is None:
             raise JudgeAnswerError(
-                f"{self._model.name} has a `command`, and this environment has no container. Set `command=null`."
+                f"{self._model.name} has a `command`, and this environment has no container. Set `command=null`, and "
+                "take `{output}` out of the prompt."
             )
         return (await container.exec(self._command, timeout_sec=COMMAND_TIMEOUT_SEC)).output
 
@@ -214,6 +220,32 @@ class Judge(ScorerBase):
             return None
         is_grade = [isinstance(one, int | float) and self._lowest <= one <= self._highest for one in grades.values()]
         return grades if all(is_grade) else None
+
+
+def _check_prompt(prompt: str, command: str | None) -> None:
+    """Refuses a prompt into which not everything is put that it is to have. Raises `ConfigError`."""
+    found = _FIELD.findall(prompt)
+    known = f"The placeholders are {', '.join(f'`{{{name}}}`' for name in _PLACEHOLDERS)}"
+    if unknown := [name for name in found if name not in _PLACEHOLDERS]:
+        raise ConfigError(
+            f"Expected placeholders that there are in the `prompt` of a judge, got `{{{unknown[0]}}}`. {known}; a word "
+            f"in braces that is none has spaces around it: `{{ {unknown[0]} }}`."
+        )
+    if not found:
+        raise ConfigError(
+            f"Expected a placeholder in the `prompt` of a judge, which would see nothing of the episode otherwise, got "
+            f"{prompt!r:.100}. {known}."
+        )
+    if command is not None and "output" not in found:
+        raise ConfigError(
+            "Expected `{output}` in the `prompt` of a judge that has a `command`, whose output is not used otherwise. "
+            f"Put it there, or set `command=null`. {known}."
+        )
+    if command is None and "output" in found:
+        raise ConfigError(
+            "Expected a `command` of a judge whose `prompt` has `{output}`, got none. Set it, such as `command='git "
+            f"diff'`, or take `{{output}}` out. {known}."
+        )
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:

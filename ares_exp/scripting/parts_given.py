@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ares_exp.agents.code_agent import as_agent_factory
+from ares_exp.config.added_arguments import SCORER
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.overrides import key_set_by, parse_overrides
@@ -123,17 +124,18 @@ class PartsGiven:
             group = key.partition(".")[0].partition("/")[0]
             if group in self.values:
                 raise ConfigError(f"`{group}` is an argument: write `{group}=…` outside of `overrides`.")
-            if group in self.parts:
-                if not ((part := self.parts[group]) is None or isinstance(part, str)):
+            owner = "env" if group == SCORER else group  # an option of scorers is a value of `env`
+            if owner in self.parts:
+                if not ((part := self.parts[owner]) is None or isinstance(part, str)):
                     raise ConfigError(
-                        f"`{key}` has no effect where `{group}` is no option but {type(part).__name__}: give that its "
+                        f"`{key}` has no effect where `{owner}` is no option but {type(part).__name__}: give that its "
                         "values itself."
                     )
             elif key not in (*EPISODE_KEYS, "hydra.searchpath"):
                 raise ConfigError(
                     f"`{key}` has no effect here: rollouts keep nothing on disk and retry nothing. Leave it out, or "
-                    f"play a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, or one of "
-                    f"{', '.join(EPISODE_KEYS)}."
+                    f"play a run, `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, or "
+                    f"one of {', '.join(EPISODE_KEYS)}."
                 )
 
 

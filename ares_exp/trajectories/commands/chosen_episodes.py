@@ -48,9 +48,14 @@ def chosen_episode(path: Path) -> StoredEpisode:
     if not episodes:
         raise UserError(f"Expected an episode, found none in {path}.{_left_out(episodes)}")
     raise UserError(
-        f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path}/{episodes[0].episode_id}. "
+        f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path_of_one(path, episodes)}. "
         f"`ares-exp show {path}` lists them."
     )
+
+
+def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
+    """Returns what to write for the first of several episodes that `path` means: it may end with part of an id."""
+    return (path if path.exists() else path.parent) / episodes[0].episode_id
 
 
 def _left_out(episodes: StoredEpisodes) -> str:

@@ -38,9 +38,8 @@ class EpisodePrinter:
         """Prints the facts of the whole episode; without an outcome it is being played."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
-        self._line(
-            f"{one_line(episode.task_name)}  {outcome or 'being played'}  reward {number(episode.total_reward)}", 2
-        )
+        reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
+        self._line(f"{one_line(episode.task_name)}  {outcome or 'being played'}  {reward}", 2)
         parts = [count_of(episode.step_count, "step"), count_of(totals.commands, "command"), moment(episode.start_time)]
         tokens = usage(totals.prompt_tokens, totals.generated_tokens, totals.reasoning_tokens)
         parts += [seconds(totals.duration_sec), *spent(totals), *tokens]
@@ -241,6 +240,13 @@ def problem(error: ErrorInfo) -> str:
 def number(value: Any) -> str:
     """Returns the shortest form of a number, `–` for none."""
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def by_name(rewards: Mapping[str, float]) -> str:
+    """Lists rewards in parentheses; empty where there is none beside the episode's own."""
+    if not rewards.keys() - {"reward"}:
+        return ""
+    return f" ({', '.join(f'{one_line(name)} {number(value)}' for name, value in rewards.items())})"
 
 
 def seconds(value: float) -> str:

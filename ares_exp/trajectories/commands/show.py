@@ -11,7 +11,7 @@ from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
 from ares_exp.terminal.table import columns_that_fit, make_table
 from ares_exp.terminal.terminal import count_of, make_console, one_line, printable
-from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes
+from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes, path_of_one
 from ares_exp.trajectories.commands.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(episodes) == 1 and not arguments.list:
         _show(episodes[0], arguments)
     elif arguments.step is not None or arguments.steps is not None:
-        example = f", such as {arguments.episode}/{episodes[0].episode_id}" if episodes else ""
+        example = f", such as {path_of_one(arguments.episode, episodes)}" if episodes else ""
         raise UserError(
             f"Expected one episode to show steps of, found {len(episodes)} in {arguments.episode}{example}."
         )

@@ -248,6 +248,19 @@ async def test_parts_as_the_content_of_option_files() -> None:
     assert (episode.task_name, episode.reward, episode.usage.num_steps) == ("write-greeting", 0.0, 1)
 
 
+@pytest.mark.local
+async def test_scorers_by_the_name_of_their_option() -> None:
+    judge = [
+        "scorer=judge",
+        "policy@env.scorers.judge.policy=scripted",
+        'env.scorers.judge.policy.replies=["Score: 8"]',
+    ]
+    replies = ["```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"]
+    policy = {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "replies": replies}
+    [episode] = await play(env="harbor_samples", policy=policy, overrides=[*judge, "env.tasks=[write-greeting]"])
+    assert episode.result.rewards == {"reward": 0.0, "judge": 0.8}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -260,6 +273,7 @@ async def test_parts_as_the_content_of_option_files() -> None:
         ({"concurrency": "x"}, "concurrency"),
         ({"overrides": ["attempts=2"]}, "`attempts` is an argument"),
         ({"overrides": ["policy.model=m"]}, "give that its values itself"),
+        ({"overrides": ["scorer=judge"], "env": Count}, "`scorer` has no effect where `env` is no option"),
         ({"overrides": ["tracker=none"]}, "has no effect here"),
         ({"overrides": ["resume=x"]}, "has no effect here"),
         ({"overrides": ["stp_limit=2"]}, "step_limit"),

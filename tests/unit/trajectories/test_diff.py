@@ -171,6 +171,9 @@ def test_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFi
     path = write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2", start=2000.0))
     assert main(["diff", str(path), str(path)]) == 2
     assert f"found 2 in {path}: name one, such as {path}/a1." in capsys.readouterr().err
+    both = write(tmp_path / "both" / "trajectories.jsonl", chat("a__0"), chat("a__1")).parent / "a"
+    assert main(["diff", str(both), str(both)]) == 2
+    assert f"found 2 in {both}: name one, such as {both}__0." in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["diff", str(path / "a"), str(tmp_path / "empty")]) == 2
     assert "found none" in capsys.readouterr().err

@@ -81,6 +81,25 @@ def test_a_whole_episode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rewards", "listed"),
+    [
+        ({"reward": 1.0}, ""),
+        ({"reward": 1.0, "sorted": 0.85, "judge": 0.9}, " (reward 1, sorted 0.85, judge 0.9)"),
+        ({"tests": 1.0}, " (tests 1)"),
+    ],
+)
+def test_rewards_by_name(tmp_path: Path, rewards: dict[str, float], listed: str) -> None:
+    text = shown(write(tmp_path / "e.json", replace(chat(), rewards=rewards)))
+    assert text.splitlines()[1] == f"  fix-bug  completed  reward 1{listed}"
+
+
+def test_steps_of_several_episodes_are_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run" / "trajectories.jsonl", chat("a__0"), chat("a__1")).parent
+    assert main(["show", str(run / "a"), "--step", "-1"]) == 2
+    assert f"found 2 in {run / 'a'}, such as {run / 'a__0'}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "steps"),
     [
         (["--step", "0"], [0]),
