@@ -16,6 +16,7 @@ from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun, play_both
 from ares_exp.authoring.verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.errors import ConfigError
+from ares_exp.records.latest_run import CHECKS
 from ares_exp.records.results import HOST_IMAGE
 from ares_exp.records.run_dir import fresh_dir
 from ares_exp.terminal import exit_codes
@@ -90,7 +91,7 @@ def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def _place(out: Path | None) -> Path:
     if out is None:
-        return Path(fresh_dir(f"outputs/check-task/{datetime.now():%Y-%m-%d_%H-%M-%S}"))
+        return Path(fresh_dir(str(CHECKS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}")))
     if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"Expected `--out` to be a new or an empty folder, but {out} has files. Choose another one.")
     return out
@@ -137,7 +138,7 @@ def _told(verdict: TaskVerdict, problem: Problem) -> str:
     """A paragraph on what is wrong with a task, what was printed, and where to look."""
     lines = [f"{verdict.candidate.name}: {problem.message.rstrip('.')}."]
     for what, text in problem.outputs.items():
-        lines += [f"  {what}:", textwrap.indent(printable(text), "    | ", lambda _: True)]
+        lines += [f"  {what}:", textwrap.indent(printable(text), "    | ", lambda _: True)] if text else [f"  {what}"]
     if problem.files is not None:
         lines.append(f"  files: {problem.files}")
     if problem.episode is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +15,7 @@ from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun
 from ares_exp.errors import AresExpError
 from ares_exp.llms.response import TextData
 from ares_exp.policies.oracle import SOLVE
-from ares_exp.records.results import EpisodeResult
+from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir, open_regular
 from ares_exp.tasks.verification import TEST_OUTPUT
 from ares_exp.terminal.terminal import format_number
@@ -22,6 +23,8 @@ from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_req
 
 TAIL_LINES = 15
 TAIL_BYTES = 4096
+SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
+"""How the shell agent shows what a command printed, if it shows all of it."""
 
 
 class Fault(StrEnum):
@@ -29,8 +32,10 @@ class Fault(StrEnum):
 
     INVALID = "invalid"
     SOLUTION_FAILS = "solution_fails"
+    FLAKY = "flaky"
     TESTS_DO_NOT_TEST = "tests_do_not_test"
     TESTS_FAIL = "tests_fail"
+    AGENT_FAILS = "agent_fails"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Problem:
     Attributes:
         fault: What it is.
         message: The same for people.
-        outputs: Ends of what was printed, by what printed it.
+        outputs: Ends of what was printed, by what printed it; empty where that is said to have printed nothing.
         files: Where the verifier's files are; `None` if there are none.
         episode: What `ares-exp show` shows of it; `None` if nothing was played.
     """
@@ -106,26 +111,37 @@ def judge(candidate: Candidate, played: Mapping[str, PlayedRun], *, threshold: f
     if candidate.problem is not None:
         return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
     attempts = {name: played[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
-    objections = [
-        *((result, _of_solution(result.reward, threshold)) for result in attempts[SOLUTION]),
-        *((result, _of_nothing(result.reward, threshold)) for result in attempts[NOTHING]),
-    ]
-    problems = [_problem(*objection, result, played) for result, objection in objections if objection is not None]
     rewards = {name: tuple(result.reward for result in attempts[name]) for name in attempts}
+    problems = [
+        _problem(*objection, result, RunDir(played[name].path), of_solution=name == SOLUTION)
+        for name, object_to in ((SOLUTION, _of_solution), (NOTHING, _of_nothing))
+        for result in attempts[name]
+        if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
+    ]
     return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(_once(problems)))
 
 
-def _of_solution(reward: float | None, threshold: float) -> tuple[Fault, str] | None:
-    """The objection to a reward of the solution."""
-    if reward is None:
-        return Fault.SOLUTION_FAILS, "the solution has no reward"
-    if reward < threshold:
-        passes = f"{format_number(threshold)} would pass"
-        return Fault.SOLUTION_FAILS, f"the solution has reward {format_number(reward)}, and {passes}"
-    return None
+def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
+    """The objection to an agent that failed before there was anything to test."""
+    if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
+        return None
+    said = "the agent failed, so that the tests did not run (a check answers it with one fenced bash block at a time)"
+    return Fault.AGENT_FAILS, said
 
 
-def _of_nothing(reward: float | None, threshold: float) -> tuple[Fault, str] | None:
+def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
+    """The objection to one of the rewards of the solution."""
+    if reward is not None and reward >= threshold:
+        return None
+    passes = f"{format_number(threshold)} would pass"
+    has = "no reward" if reward is None else f"reward {format_number(reward)}, and {passes}"
+    passed = sum(one is not None and one >= threshold for one in rewards)
+    if passed:
+        return Fault.FLAKY, f"the solution passes in {passed} of {len(rewards)} attempts; in another it has {has}"
+    return Fault.SOLUTION_FAILS, f"the solution has {has}"
+
+
+def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
     """The objection to a reward of an agent that does nothing."""
     if reward is None:
         return Fault.TESTS_FAIL, "when nothing was done, the tests give no reward, and they have to give one (0)"
@@ -140,16 +156,14 @@ def _once(problems: Sequence[Problem]) -> list[Problem]:
     return list({(problem.fault, problem.message): problem for problem in reversed(problems)}.values())[::-1]
 
 
-def _problem(fault: Fault, message: str, result: EpisodeResult, played: Mapping[str, PlayedRun]) -> Problem:
-    name = SOLUTION if fault is Fault.SOLUTION_FAILS else NOTHING
-    run = RunDir(played[name].path)
+def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, of_solution: bool) -> Problem:
     files = run.files / result.episode_id
-    said = _of_solve_scripts(run, result) if fault is Fault.SOLUTION_FAILS else {}
-    said |= {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
+    said = _of_solve_scripts(run, result) if of_solution else {}
+    tests = {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
     return Problem(
         fault,
         f"{message}: {_why(result)}" if result.reward is None else message,
-        {what: text for what, text in said.items() if text},
+        said | {what: text for what, text in tests.items() if text},
         files=files if files.is_dir() else None,
         episode=run.path / result.episode_id,
     )
@@ -172,10 +186,18 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
         if step.action is not None and step.observation is not None and _says(step.action, SOLVE)
     ]
     names = [stage.name for stage in result.stages] or [""]
-    return {
-        " ".join(["the solution", *([f"of step {name}"] if name else []), "printed"]): _last_lines(str(text))
+    return dict(
+        _printed(f"the solution of step {name}" if name else "the solution", str(text))
         for name, text in zip(names, shown, strict=False)  # a step without an answer shows nothing
-    }
+    )
+
+
+def _printed(what: str, shown: str) -> tuple[str, str]:
+    """Says what printed, and the end of it, without what the shell agent puts around it."""
+    found = SHOWN_OUTPUT.fullmatch(shown)
+    text = _last_lines(shown if found is None else found[2])
+    code = "" if found is None else f" (exit code {found[1]})"
+    return f"{what} printed{'' if text else ' nothing'}{code}", text
 
 
 def _says(action: Mapping[str, Any], text: str) -> bool:

@@ -215,8 +215,8 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
         look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
     return (
         f"The tasks' own solutions fall short of reward_threshold={summary.threshold:g} in {len(broken)} of "
-        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks are broken "
-        f"or what they run in is. To look into it: {look}"
+        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks are "
+        f"broken, or what they run in is, or the agent does not execute fenced bash blocks. To look into it: {look}"
     )
 
 

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from ares_exp.containers.container import User
 from ares_exp.containers.shell_channel import Channel, ChannelStream
@@ -99,9 +100,7 @@ class ShellPool:
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
         if len(openings) < min(MAX_OPENINGS, len(waiting)):
-            opening = asyncio.create_task(self._open_while_waited_for(user))
-            openings.add(opening)
-            opening.add_done_callback(openings.discard)
+            openings.add(asyncio.create_task(self._open_while_waited_for(user)))
         try:
             return await channel
         except asyncio.CancelledError:
@@ -111,12 +110,15 @@ class ShellPool:
 
     async def _open_while_waited_for(self, user: User | None) -> None:
         """Opens channels one after the other; why one could not be opened is told whoever waited when that began."""
-        while (first := self._next_waiting(user)) is not None:
-            try:
-                self._changed(await self.open(user))
-            except Exception as error:
-                if not first.done():
-                    first.set_exception(error)
+        try:
+            while (first := self._next_waiting(user)) is not None:
+                try:
+                    self._changed(await self.open(user))
+                except Exception as error:
+                    if not first.done():
+                        first.set_exception(error)
+        finally:  # at once: who was told an error may ask again before the callbacks of this task are called
+            self._openings[user].discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_waiting(self, user: User | None) -> asyncio.Future[Channel] | None:
         """Returns the future of the first who waits for a channel, if anybody does; the done ones are removed."""

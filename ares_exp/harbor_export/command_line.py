@@ -12,7 +12,7 @@ from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD
 from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.terminal.subcommands import run_module
-from ares_exp.terminal.terminal import printable
+from ares_exp.terminal.terminal import count_of, printable
 
 PROGRAM = "python -m ares_exp.export_job"
 DESCRIPTION = """\
@@ -61,8 +61,8 @@ def _export(run: Path, jobs_dir: Path, name: str | None) -> int:
     stats = exported.result["stats"]
     unfinished = job.planned - stats["n_completed_trials"]
     sys.stdout.write(
-        f"{stats['n_completed_trials']} trials, {stats['n_errored_trials']} of them with an error"
-        f"{f'; {unfinished} have no result yet' if unfinished else ''}\n"
+        f"{count_of(stats['n_completed_trials'], 'trial')}, {stats['n_errored_trials']} of them with an error"
+        f"{f'; {unfinished} without a result yet' if unfinished else ''}\n"
         f"Written to {jobs_dir / name}; Harbor shows it: harbor view {jobs_dir}\n"
     )
     return EXIT_OK

@@ -27,7 +27,8 @@ class ScriptedPolicy(Policy):
 
         Args:
             replies: The replies of every episode, or replies by task name. Names may be globs; an exact name wins, then
-                the first glob that matches, and `"*"` is for all other tasks.
+                the first glob that matches, and `*` is for all other tasks (in YAML in quotes, on
+                the command line without).
             repeat_last: Whether the last reply is given again and again once all are used up; if not, that is an error.
         """
         self._replies = replies

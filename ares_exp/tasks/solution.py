@@ -27,7 +27,10 @@ def find_solution(root: Path, folder: Path) -> Path:
     own = folder / "solution"
     script = (own if own.is_dir() else root / "solution") / SOLVE_SCRIPT
     if not script.exists():
-        raise TaskError(f"{script}: expected the task's solution, found no file. Play it with another policy.")
+        raise TaskError(
+            f"{script}: expected the task's solution, found no file. Write one; only "
+            "policies other than `oracle` do without."
+        )
     require_uploaded(script, UploadFilter(root))
     return script.parent
 

@@ -64,6 +64,11 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
         ConfigError: One of them is neither, has no results, or cannot be read; or there are too many or too few.
     """
     places = list({place.resolve(): place for path in paths for place in _runs_in(path)}.values())
+    if len(places) == 1 and len(paths) > 1:
+        raise ConfigError(
+            f"Expected different runs to compare, but all {len(paths)} paths mean the same run: {places[0]}. Name "
+            "another one beside it."
+        )
     if not 2 <= len(places) <= MOST_RUNS:
         raise ConfigError(
             f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or the folder of a "

@@ -47,7 +47,7 @@ def test_what_the_containers_the_agent_and_the_oracle_object_to(tasks: Path) -> 
     (tasks / "c" / "task.toml").write_text('[[environment.mcp_servers]]\nname = "s"\nurl = "http://s"\n')
     config = compose_config(["container=local"])
     found = {one.name: one.problem or "" for one in with_problems(find_candidates([tasks]), config)}
-    assert "expected the task's solution, found no file" in found["a"]
+    assert "expected the task's solution, found no file. Write one" in found["a"]
     assert "container=docker" in found["b"]
     assert "this agent cannot use" in found["c"]
     assert found["d"] == ""

@@ -383,6 +383,10 @@ async def test_a_failed_opening_is_told_those_who_waited_for_it() -> None:
     fails.set()
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(one) for one in ended] == ["no shell"] * 30
+    async with asyncio.timeout(20):
+        for _ in range(3):  # one who asks again at once is told, too
+            with pytest.raises(ContainerError, match="no shell"):
+                await channels.exec("true")
     await channels.close()
 
 

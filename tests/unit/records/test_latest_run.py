@@ -53,6 +53,14 @@ def test_a_sweep_is_one_begun_with_its_first_job() -> None:
     assert run_path("latest") == Path("outputs/newer")
 
 
+def test_the_runs_of_a_check_do_not_count() -> None:
+    run = begin("outputs/run", 100.0)
+    begin("outputs/check-task/2026-01-01/nothing", 200.0)
+    assert run_path("latest") == run
+    mine = begin("outputs/mine/check-task", 300.0)
+    assert run_path("latest") == mine
+
+
 def test_what_does_not_say_when_it_was_begun_does_not_count() -> None:
     begin("outputs/merged")
     begin("outputs/merged/parts/0", 900.0)

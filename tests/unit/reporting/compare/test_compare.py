@@ -302,6 +302,7 @@ def test_what_is_no_run_is_refused(content: str, said: str, tmp_path: Path, caps
     for arguments, expected in (
         ((a, b), said),
         ((a,), "Expected 2 to 100 runs to compare, got 1"),
+        ((a, a), f"all 2 paths mean the same run: {a}"),
         ((a, tmp_path / "nowhere"), "There is no run"),
         ((a, tmp_path / "runs"), "is a folder of runs (first, second)"),
         ((a, tmp_path / ("x" * 5000)), "File name too long"),
