@@ -114,17 +114,21 @@ class ReplayPolicy(Policy):
             return None
         return RunDir(self._path).files / recorded.episode_id
 
-    def report(self, results: Sequence[EpisodeResult]) -> ReplayReport:
+    def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
         """Returns the comparison of the played episodes with the recorded ones, after the run.
 
-        Of a resumed run, what ended in an earlier session is left out: its requests were compared there.
+        Of a resumed run, what ended in an earlier session is left out: its requests were compared there. Where that is
+        everything, there is no report.
         """
         episodes = []
-        for result in final_results(results):
+        final = final_results(results)
+        for result in final:
             recorded = self._recorded(result.task_name, result.attempt)
             played = self._played.get((result.task_name, result.attempt))
             if recorded is not None and (played is not None or result.outcome not in ENDED_BY_ITSELF):
                 episodes.append(ReplayedEpisode.of(recorded, result, played.steps if played is not None else ()))
+        if not episodes and all(result.outcome in ENDED_BY_ITSELF for result in final):
+            return None
         return ReplayReport(self._path, tuple(one.name for one in self._normalisers), tuple(episodes))
 
     def _recorded(self, task_name: str, attempt: int) -> EpisodeTrajectory | None:

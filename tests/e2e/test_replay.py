@@ -72,6 +72,10 @@ def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path
     assert len(report["tasks"]) == len(report["episodes"]) > 3
     assert report["score"] == 1.0
     assert {episode["reward"]["now"] for episode in report["episodes"]} == {1.0}
+    done = cli("resume=second")
+    assert done.returncode == 0, done.stderr
+    assert "no step could be compared" not in done.stdout
+    assert report_of(tmp_path / "second") == report, "a session that plays nothing leaves the report as it is"
 
 
 def test_one_episode_of_a_sweep_with_options_of_its_own(cli: Any, tmp_path: Path) -> None:

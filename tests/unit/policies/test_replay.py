@@ -235,7 +235,8 @@ async def test_a_task_that_was_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(ReplayDivergenceError, match="'other'; it has: fix-bug"):
         policy.for_episode(EpisodeSpec("other"))
     assert policy.seed_of("other", 0) is None
-    assert policy.report([result("other")]).episodes == ()
+    assert policy.report([result("other", outcome=Outcome.POLICY_ERROR, reward=None)]).episodes == ()
+    assert policy.report([result("other")]) is None, "an earlier session played it"
 
 
 @pytest.mark.parametrize(
