@@ -36,13 +36,14 @@ class ContainerDoors:
             ContainerDiedError: The container is gone.
         """
         running.raise_if_closed()
+        failures: tuple[type[Exception], ...] = (DoorUnavailableError, *engine_errors())
         try:
             if why := await in_thread(namespace_obstacle):
                 raise DoorUnavailableError(f"No socket can be made inside the container's network: {why}.")
             found = await in_thread(lambda: engine.api.inspect_container(container), abandon=True)
             listen = functools.partial(_listen, found["State"]["Pid"], found["Id"], port)
             return await self._open.add(await open_listening_door(listen, serve))
-        except (DoorUnavailableError, *engine_errors()) as error:
+        except failures as error:
             await running.raise_if_dead(error)
             if isinstance(error, DoorUnavailableError):
                 raise
