@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -26,6 +28,7 @@ class Connection(web.RequestHandler):
     Attributes:
         line: Whose it is.
         served: The call whose answer was the last thing that was written whole to it.
+        waits_for: The call whose answer its client waits for.
     """
 
     def __init__(self, server: web.Server, line: Line) -> None:
@@ -40,9 +43,26 @@ class Connection(web.RequestHandler):
         )
         self.line = line
         self.served: Turn | None = None
+        self.waits_for: Turn | None = None
+
+    @contextmanager
+    def waiting_for(self, turn: Turn) -> Iterator[None]:
+        """Counts its client as waiting for an answer, as long as it is there."""
+        self.waits_for = turn
+        turn.waiting += 1
+        try:
+            yield
+        finally:
+            self._wait_no_more()
+
+    def _wait_no_more(self) -> None:
+        if self.waits_for is not None:
+            self.waits_for.waiting -= 1
+            self.waits_for = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Notes that the last answer may not have arrived, where the client cut the connection."""
+        """Notes that nobody waits any more, and, where the client cut it, that the last answer may not have arrived."""
+        self._wait_no_more()
         if exc is not None and self.served is not None:
             self.served.is_delivered = False
         super().connection_lost(exc)

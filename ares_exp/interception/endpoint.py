@@ -14,7 +14,6 @@ import logging
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -124,7 +123,7 @@ class Endpoint:
         asked = _read(wire, body, request.headers)
         turn = line.ask(asked.request, request.headers)
         exchange = _Exchange(request, connection, wire, asked, turn)
-        with exchange.waiting():
+        with connection.waiting_for(turn):
             if asked.streamed:
                 return await exchange.stream(line.keepalive_sec)
             return await exchange.whole(self._whole_begins_sec, line.keepalive_sec)
@@ -147,15 +146,6 @@ class _Exchange:
         self._wire = wire
         self._asked = asked
         self._turn = turn
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Keeps the call from being given up meanwhile."""
-        self._turn.waiting += 1
-        try:
-            yield
-        finally:
-            self._turn.waiting -= 1
 
     async def stream(self, keepalive_sec: float) -> web.StreamResponse:
         """Answers by events.
@@ -247,8 +237,8 @@ async def _body(request: web.BaseRequest) -> Any:
         async with asyncio.timeout(IDLE_SEC):
             raw = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        limit = MAX_BODY_BYTES // 2**20
-        raise _RefusedError(413, f"Expected a body of at most {limit} MiB, got a larger one.") from None
+        limit = MAX_BODY_BYTES / 2**20
+        raise _RefusedError(413, f"Expected a body of at most {limit:g} MiB, got a larger one.") from None
     except TimeoutError:
         raise _RefusedError(408, f"Expected the body within {IDLE_SEC:g} s.") from None
     try:
