@@ -9,11 +9,14 @@ AresExpError
 │   ├── TaskError (ValueError)      a task directory is malformed
 │   │   └── UnsupportedTaskError      well-formed, but uses a feature that is not built or not possible here
 │   └── PreflightError              something the run needs is not there: a daemon, a key, an endpoint
-│       └── GitError                    a git repository cannot be reached, or has no such commit
+│       ├── GitError                    a git repository cannot be reached, or has no such commit
+│       └── ToolboxError                an agent's package cannot be fetched, or is not what its digest says
 ├── EpisodeError                  one episode has no reward; the others continue
 │   ├── AgentError                  the code agent raised
 │   │   ├── NoRequestError            it ended without one LLM request
 │   │   ├── AgentSetupTimeoutError
+│   │   ├── AgentInstallError         an installed agent does not run in this container
+│   │   ├── AgentExitError            an installed agent ended with an exit code that says it failed
 │   │   └── RepeatedFormatError       its LLM's replies had none of its forms: the episode is truncated, and scored
 │   ├── PolicyError                 the policy could not answer a request
 │   │   ├── PolicyTimeoutError (TimeoutError)  it gave no answer within policy_timeout_sec
@@ -37,6 +40,8 @@ AresExpError
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
 │   │   │   └── ContainerLostError      it was killed from outside, or its engine is gone: nothing in it is the cause
+│   │   ├── DoorUnavailableError      agents of others cannot be served in this container
+│   │   ├── EndpointLostError         the way from the agent to its LLM broke for good
 │   │   ├── HealthcheckError          a health check of the task did not succeed
 │   │   ├── StepSetupError            the setup.sh of a step failed
 │   │   ├── ContainerServiceError     a service that runs containers for us refused a request: `status`, `retryable`
@@ -136,6 +141,10 @@ class GitError(PreflightError):
         self.said = said or message
 
 
+class ToolboxError(PreflightError):
+    """The package of an agent cannot be fetched, is not what its digest says, or is not for this machine."""
+
+
 class EpisodeError(AresExpError):
     """One episode ended without a reward; the others continue."""
 
@@ -150,6 +159,14 @@ class NoRequestError(AgentError):
 
 class AgentSetupTimeoutError(AgentError, TimeoutError):
     """The code agent sent no first request within its time limit."""
+
+
+class AgentInstallError(AgentError):
+    """An installed agent does not run in this container: its C library is too old, or its interpreter is missing."""
+
+
+class AgentExitError(AgentError):
+    """An installed agent ended with an exit code that says it failed; the message has what it printed last."""
 
 
 class RepeatedFormatError(AgentError):
@@ -292,6 +309,14 @@ class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
 
 class ContainerDiedError(ContainerError):
     """The container ended, or no longer answers, while it was needed."""
+
+
+class DoorUnavailableError(ContainerError):
+    """A container cannot be given a door: what that takes is not there."""
+
+
+class EndpointLostError(ContainerError):
+    """The way from an agent in its container to its LLM broke, and could not be opened again."""
 
 
 class ContainerLostError(ContainerDiedError):

@@ -75,6 +75,21 @@ class ExecOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A directory of the host that a container sees, read-only.
+
+    Attributes:
+        source: The directory on the host, which does not change.
+        target: Its absolute path in the container.
+        digest: Digest of its contents, for backends that copy it and keep the copy.
+    """
+
+    source: Path
+    target: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerSpec:
     """The container that a task needs, independent of the backend.
 
@@ -93,6 +108,7 @@ class ContainerSpec:
         start_timeout_sec: Bound on build + create + start, seconds.
         lifetime_sec: Bound on the time it is needed: start, agent and scoring together; `None`: unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
+        mounts: Directories of the host that it sees. No part of its changes.
     """
 
     name: str
@@ -111,6 +127,7 @@ class ContainerSpec:
     start_timeout_sec: float = 600.0
     lifetime_sec: float | None = None
     changes: StoredChanges | None = None
+    mounts: tuple[Mount, ...] = ()
 
     @property
     def networks(self) -> frozenset[NetworkPolicy]:

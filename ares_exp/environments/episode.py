@@ -14,7 +14,7 @@ from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity
-from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
+from ares_exp.containers.container import Container, ContainerSpec, Mount, SnapshottableContainer
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import LimitName, TimeStep, restart, termination, transition, truncation
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
@@ -249,12 +249,17 @@ class Episode:
         return self.setup.limits.time.container_spec(self.task)
 
     @property
+    def _mounts(self) -> tuple[Mount, ...]:
+        """What its agent brings along; the oracle plays without the agent's program."""
+        return () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
+
+    @property
     def _agent_timeout_sec(self) -> float | None:
         return self.setup.limits.time.agent(self.stage)
 
     async def _start_container(self, changes: StoredChanges | None = None) -> Container:
         self._refuse_if_released()
-        spec = replace(self.container_spec, changes=changes)
+        spec = replace(self.container_spec, changes=changes, mounts=self._mounts)
         self._network_between = spec.network
         container = self.container = self.setup.container_factory(spec)
         with self.clock.during("start"), self.activity.timed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, Protocol
 
 from ares_exp.llms.response import LLMResponse
@@ -57,6 +57,26 @@ def freeze(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request of an agent of others came from, and what it had that an `LLMRequest` has not.
+
+    Attributes:
+        wire: The wire format that it came by: `"chat_completions"`, `"responses"` or `"messages"`.
+        lane: The conversation that it belongs to: `"main"`, or the name of a sub-agent's or a side call's.
+        model: The name of the model that was asked for.
+        sampling: What the agent's client asked of the engine (bounds, temperature, effort), by names on the wire. The
+            request itself has them only where they are forwarded.
+        dropped: Names of what could not be carried.
+    """
+
+    wire: str
+    lane: str = "main"
+    model: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=Message)
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LLMRequest:
     """One request to an LLM, independent of any provider's wire format. Immutable, all the way down.
 
@@ -71,6 +91,8 @@ class LLMRequest:
         service_tier: Provider-specific tier name.
         stop_sequences: Strings that end generation.
         system_prompt: The system text, or `None`.
+        origin: Where it came from, for the requests of agents that speak HTTP. It is no part of what is asked: requests
+            that differ in it alone are equal.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -85,6 +107,7 @@ class LLMRequest:
     stop_sequences: Sequence[str] | None = None
     system_prompt: str | None = None
     top_k: int | None = None
+    origin: Origin | None = field(default=None, compare=False)
 
     def __deepcopy__(self, memo: object) -> LLMRequest:
         """Returns itself."""
@@ -110,4 +133,6 @@ class LLMClient(Protocol):
         ...
 
 
-REQUEST_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LLMRequest) if f.name != "messages"}
+REQUEST_DEFAULTS: dict[str, Any] = {
+    item.name: item.default for item in fields(LLMRequest) if item.name not in ("messages", "origin")
+}

@@ -21,7 +21,7 @@ FLOORS = (
     ("asking",),
     ("rollout", "snapshots"),
     ("trajectories",),
-    ("journal", "policies", "tasks"),
+    ("journal", "policies", "tasks", "interception"),
     ("agents", "resume", "trackers"),
     ("environments", "reporting", "sweeps"),
     ("scoring",),

@@ -47,7 +47,18 @@ def as_nobody(name: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "_isolation", "_escape", "_limits", "_failures", "_lifetime", "_dockerfile", "_contract", "_changes"],
+    [
+        "",
+        "_isolation",
+        "_escape",
+        "_limits",
+        "_failures",
+        "_lifetime",
+        "_dockerfile",
+        "_contract",
+        "_changes",
+        "_doors",
+    ],
 )
 def test_the_same_tests_pass(name: str) -> None:
     run = as_nobody(name)

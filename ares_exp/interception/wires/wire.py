@@ -1,0 +1,99 @@
+"""The contract of a wire format from the server's side: HTTP bodies in, HTTP bodies or events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.tool_forms import ToolForm
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as an agent's client sent it.
+
+    Attributes:
+        request: The request, with its `origin` (but for the lane, which the wire does not know).
+        streamed: Whether the answer is to be a stream of events.
+        model: The name of the model that was asked for; the answer repeats it.
+        response_id: The id of the answer, made up when the request was read.
+        created: Epoch seconds at which the request was read.
+        wants_usage: Whether a stream is to end with token counts, where the wire leaves that to the client.
+        forms: How calls of tools that are no plain functions are written, by the names that the policy sees.
+    """
+
+    request: LLMRequest
+    streamed: bool
+    model: str
+    response_id: str
+    created: int
+    wants_usage: bool = True
+    forms: Mapping[str, ToolForm] = field(default_factory=dict)
+
+
+class Wire(Protocol):
+    """One wire format. Stateless: everything that an answer needs to know of its request is in `Asked`.
+
+    Attributes:
+        name: `"chat_completions"`, `"responses"` or `"messages"`.
+        path: The path of its requests below the endpoint, such as `/v1/messages`.
+        count_path: The path of requests for `count`; `None` where the wire has none.
+        content_type: Of a stream.
+    """
+
+    name: str
+    path: str
+    count_path: str | None
+    content_type: str
+
+    def key(self, headers: Mapping[str, str]) -> str | None:
+        """Finds the client's key in the headers (their names compare without case), or `None`."""
+        ...
+
+    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+        """Reads a JSON body as `parse_body` gives it.
+
+        What the body has and an `LLMRequest` cannot hold is named in `request.origin.dropped`.
+
+        Raises:
+            WireFormatError: It is malformed, or has what cannot be left out; the endpoint answers 400 with the text.
+        """
+        ...
+
+    def whole(self, asked: Asked, response: LLMResponse) -> bytes:
+        """Writes the whole answer: a JSON body."""
+        ...
+
+    def opening(self, asked: Asked) -> bytes:
+        """Writes the events that a stream begins with, before there is an answer."""
+        ...
+
+    def keepalive(self, asked: Asked, number: int) -> bytes:
+        """Writes what keeps a client from giving up while there is no answer yet; `number` counts from 1."""
+        ...
+
+    def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
+        """Writes the answer as events that go on from `opening` and as many `keepalives`.
+
+        The last item ends the answer for the client, and is to be sent only when the answer is on record.
+        """
+        ...
+
+    def count(self, body: Any) -> bytes | None:
+        """Answers a request for the number of tokens of a body, with an estimate; `None` without a `count_path`.
+
+        Raises:
+            WireFormatError: It is no object.
+        """
+        ...
+
+    def error(self, status: int, message: str) -> bytes:
+        """Writes a JSON error body in the wire's own shape."""
+        ...
+
+    def error_event(self, asked: Asked, message: str, keepalives: int) -> bytes:
+        """Writes the events that end a stream with an error."""
+        ...
