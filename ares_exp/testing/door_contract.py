@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
-from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
+from ares_exp.containers.door import DOOR_PORT, MAX_CONNECTIONS, Door, Serve, ServingContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
 from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
 
@@ -31,6 +31,13 @@ _COPY = (
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
 )
 """Sends its stdin, ends that half of the connection, and prints what comes back until the end of the other."""
+
+_CONNECT_MANY = f"my @all; {{ {_CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
+_MANY = f"{_CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
+"""Opens as many connections as may be, sends a number over each, and prints what comes back."""
+
+_HOLD = f"{_CONNECT_MANY}" + ("select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);")
+"""Holds as many open until there is a file."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -187,6 +194,111 @@ class DoorContract:
             )
         first, second = seen.splitlines()
         assert first == second
+
+    async def test_many_connections_at_once(self, box: Container) -> None:
+        together = asyncio.Event()
+
+        async def together_or_never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if server.served == MAX_CONNECTIONS:
+                together.set()
+            await together.wait()
+            await echo(reader, writer)
+
+        async with self.opened(box, together_or_never) as (port, server):
+            result = await box.exec(perl(_MANY, port), timeout_sec=SLACK_SEC)
+            assert result.output == "".join(f"{n}\n" for n in range(MAX_CONNECTIONS))
+            assert server.served == MAX_CONNECTIONS
+            assert await self.run(box, greet(port)) == "hello\n", "closed connections count on"
+
+    async def test_one_more_connection_waits_or_is_refused(self, box: Container) -> None:
+        async with self.opened(box) as (port, server):
+            holding = asyncio.create_task(box.exec(perl(_HOLD, port), timeout_sec=SLACK_SEC))
+            await server.has_served(MAX_CONNECTIONS)
+            result = await box.exec(f"timeout 1 bash -c {shlex.quote(greet(port))}", timeout_sec=SLACK_SEC)
+            assert "hello" not in result.output
+            assert server.served == MAX_CONNECTIONS
+            await self.run(box, "touch /tmp/enough")
+            assert (await holding).output == "held\n"
+            assert await self.run(box, greet(port)) == "hello\n"
+
+    async def test_each_half_ends_by_itself(self, box: Container) -> None:
+        async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"before\n")
+            writer.write(f"{len(await reader.read())}\n".encode())  # after the end of what the client sends
+
+        async with self.opened(box, count) as (port, _):
+            assert await self.run(box, f"head -c 100000 /dev/zero | {perl(_COPY, port)}") == "before\n100000\n"
+        heard = asyncio.get_running_loop().create_future()
+
+        async def listen_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"all")
+            writer.write_eof()
+            heard.set_result(await reader.read())
+
+        async with self.opened(box, listen_on) as (port, _):
+            after = f"{_PUT}{_CONNECT}local $/; my $all = <$s>; put($s, qq($all and more)); close $s;"
+            await self.run(box, perl(after, port))
+            async with asyncio.timeout(SLACK_SEC):
+                assert await heard == b"all and more"
+
+    async def test_a_reset_by_either_side_ends_the_other(self, box: Container) -> None:
+        async with self.opened(box) as (port, server):
+            reset = f"{_CONNECT}$s->sockopt(SO_LINGER, pack('II', 1, 0)); syswrite($s, 'x'); sysread($s, my $b, 1);"
+            await self.run(box, perl(reset.replace("; syswrite", "; $| = 1; syswrite"), port))
+            await server.ended()
+            assert await self.run(box, greet(port)) == "hello\n"
+
+        async def abort(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.transport.abort()
+
+        async with self.opened(box, abort) as (port, _):
+            ended = f"{_CONNECT}syswrite($s, 'x'); my $n = sysread($s, my $b, 1); print $n ? 'data' : 'end';"
+            assert await self.run(box, perl(ended, port)) == "end"
+
+    async def test_one_that_does_not_read_stops_no_other(self, box: Container) -> None:
+        go_on = asyncio.Event()
+        received = asyncio.get_running_loop().create_future()
+
+        async def flood_or_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            kind = await reader.readline()
+            if kind == b"flood me\n":
+                for _ in range(LARGE_BYTES // 65536):
+                    writer.write(b"x" * 65536)
+                    await writer.drain()
+            elif kind == b"read later\n":
+                await go_on.wait()
+                received.set_result(len(await reader.read()))
+            else:
+                writer.write(kind)
+
+        async with self.opened(box, flood_or_echo) as (port, server):
+            idle = f"{_CONNECT}syswrite($s, qq(flood me\\n)); select(undef, undef, undef, 0.05) until -e '/tmp/go'; "
+            idle += "my $n = 0; while (my $r = sysread($s, my $b, 65536)) { $n += $r } print $n;"
+            slow = asyncio.create_task(box.exec(perl(idle, port), timeout_sec=SLACK_SEC))
+            fill = f"{_PUT}{_CONNECT}put($s, qq(read later\\n)); put($s, 'y' x {LARGE_BYTES}); shutdown($s, 1);"
+            full = asyncio.create_task(box.exec(perl(fill, port), timeout_sec=SLACK_SEC))
+            await server.has_served(2)
+            for _ in range(3):
+                assert await self.run(box, greet(port)) == "hello\n"
+            await self.run(box, "touch /tmp/go")
+            go_on.set()
+            assert (await slow).output == str(LARGE_BYTES)
+            assert (await full).exit_code == 0
+            async with asyncio.timeout(SLACK_SEC):
+                assert await received == LARGE_BYTES
+
+    async def test_a_connection_that_cannot_be_served(self, box: Container) -> None:
+        async def serve(connection: socket.socket) -> None:
+            raise RuntimeError("not this one")
+
+        door = await self.open(box, serve)
+        try:
+            ended = f"{_CONNECT}print sysread($s, my $b, 1) ? 'data' : 'end';"
+            for _ in range(2):
+                assert await self.run(box, perl(ended, port_of(door))) == "end"
+        finally:
+            await door.close()
 
     async def test_a_closed_door_is_gone(self, box: Container) -> None:
         server = Server(echo)
