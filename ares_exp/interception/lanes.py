@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ares_exp.environment import MAIN_LANE
-from ares_exp.llms.canonical import fingerprint
+from ares_exp.llms.canonical import Canonical
 from ares_exp.llms.request import LLMRequest
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ class Lane:
             although the main one does.
         key: What the client named it; empty where it names none.
         has_tools: Whether its requests offer tools.
-        messages: Digests of the messages of its last request.
+        last: Digests of its last request.
         turns: Its last calls, by the fingerprints of their requests.
     """
 
     name: str
     key: str
     has_tools: bool
-    messages: Sequence[str] = ()
+    last: Canonical
     turns: dict[str, Turn] = field(default_factory=dict)
 
 
@@ -56,36 +56,27 @@ class Lanes:
         """Counts them."""
         return len(self._lanes)
 
-    def find(self, request: LLMRequest, key: str, digest: str) -> Lane:
+    def find(self, request: LLMRequest, key: str, asked: Canonical) -> Lane:
         """Finds the conversation of a request, which is its last one then.
 
         Args:
             request: The request.
             key: What the client named the conversation; empty where it names none.
-            digest: The fingerprint of the request.
+            asked: Digests of the request.
         """
-        messages = [fingerprint(LLMRequest([message])) for message in request.messages]
-        lane = self._of_key(request, key, messages) if key else self._continued(messages)
+        lane = self._of_key(request, key, asked) if key else _longest(self._lanes, asked)
         if lane is None:
-            lane = Lane(self._new_name(request, digest), key, bool(request.tools))
+            lane = Lane(self._new_name(request, asked.fingerprint), key, bool(request.tools), asked)
             self._lanes.append(lane)
-        lane.messages = messages
+        lane.last = asked
         lane.has_tools = lane.has_tools or bool(request.tools)
         return lane
 
-    def _of_key(self, request: LLMRequest, key: str, messages: Sequence[str]) -> Lane | None:
+    def _of_key(self, request: LLMRequest, key: str, asked: Canonical) -> Lane | None:
         """Finds the lane of that name. A call without tools beside a conversation with tools is another lane."""
         lanes = [lane for lane in self._lanes if lane.key == key]
         fitting = [lane for lane in lanes if lane.has_tools <= bool(request.tools)]
-        return self._longest(fitting, messages) or self._longest(lanes, messages) or next(iter(fitting), None)
-
-    def _continued(self, messages: Sequence[str]) -> Lane | None:
-        return self._longest(self._lanes, messages)
-
-    def _longest(self, lanes: Sequence[Lane], messages: Sequence[str]) -> Lane | None:
-        """Finds the lane whose last request is the longest beginning of `messages`."""
-        begun = [lane for lane in lanes if lane.messages == messages[: len(lane.messages)]]
-        return max(begun, key=lambda lane: len(lane.messages), default=None)
+        return _longest(fitting, asked) or _longest(lanes, asked) or next(iter(fitting), None)
 
     def _new_name(self, request: LLMRequest, digest: str) -> str:
         if not self._lanes:
@@ -96,3 +87,9 @@ class Lanes:
             name = next(name for name in names if name not in self._names)
         self._names.add(name)
         return name
+
+
+def _longest(lanes: Sequence[Lane], asked: Canonical) -> Lane | None:
+    """Finds the lane whose last request is the longest beginning of the one that is asked."""
+    begun = [lane for lane in lanes if asked.continues(lane.last)]
+    return max(begun, key=lambda lane: len(lane.last.messages), default=None)

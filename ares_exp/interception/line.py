@@ -24,7 +24,7 @@ from typing import Any
 from ares_exp.errors import EpisodeStateError
 from ares_exp.interception.keys import is_key, new_key
 from ares_exp.interception.lanes import Lane, Lanes
-from ares_exp.llms.canonical import fingerprint
+from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 
@@ -155,11 +155,12 @@ class Line:
         if self._is_closed:
             raise LineClosedError
         self._requests += 1
-        digest, key = fingerprint(request), self._key_of(headers)
+        asked, key = canonical(request), self._key_of(headers)
+        digest = asked.fingerprint
         if (turn := self._asked_again(digest, key, headers)) is not None:
             self._retries += 1
             return turn
-        lane = self._lanes.find(request, key, digest)
+        lane = self._lanes.find(request, key, asked)
         self._leave_behind(lane)
         self._name_losses(request)
         turn = lane.turns[digest] = self._call(request, lane)
