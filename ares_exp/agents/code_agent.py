@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Unpack, runtime_checkable
 
 from ares_exp.config.parts import completed, kind_of, name_of
-from ares_exp.containers.container import ExecOptions, ExecResult
+from ares_exp.containers.container import ExecOptions, ExecResult, Mount
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.agent_context import AgentContext
 
@@ -119,6 +119,20 @@ class AgentFactoryBase(CodeAgentFactory):
         A task that gives its agent more is refused.
         """
         return frozenset()
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """Directories of this machine that the container of its agents is started with. Default: none.
+
+        Asked for after `preflight`, and the same for every task: what fits an image is found out in the container. A
+        backend that has no place for them refuses the task.
+        """
+        return ()
+
+    @property
+    def files_dir(self) -> str | None:
+        """The directory in the container that is kept as `files/<episode>/agent/`. Default: none is."""
+        return None
 
     @property
     def deterministic(self) -> bool:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
+from ares_exp.agents.conversation import NO_COMPACTION, Compaction, CompactionKind, Conversation
+from ares_exp.agents.observation import render_result
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.skills import find_skills
+from ares_exp.agents.templating import compile_templates, find_folders
 from ares_exp.containers.container import ExecResult
-from ares_exp.errors import ConfigError, RepeatedFormatError
-from ares_exp.llms.request import LLMClient, LLMRequest, Message
+from ares_exp.errors import RepeatedFormatError
+from ares_exp.llms.request import LLMClient, Message
 from ares_exp.tasks.agent_context import AgentContext
-
-if TYPE_CHECKING:
-    from jinja2 import Environment, Template
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -32,7 +32,12 @@ class ShellAgentFactory(AgentFactoryBase):
     """Makes shell agents that share one set of compiled templates."""
 
     supports = frozenset({"messages", "skills_dir"})
-    harmless_options = frozenset({"command_timeout_sec", "max_output_chars", "format_errors_in_a_row", "templates_dir"})
+    harmless_options = frozenset(
+        {
+            *("command_timeout_sec", "max_output_chars", "format_errors_in_a_row", "templates_dir"),
+            *("compaction", "compaction_tokens", "compaction_keeps"),
+        }
+    )
 
     @validate_call
     def __init__(
@@ -42,6 +47,9 @@ class ShellAgentFactory(AgentFactoryBase):
         max_output_chars: Annotated[int, Field(ge=100)] = 10_000,
         format_errors_in_a_row: Annotated[int, Field(ge=1)] | None = 3,
         templates_dir: Path | None = None,
+        compaction: CompactionKind = "none",
+        compaction_tokens: Annotated[int, Field(gt=0)] = 100_000,
+        compaction_keeps: Annotated[int, Field(ge=0)] = 5,
     ) -> None:
         """Validates the options.
 
@@ -51,12 +59,21 @@ class ShellAgentFactory(AgentFactoryBase):
             format_errors_in_a_row: How many consecutive replies without exactly one command end the episode, which is
                 truncated and scored; `None` for no such limit.
             templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
-                files that it lacks are taken from the package.
+                files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
+            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
+                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
+                which takes the place of all but the task.
+            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
+                four characters are one.
+            compaction_keeps: How many outputs stay when the others are left out.
         """
         self.command_timeout_sec = command_timeout_sec
         self.max_output_chars = max_output_chars
         self.format_errors_in_a_row = format_errors_in_a_row
         self.templates_dir = templates_dir
+        self.compaction: CompactionKind = compaction
+        self.compaction_tokens = compaction_tokens
+        self.compaction_keeps = compaction_keeps
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ShellAgent:
         """Makes an agent."""
@@ -67,6 +84,7 @@ class ShellAgentFactory(AgentFactoryBase):
             command_timeout_sec=self.command_timeout_sec,
             max_output_chars=self.max_output_chars,
             format_errors_in_a_row=self.format_errors_in_a_row,
+            compaction=self.shortening,
         )
 
     @property
@@ -77,22 +95,29 @@ class ShellAgentFactory(AgentFactoryBase):
             "max_output_chars": self.max_output_chars,
             "format_errors_in_a_row": self.format_errors_in_a_row,
             "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
+            "compaction": self.compaction,
+            "compaction_tokens": self.compaction_tokens,
+            "compaction_keeps": self.compaction_keeps,
         }
 
     async def preflight(self) -> None:
         """Compiles the templates. Raises `ConfigError` as `templates` does."""
-        _ = self.templates
+        _ = self.templates, self.shortening
+
+    @cached_property
+    def shortening(self) -> Compaction:
+        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
+        folders = find_folders(TEMPLATES, self.templates_dir)
+        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, folders)
 
     @cached_property
     def templates(self) -> ShellTemplates:
         """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
-        if self.templates_dir is not None and not self.templates_dir.is_dir():
-            raise ConfigError(f"Expected `agent.templates_dir` to be a folder of templates, got {self.templates_dir}.")
-        return ShellTemplates([path for path in (self.templates_dir, TEMPLATES) if path is not None])
+        return ShellTemplates(find_folders(TEMPLATES, self.templates_dir))
 
 
 class ShellTemplates:
-    """The agent's prompts, compiled once: compiling costs a hundred times what rendering does."""
+    """The agent's prompts."""
 
     def __init__(self, folders: list[Path]) -> None:
         """Loads from the first folder that has a template.
@@ -100,28 +125,9 @@ class ShellTemplates:
         Raises:
             ConfigError: A template does not compile.
         """
-        import jinja2
-
-        loader = jinja2.FileSystemLoader(folders)
-        environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
-        self.system = _compile(environment, "system.j2")
-        self.instance = _compile(environment, "instance.j2")
-        self.observation = _compile(environment, "observation.j2")
-        self.format_error = _compile(environment, "format_error.j2")
-        self.skills = _compile(environment, "skills.j2")
-
-
-def _compile(environment: Environment, name: str) -> Template:
-    import jinja2
-
-    try:
-        template = environment.get_template(name)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            f"The agent's template {error.filename or name}, line {error.lineno}: {error.message}"
-        ) from None
-    template.globals = dict(template.globals)  # a chain of mappings, which takes longer to copy than all the rest
-    return template
+        self.system, self.instance, self.observation, self.format_error, self.skills = compile_templates(
+            folders, ("system", "instance", "observation", "format_error", "skills")
+        )
 
 
 def bash_blocks(reply: str) -> list[str]:
@@ -156,6 +162,7 @@ class ShellAgent:
         command_timeout_sec: float,
         max_output_chars: int,
         format_errors_in_a_row: int | None = None,
+        compaction: Compaction = NO_COMPACTION,
     ) -> None:
         self._container = container
         self._llm = llm_client
@@ -163,6 +170,7 @@ class ShellAgent:
         self._command_timeout_sec = command_timeout_sec
         self._max_output_chars = max_output_chars
         self._format_errors_in_a_row = format_errors_in_a_row
+        self._compaction = compaction
         self._in_a_row = 0
         self._context = AgentContext()
         self.format_errors = 0
@@ -177,16 +185,17 @@ class ShellAgent:
         Raises:
             RepeatedFormatError: Too many replies in a row had no command, or several.
         """
-        system = self._templates.system.render()
-        messages = as_plain_chat(self._context.messages)
-        messages.append(Message(role="user", content=await self._told(task)))
+        beginning = as_plain_chat(self._context.messages)
+        beginning.append(Message(role="user", content=await self._told(task)))
+        conversation = Conversation(
+            self._llm, beginning, compaction=self._compaction, system_prompt=self._templates.system.render()
+        )
         while True:
-            reply = (await self._llm(LLMRequest(messages, system_prompt=system))).text
+            reply = (await conversation.ask()).text
             observation = await self._act(reply)
             if observation is None:
                 return
-            messages.append(Message(role="assistant", content=reply))
-            messages.append(Message(role="user", content=observation))
+            conversation.add(Message(role="assistant", content=reply), Message(role="user", content=observation))
 
     async def _told(self, task: str) -> str:
         """Renders the task, and its skills."""
@@ -212,16 +221,9 @@ class ShellAgent:
             result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
         if result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
             return None
-        return self._observe(result)
-
-    def _observe(self, result: ExecResult) -> str:
-        output, half = result.output, self._max_output_chars // 2
-        cut = len(output) > self._max_output_chars
-        return self._templates.observation.render(
-            timed_out=result.timed_out,
-            timeout_sec=f"{self._command_timeout_sec:g}",
-            exit_code=result.exit_code,
-            head=output[:half] if cut else output,
-            tail=output[-half:] if cut else "",
-            elided_chars=len(output) - 2 * half + result.elided_bytes if cut else result.elided_bytes,
+        return render_result(
+            self._templates.observation,
+            result,
+            timeout_sec=self._command_timeout_sec,
+            max_output_chars=self._max_output_chars,
         )

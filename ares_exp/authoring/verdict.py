@@ -14,7 +14,7 @@ from ares_exp.authoring.candidates import Candidate
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun
 from ares_exp.errors import AresExpError
 from ares_exp.llms.response import TextData
-from ares_exp.policies.oracle import SOLVE
+from ares_exp.policies.oracle import SOLVING
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.records.run_dir import RunDir, open_regular
 from ares_exp.tasks.verification import TEST_OUTPUT
@@ -183,7 +183,7 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
     shown = [
         deserialize_llm_request(step.observation).messages[-1]["content"]
         for step in episode.steps
-        if step.action is not None and step.observation is not None and _says(step.action, SOLVE)
+        if step.action is not None and step.observation is not None and _says(step.action, SOLVING)
     ]
     names = [stage.name for stage in result.stages] or [""]
     return dict(
@@ -201,7 +201,8 @@ def _printed(what: str, shown: str) -> tuple[str, str]:
 
 
 def _says(action: Mapping[str, Any], text: str) -> bool:
-    return deserialize_llm_response(action).data[0] == TextData(text)
+    piece = deserialize_llm_response(action).data[0]
+    return isinstance(piece, TextData) and text in piece.content
 
 
 def _tail(path: Path) -> str:

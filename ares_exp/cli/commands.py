@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ares_exp.agents.toolbox.command_line import SUBCOMMANDS as AGENTS
 from ares_exp.snapshots.commands.command_line import SUBCOMMANDS as SNAPSHOTS
 from ares_exp.terminal.subcommands import CommandModule, Runnable
 from ares_exp.trackers.commands.command_line import COMMANDS as OF_TRACKERS
@@ -25,6 +26,7 @@ COMMANDS: Mapping[str, Runnable] = {
     "snapshots": SNAPSHOTS,
     **OF_TRACKERS,
     "clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean"),
+    "agents": AGENTS,
     "check-part": CommandModule("run a conformance suite on a part of your own", "ares_exp.testing.command_line"),
 }
 """By what is typed behind `ares-exp`."""

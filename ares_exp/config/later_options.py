@@ -8,7 +8,12 @@ from typing import Any
 from ares_exp.config.added_arguments import added_defaults
 
 LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "ares_exp.agents.shell_agent.ShellAgentFactory": {"format_errors_in_a_row": None},
+    "ares_exp.agents.shell_agent.ShellAgentFactory": {
+        "format_errors_in_a_row": None,
+        "compaction": "none",
+        "compaction_tokens": 100_000,
+        "compaction_keeps": 5,
+    },
 }
 """By class: an option, and the value with which it does what the class did without it."""
 

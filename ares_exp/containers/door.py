@@ -5,16 +5,29 @@ A door is a way in, not a way out: what connects to it reaches the server that o
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
+from ares_exp.errors import ContainerDiedError
+
+DOOR_HOST = "127.0.0.1"
 DOOR_PORT = 61081
 """The port of a door that is tried first."""
+
+PORTS_TRIED = 8
+"""Number of ports that are tried, one after the other, when something in the container listens there."""
+
+MAX_CONNECTIONS = 64
+"""Simultaneous connections of one door. A further one waits until another has ended."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Takes over a connected, non-blocking stream socket, whose other end a process of the container holds; it returns when
 the connection is being served, and closes the socket in the end."""
+
+
+_D = TypeVar("_D", bound="Door")
 
 
 class Door(Protocol):
@@ -42,7 +55,7 @@ class ServingContainer(Protocol):
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
         """Makes `serve` reachable at a port of the container's loopback, under any network policy.
 
-        At most 64 connections are open at once. The container's stop, and the end of this process however it ends,
+        At most `MAX_CONNECTIONS` are open at once. The container's stop, and the end of this process however it ends,
         close the door.
 
         Args:
@@ -54,3 +67,29 @@ class ServingContainer(Protocol):
             ContainerDiedError: The container is gone.
         """
         ...
+
+
+class OpenDoors:
+    """The open doors of one container, which are closed with it."""
+
+    def __init__(self) -> None:
+        """There is none yet."""
+        self._doors: list[Door] = []
+        self._closed = False
+
+    async def add(self, door: _D) -> _D:
+        """Takes over a door that has just been opened, and returns it.
+
+        Raises:
+            ContainerDiedError: The container was stopped meanwhile; the door is closed.
+        """
+        if self._closed:
+            await door.close()
+            raise ContainerDiedError("The container was stopped while a door was being opened in it.")
+        self._doors.append(door)
+        return door
+
+    async def close(self) -> None:
+        """Closes all of them. Idempotent."""
+        self._closed = True
+        await asyncio.gather(*(door.close() for door in self._doors))

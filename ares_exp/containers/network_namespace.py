@@ -1,14 +1,18 @@
 """Sockets inside the network namespace of another process.
 
 A socket belongs to the namespace in which it was made, whichever process holds it. So a thread that briefly enters a
-container's namespace can bring back a socket that listens there, and the container needs no route to this machine.
+container's namespace can bring back a socket that listens there, and the container needs no route to this machine. An
+ordinary user may enter only by way of the user namespace that he made for the container, which a process with threads
+cannot: there, a short-lived helper process enters and passes the socket on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +20,24 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 _CLONE_NEWNET = 0x40000000
+_HELPER_SEC = 30.0
 _T = TypeVar("_T")
+
+# Arguments: descriptors of a user namespace, a network namespace and a socket to answer on; host and port.
+_HELPER = """
+import ctypes, os, socket, sys
+user, network, answers, port = (int(word) for word in sys.argv[1:5])
+answers = socket.socket(fileno=answers)
+try:
+    enter = ctypes.CDLL(None, use_errno=True).setns
+    for namespace, kind in ((user, 0x10000000), (network, 0x40000000)):
+        if enter(namespace, kind) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.create_server((sys.argv[5], port)) as server:
+        socket.send_fds(answers, [b"0"], [server.fileno()])
+except OSError as error:
+    answers.send(str(error.errno or 1).encode())
+"""
 
 
 def obstacle() -> str | None:
@@ -47,6 +68,51 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
         if container_id not in (process / "mountinfo").read_text():
             raise ProcessLookupError(f"process {pid} of this machine is not the container's: its engine runs elsewhere")
         return _visit(namespace, lambda: socket.create_server(address))
+
+
+def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
+    """Opens a socket that listens at `address` in the network of a process of ours. Blocking, for some milliseconds.
+
+    Args:
+        pid: The process, which this user started, maybe in a user namespace of its own.
+        namespace: The inode of its network namespace, which distinguishes it from a later process of the same number.
+        address: An address of that network, and a port.
+
+    Raises:
+        OSError: No such process, no right to enter, or the address is taken.
+    """
+    entries = Path("/proc", str(pid), "ns")
+    with (entries / "net").open("rb") as network:
+        if os.fstat(network.fileno()).st_ino != namespace:
+            raise ProcessLookupError(f"process {pid} is another one by now")
+        if (entries / "user").stat().st_ino == Path("/proc/self/ns/user").stat().st_ino:
+            return _visit(network, lambda: socket.create_server(address))
+        with (entries / "user").open("rb") as user:
+            return _listen_by_helper(user, network, address)
+
+
+def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, int]) -> socket.socket:
+    """Has a process of its own enter both namespaces and listen there."""
+    host, port = address
+    with contextlib.ExitStack() as stack:
+        ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+        ours.settimeout(_HELPER_SEC)
+        passed = (user.fileno(), network.fileno(), theirs.fileno())
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _HELPER, *map(str, passed), str(port), host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            pass_fds=passed,
+            timeout=_HELPER_SEC,
+            check=False,
+        )
+        theirs.close()
+        answer, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
+        if descriptors:
+            return socket.socket(fileno=descriptors[0])
+        if answer:
+            raise OSError(int(answer), os.strerror(int(answer)))
+        raise OSError(f"the helper process ended with status {done.returncode}: {done.stderr.decode()[-500:].strip()}")
 
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:

@@ -24,8 +24,14 @@ from ares_exp.containers.container import (
     SnapshottableContainer,
     refuse_second_start,
 )
+from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.errors import ContainerDiedError, ContainerStartError, SnapshotUnsupportedError
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerStartError,
+    DoorUnavailableError,
+    SnapshotUnsupportedError,
+)
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.objects import ObjectStore
 
@@ -224,6 +230,13 @@ class _PooledContainer(Container):
         if not isinstance(container, SnapshottableContainer):
             raise SnapshotUnsupportedError("Containers of this backend cannot be captured.")
         return await container.capture_changes(objects)
+
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        """As `ServingContainer.open_door`."""
+        container = self._started()
+        if not isinstance(container, ServingContainer):
+            raise DoorUnavailableError("Doors cannot be opened in containers of this backend.")
+        return await container.open_door(serve, port=port)
 
     async def stop(self) -> None:
         """As `Container.stop`."""

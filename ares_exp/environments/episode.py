@@ -14,7 +14,7 @@ from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity
-from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
+from ares_exp.containers.container import Container, ContainerSpec, Mount, SnapshottableContainer
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import LimitName, TimeStep, restart, termination, transition, truncation
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
@@ -234,7 +234,9 @@ class Episode:
         on_release, self.on_release = self.on_release, None
         try:
             if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
-                await collect_on_abort(self.stage, host, container, self.setup.output_dir)
+                await collect_on_abort(
+                    self.stage, host, container, self.setup.output_dir, agent_files_dir=self._agent_files_dir
+                )
         finally:
             try:
                 if host is not None or container is not None:
@@ -249,12 +251,21 @@ class Episode:
         return self.setup.limits.time.container_spec(self.task)
 
     @property
+    def _mounts(self) -> tuple[Mount, ...]:
+        """What its agent brings along; the oracle plays without the agent's program."""
+        return () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
+
+    @property
+    def _agent_files_dir(self) -> str | None:
+        return None if self.setup.provide_solution else self.setup.code_agent_factory.files_dir
+
+    @property
     def _agent_timeout_sec(self) -> float | None:
         return self.setup.limits.time.agent(self.stage)
 
     async def _start_container(self, changes: StoredChanges | None = None) -> Container:
         self._refuse_if_released()
-        spec = replace(self.container_spec, changes=changes)
+        spec = replace(self.container_spec, changes=changes, mounts=self._mounts)
         self._network_between = spec.network
         container = self.container = self.setup.container_factory(spec)
         with self.clock.during("start"), self.activity.timed():
@@ -398,6 +409,7 @@ class Episode:
                 verifier_spec=time_limits.verifier_spec(self.task, self.stage),
                 timeout_sec=time_limits.verifier(self.stage),
                 output_dir=self.setup.output_dir,
+                agent_files_dir=self._agent_files_dir,
             )
             return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
 

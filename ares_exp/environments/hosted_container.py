@@ -10,14 +10,15 @@ from typing import Any, Unpack, cast
 
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
-from ares_exp.errors import ContainerDiedError, DivergenceError
+from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
+from ares_exp.errors import ContainerDiedError, DivergenceError, DoorUnavailableError, EpisodeStateError
 from ares_exp.journal.host_files import HostFiles, digest_of
 from ares_exp.journal.journal import frozen_options
 from ares_exp.journal.runtime import AgentRuntime
 
 
 class HostedContainer:
-    """An `AgentContainer`.
+    """An `AgentContainer`, in which an agent that is not deterministic can open doors (`ServingContainer`).
 
     Attributes:
         died: What the container died of, if a call of the agent met that.
@@ -71,6 +72,30 @@ class HostedContainer:
         await self._runtime.call(
             "download", {"source": str(source)}, lambda: self._download(source, target), write_again
         )
+
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        """As `ServingContainer.open_door`. Neither journalled nor counted: what comes in by it is the agent's own.
+
+        Raises:
+            DoorUnavailableError: As the backend's container, or it cannot have doors.
+            EpisodeStateError: The agent is deterministic.
+            ContainerDiedError: The container is gone.
+        """
+        if self._runtime.journal is not None:
+            raise EpisodeStateError(
+                "A deterministic agent cannot open a door: what comes in by it is not in the journal, so it could not "
+                "be run again. Set `deterministic = False` on its factory."
+            )
+        if not isinstance(self._container, ServingContainer):
+            raise DoorUnavailableError(
+                f"Doors cannot be opened in a {type(self._container).__name__} (it has no `open_door`). Use "
+                "container=local, container=docker or container=daytona."
+            )
+        try:
+            return await self._container.open_door(serve, port=port)
+        except ContainerDiedError as error:
+            self.died = error
+            raise
 
     async def _exec(self, command: str, options: ExecOptions) -> ExecResult:
         options = {**options, "env": {**(options.get("env") or {}), **self._env}}

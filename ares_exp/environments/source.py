@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.parts import completed
-from ares_exp.containers.container import ContainerFactoryBase
+from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.tasks.task import Task
@@ -48,6 +48,12 @@ class EpisodeParts:
     start_from: Continuation | None = None
     episode_id: str | None = None
     attempt: int = 0
+
+    def container_specs(self, task: Task) -> list[ContainerSpec]:
+        """Lists every container that a task needs: the agent's, with what that brings along, then the verifiers'."""
+        agents, *others = self.limits.time.container_specs(task)
+        mounts = () if self.provide_solution else self.code_agent_factory.mounts
+        return [replace(agents, mounts=mounts), *others]
 
 
 Report = Callable[[str], None]

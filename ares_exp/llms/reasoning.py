@@ -40,7 +40,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
         lose: Is told of what is no reasoning in a known form. It is no error: the rest of the answer is worth more.
     """
     details = message.get("reasoning_details")
-    if not isinstance(details, list | None):
+    if not isinstance(details, list | tuple | None):  # of a request that was read, a tuple
         lose("`reasoning_details` that are no list")
         details = None
     pieces = [piece for detail in details or () if (piece := _from_detail(detail, lose)) is not None]
@@ -53,9 +53,8 @@ def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
     """Reads a part of the content that is reasoning: a text, or parts of text; `lose` is told of any other part."""
     inner = part.get("thinking")
     inner = [{"text": inner}] if isinstance(inner, str) else inner
-    texts = (
-        [one.get("text") if isinstance(one, Mapping) else None for one in inner] if isinstance(inner, list) else [None]
-    )
+    parts = inner if isinstance(inner, list | tuple) else [None]
+    texts = [one.get("text") if isinstance(one, Mapping) else None for one in parts]
     if not all(isinstance(text, str) for text in texts):
         lose("parts of reasoning that are no text")
     return ThinkingData("".join(text for text in texts if isinstance(text, str)))

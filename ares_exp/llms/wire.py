@@ -9,6 +9,10 @@ from typing import Any
 from ares_exp.errors import WireFormatError as WireFormatError
 
 SHOWN_CHARS = 300
+
+MAX_COUNT = 2**53
+"""Counts of tokens beyond this are none: a float holds every whole number up to here."""
+
 Report = Callable[[str], None]
 
 

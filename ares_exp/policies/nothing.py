@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.oracle import FINISH
+from ares_exp.policies.agent_forms import form_of
 from ares_exp.policies.policy import Policy
 
 NOTHING_MODEL = "nothing"
@@ -17,4 +17,4 @@ class NothingPolicy(Policy):
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Submits."""
-        return LLMResponse.from_text(f"I do nothing.\n\n{FINISH}", model=NOTHING_MODEL, finish_reason="stop")
+        return LLMResponse(form_of(request).finish("I do nothing."), model=NOTHING_MODEL, finish_reason="stop")

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import ORACLE_MODEL, LLMResponse
+from ares_exp.policies.agent_forms import form_of
 from ares_exp.policies.policy import Policy
 
-SOLVE = """I run the task's own solution.
+SOLVING = "I run the task's own solution."
+"""What it says with the command."""
 
-```bash
-/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
+SOLVE = """/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
 echo "$code" > /logs/agent/exit-code.txt
 cat /logs/agent/oracle.txt
 exit "$code"
-```
 """
-
-FINISH = """```bash
-echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
-```
-"""
-"""The reply that ends an episode."""
-
-SUBMIT = f"The solution has run.\n\n{FINISH}"
 
 
 class OraclePolicy(Policy):
@@ -43,4 +35,6 @@ class OraclePolicy(Policy):
         if isinstance(solution := (request.metadata or {}).get("solution"), str):
             return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
         said = any(message["role"] == "assistant" for message in request.messages)
-        return LLMResponse.from_text(SUBMIT if said else SOLVE, model=ORACLE_MODEL, finish_reason="stop")
+        form = form_of(request)
+        pieces = form.finish("The solution has run.") if said else form.run(SOLVING, SOLVE)
+        return LLMResponse(pieces, model=ORACLE_MODEL, finish_reason="stop")

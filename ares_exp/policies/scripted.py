@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from pydantic import validate_call
+from pydantic.dataclasses import dataclass
 
 from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.terminal.terminal import count_of
 
 SCRIPTED_MODEL = "scripted"
+
+
+@dataclass(frozen=True, config={"extra": "forbid"})
+class ScriptedCall:
+    """A call of a tool.
+
+    Attributes:
+        name: The tool.
+        arguments: Its arguments; a text is sent as it is, for one that is no JSON.
+    """
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
+@dataclass(frozen=True, config={"extra": "forbid"})
+class ScriptedReply:
+    """A reply with calls of tools.
+
+    Attributes:
+        tool_calls: The calls, in order.
+        text: What is said with them.
+    """
+
+    tool_calls: list[ScriptedCall]
+    text: str = ""
+
+    def pieces(self, request: LLMRequest) -> list[Piece]:
+        """Returns the pieces of the response to `request`, by which the calls have ids of their own."""
+        calls = [
+            ToolCallData(
+                f"call_{len(request.messages)}_{number}",
+                call.name,
+                call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False),
+            )
+            for number, call in enumerate(self.tool_calls)
+        ]
+        return [*([TextData(self.text)] if self.text else []), *calls]
+
+
+Reply = str | ScriptedReply
 
 
 class ScriptedPolicy(Policy):
@@ -22,13 +66,14 @@ class ScriptedPolicy(Policy):
     model_name = SCRIPTED_MODEL
 
     @validate_call
-    def __init__(self, *, replies: list[str] | dict[str, list[str]], repeat_last: bool = False) -> None:
+    def __init__(self, *, replies: list[Reply] | dict[str, list[Reply]], repeat_last: bool = False) -> None:
         """Checks the replies.
 
         Args:
             replies: The replies of every episode, or replies by task name. Names may be globs; an exact name wins, then
                 the first glob that matches, and `*` is for all other tasks (in YAML in quotes, on
-                the command line without).
+                the command line without). A reply is a text, or calls of tools:
+                `{text: I look around., tool_calls: [{name: bash, arguments: {command: ls}}]}`.
             repeat_last: Whether the last reply is given again and again once all are used up; if not, that is an error.
         """
         self._replies = replies
@@ -48,7 +93,7 @@ class ScriptedPolicy(Policy):
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
         return await self._without_episode(request)
 
-    def _replies_for(self, task_name: str) -> Sequence[str]:
+    def _replies_for(self, task_name: str) -> Sequence[Reply]:
         if not isinstance(self._replies, Mapping):
             return self._replies
         globs = sorted(self._replies, key=lambda pattern: pattern == "*")
@@ -65,7 +110,7 @@ class ScriptedPolicy(Policy):
 class _Script:
     """One episode's replies and its place in them."""
 
-    def __init__(self, task_name: str, replies: Sequence[str], repeat_last: bool) -> None:
+    def __init__(self, task_name: str, replies: Sequence[Reply], repeat_last: bool) -> None:
         self._task_name = task_name
         self._replies = replies
         self._repeat_last = repeat_last
@@ -81,9 +126,10 @@ class _Script:
                 f"{position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
             )
         self._position += 1
-        return LLMResponse.from_text(
-            self._replies[min(position, count - 1)], model=SCRIPTED_MODEL, finish_reason="stop"
-        )
+        reply = self._replies[min(position, count - 1)]
+        if isinstance(reply, str):
+            return LLMResponse.from_text(reply, model=SCRIPTED_MODEL, finish_reason="stop")
+        return LLMResponse(reply.pieces(request), model=SCRIPTED_MODEL, finish_reason="tool_calls")
 
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Goes past a reply that was given in its stead; a script always has one in time."""

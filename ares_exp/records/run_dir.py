@@ -23,6 +23,7 @@ from ares_exp.records.secrets import mask_known_secrets
 EPISODES = "episodes.jsonl"
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 _appending = threading.Lock()
 USED = (
     "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."
@@ -31,7 +32,7 @@ USED = (
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:
     """Formats valid UTF-8 JSON without the values of sensitive environment variables."""
-    text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
+    text = _ENCODER.encode(data) if indent is None else json.dumps(data, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, as a model may write it: only escapes can carry it

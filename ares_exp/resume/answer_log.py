@@ -33,6 +33,7 @@ from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_coun
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import append_text, atomic_file, dump_json
 from ares_exp.records.validation import Text, explain_validation
+from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import (
@@ -174,7 +175,15 @@ class _Exchanges:
 class AnswerLog:
     """Writes the log of one episode. A log that cannot be written is reported once, and changes nothing else."""
 
-    def __init__(self, folder: Path, episode: LoggedEpisode) -> None:
+    def __init__(self, folder: Path, episode: LoggedEpisode, spares: SpareFiles | None = None) -> None:
+        """Keeps the arguments.
+
+        Args:
+            folder: Where the log is.
+            episode: Whose log it is.
+            spares: Discarded logs of the same folder become new ones; by default they are removed.
+        """
+        self._spares = spares
         self._path = folder / f"{episode.episode_id}{SUFFIX}"
         self._episode = episode
         self._encoder = StepEncoder()
@@ -208,6 +217,8 @@ class AnswerLog:
     def _make(self, text: str, *, has_answers: bool) -> None:
         """Makes the file. One without answers is not synced: the answers that follow are not, either."""
         if not has_answers:
+            if self._spares is not None and self._spares.make(self._path, text):
+                return
             with contextlib.suppress(FileExistsError):
                 append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
                 return
@@ -245,7 +256,10 @@ class AnswerLog:
     def discard(self) -> None:
         """Removes the file."""
         self._broken = True
-        self._path.unlink(missing_ok=True)
+        if self._spares is not None:
+            self._spares.remove(self._path)
+        else:
+            self._path.unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
         try:

@@ -22,6 +22,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.resume.answer_log import AnswerLog, LoggedEpisode, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import ResumablePolicy
+from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
@@ -134,6 +135,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         """
         super().__init__(components, settings)
         self._run_dir = run_dir
+        self._spare_logs = SpareFiles(run_dir.answers)
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -217,9 +219,13 @@ class ResumableEpisodeMaker(EpisodeMaker):
             started_at=started_at,
             parent=earlier.episode_id if earlier is not None else None,
         )
-        log = AnswerLog(self._run_dir.answers, begun)
+        log = AnswerLog(self._run_dir.answers, begun, self._spare_logs)
         if earlier is None:
             log.begin(())
         elif log.begin(earlier.exchanges, earlier.ahead):
             AnswerLog(self._run_dir.answers, earlier).discard()
         return log
+
+    def close(self) -> None:
+        """Removes what was kept for episodes to come. Idempotent. Blocking."""
+        self._spare_logs.close()

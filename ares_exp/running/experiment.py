@@ -150,6 +150,7 @@ class Experiment:
                     await self.record(episode, self._exhausted or asyncio.CancelledError("it did not end in time"))
         finally:
             self._progress.stop()
+            await finish(asyncio.to_thread(self._maker.close))
         summary = self._summarise(len(planned), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary

@@ -16,6 +16,7 @@ everything after it is the same.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,11 +70,16 @@ class StepComparison:
         return {key: value for key, value in {**data, **more}.items() if value not in (None, [])}
 
 
+@functools.cache
+def _built_in() -> tuple[Normaliser, ...]:
+    return make_normalisers(list(BUILT_IN))
+
+
 class RequestComparison:
     """Compares the requests of one episode that is played again with the recorded ones, in order."""
 
     def __init__(self, normalisers: Sequence[Normaliser] | None = None) -> None:
-        self._normalisers = make_normalisers(list(BUILT_IN)) if normalisers is None else normalisers
+        self._normalisers = _built_in() if normalisers is None else normalisers
         self._known: set[tuple[object, object]] = set()
 
     def compare(self, step: int, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> StepComparison:

@@ -2,7 +2,8 @@
 
 Run by hand: `python -m tests.benchmarks.bench_step`. Prints CPU microseconds per step: with the shell agent at 1 and
 100 environments, the bare code environment, with the collecting environment around it, and through the async Gymnasium
-wrapper; with an agent that only asks, and one that also runs a command after each answer, `env.step` at 1 and 1,000.
+wrapper; with an agent that only asks, and one that also runs a command after each answer, `env.step` at 1 and 1,000,
+beside that of ARES, in turns, where it is installed in the same Python (3.12: `pip install martian-ares`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ares_exp.agents.code_agent import AgentContainer, CodeAgent
 from ares_exp.agents.shell_agent import ShellAgentFactory
@@ -30,10 +32,17 @@ from ares_exp.tasks.task import Verdict
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.wrappers.drivers import drive_async_gym, drive_directly
+from tests.benchmarks.ares_steps import AresSteps, is_installed
 
 STEPS = 50
 ROUNDS = 5
 EPISODES = 100
+
+
+class PlayTrivial(Protocol):
+    """Plays an episode with a trivial agent."""
+
+    async def __call__(self, *, with_command: bool) -> None: ...
 
 
 class InMemoryContainer:
@@ -170,24 +179,38 @@ async def measure(wrap: Callable[[CodeEnvironment], Environment], at_once: int) 
     return statistics.median(samples)
 
 
-async def steps_alone(agents: TrivialAgents, at_once: int) -> float:
-    """CPU us per step of `env.step` and its share of making and closing the environment, the best of all rounds."""
+async def play_trivial(*, with_command: bool) -> None:
+    agents = TrivialAgents(with_command=with_command)
+    env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
+    async with env:
+        time_step = await env.reset()
+        while not time_step.last():
+            time_step = await env.step(COMMAND)
 
-    async def play_alone() -> None:
-        env = CodeEnvironment([InMemoryTask()], container_factory=InMemoryFactory(), code_agent_factory=agents)  # type: ignore[arg-type, list-item]
-        async with env:
-            time_step = await env.reset()
-            while not time_step.last():
-                time_step = await env.step(COMMAND)
 
-    samples = []
-    for _ in range(ROUNDS):
-        began, episodes = time.process_time(), 0
-        while episodes < EPISODES:
-            await asyncio.gather(*(play_alone() for _ in range(at_once)))
-            episodes += at_once
-        samples.append((time.process_time() - began) / (episodes * STEPS) * 1e6)
-    return min(samples)
+async def steps_alone(play_one: PlayTrivial, at_once: int, *, with_command: bool) -> float:
+    """CPU us per step of `env.step` and its share of making and closing the environment."""
+    began, episodes = time.process_time(), 0
+    while episodes < EPISODES:
+        await asyncio.gather(*(play_one(with_command=with_command) for _ in range(at_once)))
+        episodes += at_once
+    return (time.process_time() - began) / (episodes * STEPS) * 1e6
+
+
+def print_steps_alone(players: Mapping[str, PlayTrivial]) -> None:
+    """Prints the best of all rounds, which the players play in turns."""
+    print(f"\n{'trivial agent':<28}{'1 env':>10}{'1,000 envs':>12}")
+    for with_command in (False, True):
+        found: dict[tuple[str, int], list[float]] = {}
+        for _ in range(ROUNDS):
+            for name, play_one in players.items():
+                for at_once in (1, 1000):
+                    with collecting_seldom():
+                        spent = asyncio.run(steps_alone(play_one, at_once, with_command=with_command))
+                    found.setdefault((name, at_once), []).append(spent)
+        for name in players:
+            row = f"{name}: {'asks, runs a command' if with_command else 'asks'}"
+            print(f"{row:<28}{min(found[name, 1]):>10.1f}{min(found[name, 1000]):>12.1f}")
 
 
 def main() -> None:
@@ -197,13 +220,9 @@ def main() -> None:
         with collecting_seldom():  # as a run does
             one, hundred = (asyncio.run(measure(wrap, count)) for count in (1, 100))
         print(f"{wrap.__name__:<24}{one:>10.1f}{hundred:>10.1f}")
-    print(f"\n{'trivial agent':<24}{'1 env':>10}{'1,000 envs':>12}")
-    for with_command in (False, True):
-        with collecting_seldom():
-            one, thousand = (
-                asyncio.run(steps_alone(TrivialAgents(with_command=with_command), count)) for count in (1, 1000)
-            )
-        print(f"{'asks, runs a command' if with_command else 'asks':<24}{one:>10.1f}{thousand:>12.1f}")
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = {"ARES": AresSteps(Path(folder), STEPS).play} if is_installed() else {}
+        print_steps_alone({"ours": play_trivial, **theirs})
 
 
 if __name__ == "__main__":

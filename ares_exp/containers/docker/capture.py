@@ -175,7 +175,8 @@ def _is_of_the_engine(mount_points: frozenset[str], path: str) -> bool:
 
 
 def _unkept_mounts(inspected: Mapping[str, Any]) -> list[str]:
-    return [f"{point!r} is not kept: it is a mount." for point in sorted(_mount_points(inspected))]
+    ours = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}  # are mounted again
+    return [f"{point!r} is not kept: it is a mount." for point in sorted(_mount_points(inspected) - ours)]
 
 
 def stacked(

@@ -24,12 +24,15 @@ from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.changed_files import ChangedFiles
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND, NAME_PREFIX, FirstProcess, remove
 from ares_exp.containers.docker.creation import AnswerLostError, create, remove_when_it_appears, starts
+from ares_exp.containers.docker.doors import ContainerDoors
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image
 from ares_exp.containers.docker.limits import limits
+from ares_exp.containers.docker.mounts import bind_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
+from ares_exp.containers.door import DOOR_PORT, Door, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import (
@@ -80,6 +83,7 @@ class DockerContainer(Container):
         self._changed_files = ChangedFiles(spec, self.container_name, options.capture, keep_image=keep)
         self._network = ContainerNetwork(spec, options.network)
         self._running: RunningContainer | None = None
+        self._doors = ContainerDoors()
         self._stopped = False
 
     async def start(self) -> None:
@@ -142,6 +146,7 @@ class DockerContainer(Container):
         spec, options = self._spec, self._options
         host_config = engine.api.create_host_config(
             auto_remove=True,
+            mounts=bind_mounts(spec),
             **self._network.create_options,
             security_opt=["no-new-privileges:true"] if options.no_new_privileges else None,
             **limits(spec, engine.capabilities, swap_mb=options.swap_mb, pids_limit=options.pids_limit),
@@ -205,6 +210,12 @@ class DockerContainer(Container):
             await running.raise_if_dead(error)
             raise
 
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        """As `ServingContainer.open_door`."""
+        running = self._started
+        assert self._engine is not None
+        return await self._doors.open(self._engine, self.container_name, running, serve, port)
+
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`.
 
@@ -231,6 +242,7 @@ class DockerContainer(Container):
         """As `Container.stop`."""
         self._stopped = True
         try:
+            await self._doors.close()
             if self._running is not None:
                 await self._running.close()
             if self._engine is not None:

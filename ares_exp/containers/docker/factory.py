@@ -24,6 +24,7 @@ from ares_exp.containers.docker.image import image_tag
 from ares_exp.containers.docker.image_build import check_buildable
 from ares_exp.containers.docker.leftovers import find, find_locks, remove_stale
 from ares_exp.containers.docker.limits import unenforced
+from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
@@ -183,9 +184,11 @@ class DockerContainerFactory(ContainerFactoryBase):
 
         Raises:
             UnsupportedTaskError: The task needs GPUs that the engine lacks, or an allow-list that cannot be enforced
-                from here; or its compose file violates the security policy, or there is no compose program.
+                from here, or directories of this machine that the engine cannot mount; or its compose file violates the
+                security policy, or there is no compose program.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
+        check_mounts(spec)
         if spec.compose_file is not None:
             not_done = check_compose(spec, self._options)
             return [*not_done, *check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]

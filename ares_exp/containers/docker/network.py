@@ -75,7 +75,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
         UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be made.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
-    why = _proxy_obstacle() if "allowlist" in modes else None
+    why = namespace_obstacle() if "allowlist" in modes else None
     if why is not None:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a network with allowed_hosts. container=docker enforces that as root on the "
@@ -87,8 +87,8 @@ def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
     return []
 
 
-def _proxy_obstacle() -> str | None:
-    """Returns why no egress proxy can be put into a container, as a clause; `None` when it can."""
+def namespace_obstacle() -> str | None:
+    """Returns why no socket can be made inside a container's network, as a clause; `None` when it can. Blocking."""
     url = urlsplit(address_of_engine())
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +25,13 @@ from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.local.seccomp import compiled_filter
+from ares_exp.containers.network_namespace import listen_in_namespace
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
 
 SHELL_TIMEOUT_SEC = 20.0
 """Bound on opening a shell in a running container."""
 
+_INFO = "namespaces"
 _GRACE_SEC = 1.0
 _REPORT_SEC = 0.2
 _RESERVE_SEC = 0.5
@@ -138,7 +142,9 @@ class BubblewrapProcess:
             # In memory, not on the command line, which every user of the host may read.
             words = _in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments), theirs)
             filters = [_in_memory(code, theirs) for code in (compiled_filter(),) if code is not None]
-            options = ["--args", str(words), *(word for fd in filters for word in ("--seccomp", str(fd)))]
+            info = theirs.enter_context((directory / _INFO).open("wb")).fileno()
+            options = ["--args", str(words), "--info-fd", str(info)]
+            options += [word for fd in filters for word in ("--seccomp", str(fd))]
             requests, requests_in = _pipe(reader=theirs, writer=ours)
             answers, answers_in = _pipe(reader=ours, writer=theirs)
             for descriptor in (requests_in, answers):
@@ -148,7 +154,7 @@ class BubblewrapProcess:
                 stdin=requests,
                 stdout=answers_in,
                 stderr=theirs.enter_context((directory / "errors").open("wb")),
-                pass_fds=[words, *filters],
+                pass_fds=[words, info, *filters],
                 env={"PATH": SEARCH_PATH},  # inside, /proc/1/environ shows what bwrap was started with
                 cwd="/",
                 start_new_session=True,
@@ -164,6 +170,15 @@ class BubblewrapProcess:
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return not self._exited.is_set()
+
+    def listen(self, address: tuple[str, int]) -> socket.socket:
+        """Opens a socket that listens at `address` in the container's own network. Blocking.
+
+        Raises:
+            OSError: The container has ended, or the address is taken.
+        """
+        about = json.loads((self._directory / _INFO).read_text())
+        return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import posixpath
 import shutil
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Unpack
@@ -28,6 +29,8 @@ from ares_exp.containers.container import (
 )
 from ares_exp.containers.dockerfile.reading import Dockerfile
 from ares_exp.containers.dockerfile.steps import apply_step, stage_context
+from ares_exp.containers.door import DOOR_HOST, DOOR_PORT, Door, OpenDoors, Serve
+from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
 from ares_exp.containers.local.bubblewrap import bwrap_arguments, find_bwrap, is_privileged
 from ares_exp.containers.local.bubblewrap_process import ROOT_NAMES, BubblewrapProcess
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
@@ -36,13 +39,14 @@ from ares_exp.containers.local.container_files import ContainerFiles, private_mo
 from ares_exp.containers.local.container_storage import UNREADABLE, find_storage
 from ares_exp.containers.local.container_transfer import receive, send
 from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import Part, root_parts, write_layer
+from ares_exp.containers.local.host_root import Part, mount_parts, root_parts, write_layer
 from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
+    DoorUnavailableError,
     SnapshotUnsupportedError,
     TransferError,
 )
@@ -92,6 +96,7 @@ class LocalContainer(Container):
         self._user: User = "root"
         self._workdir = "/"
         self._channels: CommandRunner | None = None
+        self._doors = OpenDoors()
         self._stopped = False
 
     async def start(self) -> None:
@@ -152,7 +157,7 @@ class LocalContainer(Container):
         (directory / "channels").mkdir()
         write_layer(layer, share_network=self._share_network)
         make_groups(directory, self._limits)
-        parts = root_parts(layer, privileged=self._privileged)
+        parts = [*root_parts(layer, privileged=self._privileged), *mount_parts(self._spec.mounts)]
         return self._make_files(directory, parts) if is_readable else self._private_files(parts)
 
     async def _launch(
@@ -191,15 +196,20 @@ class LocalContainer(Container):
             SnapshotUnsupportedError: No folder on this machine can hold readable files of a container.
             ContainerDiedError: The container is gone.
         """
-        directory, files = self._directory, self._files
-        if self._process is None or directory is None or self._stopped or not self._process.is_running:
-            raise ContainerDiedError("The container has not been started, has ended, or has been stopped.")
+        _, directory, files = self._running, self._directory, self._files
+        assert directory is not None
         if files is None:
             raise SnapshotUnsupportedError(f"The local container of {self._spec.name} cannot be captured. {UNREADABLE}")
         try:
             return await in_thread(lambda: directory.prepare(lambda _: files.capture(objects)))
         except FileNotFoundError as error:
             raise ContainerDiedError("The container was stopped before its files could be read.") from error
+
+    @property
+    def _running(self) -> BubblewrapProcess:
+        if self._process is None or self._stopped or not self._process.is_running:
+            raise ContainerDiedError("The container has not been started, has ended, or has been stopped.")
+        return self._process
 
     async def _build(self, dockerfile: Dockerfile, context: Path, stage: Path, *, with_network: bool) -> None:
         context = await in_thread(lambda: stage_context(context, stage))
@@ -293,6 +303,26 @@ class LocalContainer(Container):
         finally:
             stream.close()
 
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        """As `ServingContainer.open_door`. With the host's network, the port is any free one of the host's loopback.
+
+        Raises:
+            DoorUnavailableError: All ports that are tried are taken.
+            ContainerDiedError: The container is gone.
+        """
+        process = self._running
+
+        def listen() -> socket.socket:
+            if self._share_network:  # ports of its own would collide with those of other containers
+                return socket.create_server((DOOR_HOST, 0))
+            return listen_at_free_port(process.listen, port)
+
+        try:
+            return await self._doors.add(await open_listening_door(listen, serve))
+        except OSError as error:
+            failure = DoorUnavailableError(f"No socket can be made inside the container's network: {error}.")
+            raise await self._explained(failure) or failure from error
+
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`: a no-op, as all phases have the network of the start.
 
@@ -309,6 +339,7 @@ class LocalContainer(Container):
         """Kills the container and deletes its directory. Idempotent."""
         self._stopped = True
         try:
+            await self._doors.close()
             if self._channels is not None:
                 await self._channels.close()
         finally:

@@ -39,7 +39,7 @@ def private_mounts(parts: Iterable[Part]) -> list[str]:
 
 
 def _mount(part: Part, *overlay: str) -> list[str]:
-    if part.kind == "bind":
+    if part.kind in ("bind", "mount"):
         return ["--ro-bind", *part.sources, part.path]
     return [*(word for source in part.sources for word in ("--overlay-src", source)), *overlay, part.path]
 
@@ -60,7 +60,7 @@ class ContainerFiles:
         overlays = [part for part in parts if part.kind == "overlay"]
         self._uppers = {part.path: directory / "upper" / str(number) for number, part in enumerate(overlays)}
         self._works = {part.path: directory / "work" / str(number) for number, part in enumerate(overlays)}
-        binds = [part.path for part in parts if part.kind == "bind"]
+        binds = [part.path for part in parts if part.kind in ("bind", "mount")]
         self._closed = frozenset(("/proc", "/dev", CHANNELS, *binds))  # not the container's files
         self._points = self._closed.union(self._uppers)
         self._inodes: dict[str, int] = {}
@@ -100,7 +100,7 @@ class ContainerFiles:
         for part in self._parts:
             if part.kind == "overlay":
                 words += _mount(part, "--overlay", str(self._uppers[part.path]), str(self._works[part.path]))
-            elif part.kind == "bind":
+            elif part.kind in ("bind", "mount"):
                 words += _mount(part)
         return words
 

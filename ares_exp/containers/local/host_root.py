@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ares_exp.containers.container import Mount as MountedDirectory
 from ares_exp.containers.local.bubblewrap import HOSTNAME
 from ares_exp.containers.local.mount_table import mounts
 
@@ -46,13 +47,15 @@ class Part:
     """One part of the container's root directory, which is otherwise empty.
 
     Attributes:
-        kind: `"overlay"`: a directory of the host that can be written to; `"bind"`: a file or directory, read-only.
+        kind: `"overlay"`: a directory of the host that can be written to; `"bind"`: a file or directory, read-only;
+            `"mount"`: a directory of the task's `ContainerSpec.mounts`, read-only.
         path: Its path in the container.
-        sources: Of an overlay: host directories, lowest first. Of a bind: the host path. Of a symlink: its target.
+        sources: Of an overlay: host directories, lowest first. Of a bind or mount: the host path. Of a symlink: its
+            target.
         mode: Of a directory.
     """
 
-    kind: Literal["directory", "symlink", "overlay", "bind"]
+    kind: Literal["directory", "symlink", "overlay", "bind", "mount"]
     path: str
     sources: tuple[str, ...] = ()
     mode: int = 0o755
@@ -76,6 +79,15 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
     for path in _interpreter_directories():
         parts += [Part("directory", str(parent)) for parent in reversed(path.parents[:-1])]
         parts.append(Part("bind", str(path), (str(path),)))
+    return parts
+
+
+def mount_parts(given: Iterable[MountedDirectory]) -> list[Part]:
+    """Returns the parts for the directories that a task's container sees besides the host's system."""
+    parts: list[Part] = []
+    for one in given:
+        parts += [Part("directory", str(parent)) for parent in reversed(Path(one.target).parents[:-1])]
+        parts.append(Part("mount", one.target, (str(one.source),)))
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -33,6 +34,11 @@ def _named(entry: Any) -> Any:
     return {"name": entry} if isinstance(entry, str) else entry
 
 
+@functools.lru_cache(maxsize=4096)  # asked for in every report
+def _task_name(title: str) -> str:
+    return "-".join(re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", title).casefold()))
+
+
 _Name = Annotated[str, Field(strict=True, max_length=80), AfterValidator(_one_line)]
 _Fact = Annotated[str, Field(strict=True, max_length=300), AfterValidator(_one_line)]
 _STRICT = pydantic.ConfigDict(extra="forbid")
@@ -55,7 +61,7 @@ class HiddenObject:
     @property
     def name(self) -> str:
         """Name of the task: the title in lower case, with hyphens between its words."""
-        return "-".join(re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", self.title).casefold()))
+        return _task_name(self.title)
 
     @property
     def names(self) -> tuple[str, ...]:

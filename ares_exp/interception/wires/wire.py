@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.tool_forms import ToolForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Asked:
         response_id: The id of the answer, made up when the request was read.
         created: Epoch seconds at which the request was read.
         wants_usage: Whether a stream is to end with token counts, where the wire leaves that to the client.
+        forms: How calls of tools that are no plain functions are written, by the names that the policy sees.
     """
 
     request: LLMRequest
@@ -29,6 +31,7 @@ class Asked:
     response_id: str
     created: int
     wants_usage: bool = True
+    forms: Mapping[str, ToolForm] = field(default_factory=dict)
 
 
 class Wire(Protocol):
@@ -37,11 +40,13 @@ class Wire(Protocol):
     Attributes:
         name: `"chat_completions"`, `"responses"` or `"messages"`.
         path: The path of its requests below the endpoint, such as `/v1/messages`.
+        count_path: The path of requests for `count`; `None` where the wire has none.
         content_type: Of a stream.
     """
 
     name: str
     path: str
+    count_path: str | None
     content_type: str
 
     def key(self, headers: Mapping[str, str]) -> str | None:
@@ -49,7 +54,7 @@ class Wire(Protocol):
         ...
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
-        """Reads a parsed JSON body.
+        """Reads a JSON body as `parse_body` gives it.
 
         What the body has and an `LLMRequest` cannot hold is named in `request.origin.dropped`.
 
@@ -78,7 +83,11 @@ class Wire(Protocol):
         ...
 
     def count(self, body: Any) -> bytes | None:
-        """Answers a request for the number of tokens of a body; `None` where the wire has no such request."""
+        """Answers a request for the number of tokens of a body, with an estimate; `None` without a `count_path`.
+
+        Raises:
+            WireFormatError: It is no object.
+        """
         ...
 
     def error(self, status: int, message: str) -> bytes:

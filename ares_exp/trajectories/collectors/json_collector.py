@@ -82,9 +82,14 @@ class JsonTrajectoryCollector(EpisodeCollector):
             )
         if episode_id is not None:
             self._refuse_taken(episode_id)
-        return super().begin_episode(
-            task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
-        )
+        try:
+            return super().begin_episode(
+                task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
+            )
+        except FileExistsError:
+            if episode_id is not None:
+                self._forget(episode_id)
+            raise
 
     def close(self) -> None:
         """Ends the syncing thread. Idempotent."""
@@ -99,8 +104,10 @@ class JsonTrajectoryCollector(EpisodeCollector):
             append_text(partial, head, flags=os.O_CREAT | os.O_EXCL)
             if self._durability == "step":
                 self._sync.want(self.output_dir)
-        except OSError as error:  # no reason not to collect: there may be room again when the episode ends
-            handle.unwritten = error
+        except OSError as error:
+            if isinstance(error, FileExistsError) and partial.exists():
+                raise _taken(handle.episode_id, partial) from None
+            handle.unwritten = error  # no reason not to collect: there may be room again when the episode ends
 
     def _hold_directory(self, holder: str) -> None:
         try:
@@ -146,7 +153,18 @@ class JsonTrajectoryCollector(EpisodeCollector):
             self._names.sync()
 
     def _refuse_taken(self, episode_id: str) -> None:
-        for suffix in (self.suffix, f"{self.suffix}{PARTIAL}", *self.exports):
+        for suffix in (self.suffix, *self.exports):  # that of a partial file is seen when it is made
             path = self.output_dir / f"{episode_id}{suffix}"
             if path.exists():
-                raise FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")
+                raise _taken(episode_id, path)
+
+    def _forget(self, episode_id: str) -> None:
+        """Takes an episode back that could not begin."""
+        with self._lock:
+            del self._open[episode_id]
+        del self._partials[episode_id]
+        self._directory.release(episode_id)
+
+
+def _taken(episode_id: str, path: Path) -> FileExistsError:
+    return FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ares_exp.agents.shell_agent import ShellAgentFactory
+from ares_exp.containers.container import ContainerSpec, Mount
+from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import truncation
+from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import (
     AgentError,
     AgentSetupTimeoutError,
     ConfigError,
     ContainerDiedError,
     ContainerError,
+    ContainerStartError,
     EpisodeStateError,
     NoRequestError,
     RewardFileNotFoundError,
@@ -56,6 +64,26 @@ async def test_an_episode_from_reset_to_termination(make_environment: Any) -> No
     assert env.step_count == 2
     assert env.current_task.name == "task"
     assert set(env.report().phase_sec) == {"start", "agent", "verify"}
+
+
+async def test_the_agents_container_is_started_with_what_its_factory_mounts(make_task: Any, tmp_path: Path) -> None:
+    """And so it is checked beforehand; the oracle, who needs no agent's program, does without."""
+    mount = Mount(tmp_path, "/opt/program", "sha256:0")
+
+    class Factory(ShellAgentFactory):
+        mounts = (mount,)
+
+    class Refusing(LocalContainerFactory):
+        def __call__(self, spec: ContainerSpec) -> Any:
+            raise ContainerStartError(f"asked for {[one.target for one in spec.mounts]}")
+
+    task, parts = make_task(), EpisodeParts(LocalContainerFactory(), Factory(), EpisodeLimits(), seed=0)
+    for is_oracle, expected in ((False, (mount,)), (True, ())):
+        asked = replace(parts, container_factory=Refusing(), provide_solution=is_oracle)
+        assert [spec.mounts for spec in asked.container_specs(task)] == [expected]
+        async with CodeEnvironment.for_episode(task, asked) as env:
+            with pytest.raises(ContainerStartError, match=re.escape(str([one.target for one in expected]))):
+                await env.reset()
 
 
 async def test_replies_that_the_agent_cannot_use_are_counted(make_environment: Any) -> None:

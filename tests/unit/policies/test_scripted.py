@@ -8,7 +8,7 @@ import pytest
 
 from ares_exp.errors import PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.scripted import ScriptedPolicy
 
@@ -92,3 +92,24 @@ async def test_without_a_run_it_is_a_plain_client() -> None:
 def test_wrong_replies(replies: Any) -> None:
     with pytest.raises(pydantic.ValidationError, match="replies"):
         ScriptedPolicy(replies=replies)
+
+
+async def test_a_reply_may_call_tools() -> None:
+    call = {"name": "bash", "arguments": {"command": "ls"}}
+    policy = ScriptedPolicy(
+        replies=[
+            {"text": "Now.", "tool_calls": [call, {"name": "x", "arguments": "{"}]},
+            {"tool_calls": [{"name": "submit", "arguments": {}}]},
+        ]
+    )  # fmt: skip
+    client = policy.for_episode(EpisodeSpec("t"))
+    first, second = [await client(HI) for _ in range(2)]
+    assert first.data == (
+        TextData("Now."),
+        ToolCallData("call_1_0", "bash", '{"command": "ls"}'),
+        ToolCallData("call_1_1", "x", "{"),
+    )
+    assert second.data == (ToolCallData("call_1_0", "submit", "{}"),)
+    assert first.finish_reason == "tool_calls"
+    with pytest.raises(pydantic.ValidationError, match="tool_calls"):
+        ScriptedPolicy(replies=[{"calls": []}])

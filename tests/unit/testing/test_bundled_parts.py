@@ -13,6 +13,7 @@ import pytest
 
 from ares_exp.agents.shell_agent import TEMPLATES as SHELL_TEMPLATES
 from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory, ShellTemplates
+from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import MinimalEnvironment, TimeStep, restart, termination, transition
 from ares_exp.environments.code_environment import CodeEnvironment
@@ -23,7 +24,7 @@ from ares_exp.environments.swebench import SweBenchEnvironments
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, ToolCallData
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.replay import ReplayPolicy
@@ -361,6 +362,18 @@ class TestShellAgent(AgentContract):
     @pytest.fixture
     def factory(self) -> Any:
         return ShellAgentFactory(command_timeout_sec=3.0)
+
+
+class TestToolsAgent(AgentContract):
+    replies = (
+        LLMResponse([ToolCallData("a", "bash", '{"command": "ls"}'), ToolCallData("b", "edit", "{}")]),
+        "Hm.",
+        LLMResponse([ToolCallData("c", "submit", "{}")]),
+    )
+
+    @pytest.fixture
+    def factory(self) -> Any:
+        return ToolsAgentFactory(tools=["submit", "bash", "edit"], compaction="summarise")
 
 
 class TestAgentFunction(AgentContract):

@@ -23,9 +23,11 @@ from ares_exp.containers.docker.compose.security_policy import Bounds, check_fil
 from ares_exp.containers.docker.compose.tool import find_compose
 from ares_exp.containers.docker.container import WHEN_SLOW, DockerOptions, unique_name
 from ares_exp.containers.docker.container_lifetime import FirstProcess, why_it_stays
+from ares_exp.containers.docker.doors import ContainerDoors
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.network import ContainerNetwork
 from ares_exp.containers.docker.running import RunningContainer
+from ares_exp.containers.door import DOOR_PORT, Door, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import (
@@ -98,6 +100,7 @@ class ComposeContainer(Container):
         self._first_process: FirstProcess | None = None
         self._network: ContainerNetwork | None = None
         self._running: RunningContainer | None = None
+        self._doors = ContainerDoors()
         self._services: dict[str, Service] = {}
         self._stopped = False
 
@@ -186,6 +189,12 @@ class ComposeContainer(Container):
         """As `Container.download`."""
         await self._started.download(source, target)
 
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        """As `ServingContainer.open_door`."""
+        running = self._started
+        assert self._engine is not None
+        return await self._doors.open(self._engine, self._project.containers[MAIN], running, serve, port)
+
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`, between policies that do not change the services' networks."""
         running = self._started
@@ -213,6 +222,7 @@ class ComposeContainer(Container):
         """As `Container.stop`."""
         self._stopped = True
         try:
+            await self._doors.close()
             if self._running is not None:
                 await self._running.close()
             await asyncio.gather(*(service.close() for service in self._services.values()))

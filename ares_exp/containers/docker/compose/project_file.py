@@ -163,6 +163,12 @@ def _complete_main(main: dict[str, Any], spec: ContainerSpec, ours: Ours) -> Non
     yields = {name: literal(value) for name, value in ours.env.items()}
     main["environment"] = {**yields, **_table(main.get("environment")), **wins}
     main |= {"stdin_open": True, "tty": False, "restart": "no"}
+    if spec.mounts:
+        mounts = [
+            {"type": "bind", "source": literal(str(one.source)), "target": one.target, "read_only": True}
+            for one in spec.mounts
+        ]
+        main["volumes"] = [*(main.get("volumes") or ()), *mounts]
     if spec.cpus is not None:
         main.setdefault("cpus", min(spec.cpus, ours.capabilities.cpus))
     if spec.memory_mb is not None:

@@ -1,0 +1,167 @@
+"""An agent's conversation with its LLM, which is shortened when it becomes too long.
+
+There is one way of shortening for all agents of the package, in three kinds (`compaction`):
+
+- `none`: nothing is left out.
+- `drop_outputs`: all outputs but the last ones are replaced by a line that says how long they were.
+- `summarise`: the LLM is asked for a summary, which takes the place of everything after the task. The request for it is
+  one of the agent's, so it is a step of the episode, with tokens, cost and a place in the trajectory.
+
+How long a conversation is, the engine says with each answer; where it does not, four characters count as a token. So an
+agent that is run again shortens at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ares_exp.agents.templating import compile_templates
+from ares_exp.llms.request import LLMClient, LLMRequest, Message
+from ares_exp.llms.response import LLMResponse
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+CompactionKind = Literal["none", "drop_outputs", "summarise"]
+
+TEMPLATES = Path(__file__).parent / "context_templates"
+CHARS_PER_TOKEN = 4
+LEAST_MESSAGES = 4
+"""A conversation with fewer messages after the task is not summarised: that would not make it shorter."""
+KEPT_CHARS = 200
+"""Outputs up to this length are never dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """How conversations are shortened.
+
+    Attributes:
+        kind: What is done.
+        at_tokens: Length at which it is done.
+        kept_outputs: How many outputs stay whole when the others are dropped.
+        summarise, handoff: The prompts of a summary: what asks for it, and what it is put into.
+    """
+
+    kind: CompactionKind
+    at_tokens: int
+    kept_outputs: int
+    summarise: Template | None = None
+    handoff: Template | None = None
+
+    @classmethod
+    def of(cls, kind: CompactionKind, at_tokens: int, kept_outputs: int, folders: Sequence[Path]) -> Compaction:
+        """Makes one with prompts from the first of the agent's folders that has them, or else the package's.
+
+        Raises:
+            ConfigError: A template does not compile.
+        """
+        return cls(kind, at_tokens, kept_outputs, *compile_templates([*folders, TEMPLATES], ("summarise", "handoff")))
+
+
+NO_COMPACTION = Compaction("none", 0, 0)
+"""Of agents that leave nothing out."""
+
+
+class Conversation:
+    """The messages so far. `add` messages to it, then `ask`."""
+
+    def __init__(
+        self,
+        llm_client: LLMClient,
+        beginning: Sequence[Message],
+        *,
+        compaction: Compaction,
+        system_prompt: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Begins it.
+
+        Args:
+            llm_client: Who is asked.
+            beginning: What is never left out; its last message is the task, a user's.
+            compaction: How it is shortened.
+            system_prompt: The system text.
+            tools: Definitions of the tools that the LLM may call.
+        """
+        self._llm = llm_client
+        self._task = tuple(beginning)
+        self._beginning = list(beginning)
+        self._rest: list[Message] = []
+        self._compaction = compaction
+        self._system_prompt = system_prompt
+        self._tools = tools
+        self._answered_tokens = 0
+        self._chars_since = 0
+
+    def add(self, *messages: Message) -> None:
+        """Appends messages."""
+        self._rest += messages
+        self._chars_since += sum(map(_chars, messages))
+
+    async def ask(self) -> LLMResponse:
+        """Asks for the next reply, which is not appended; before that the conversation may be shortened."""
+        if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
+            await self._shorten()
+        answer = await self._llm(self._request([*self._beginning, *self._rest]))
+        if answer.usage.total_tokens:
+            self._answered_tokens = answer.usage.total_tokens
+            self._chars_since = -len(answer.text)  # it is added as a message, and counted already
+        return answer
+
+    def _request(self, messages: Sequence[Message], tool_choice: str | None = None) -> LLMRequest:
+        return LLMRequest(messages, system_prompt=self._system_prompt, tools=self._tools, tool_choice=tool_choice)
+
+    def _tokens(self) -> int:
+        if self._answered_tokens:
+            return self._answered_tokens + max(0, self._chars_since) // CHARS_PER_TOKEN
+        messages = [*self._beginning, *self._rest]
+        return (len(self._system_prompt or "") + sum(map(_chars, messages))) // CHARS_PER_TOKEN
+
+    async def _shorten(self) -> None:
+        if self._compaction.kind == "drop_outputs" or not await self._summarise():
+            self._drop_outputs()
+        self._answered_tokens = 0  # what the engine counted is of another conversation
+
+    async def _summarise(self) -> bool:
+        """Puts a summary in the place of all but the beginning. Returns whether there was one."""
+        if len(self._rest) < LEAST_MESSAGES:
+            return True
+        assert self._compaction.summarise is not None
+        assert self._compaction.handoff is not None
+        question = self._compaction.summarise.render()
+        asked = _with_user_text([*self._beginning, *self._rest], question)
+        reply = await self._llm(self._request(asked, tool_choice=None if self._tools is None else "none"))
+        summary = reply.text.strip()
+        if summary:
+            handoff = self._compaction.handoff.render(summary=summary)
+            self._rest = []
+            self._beginning = _with_user_text(self._task, handoff)
+        return bool(summary)
+
+    def _drop_outputs(self) -> None:
+        outputs = [place for place, message in enumerate(self._rest) if message["role"] != "assistant"]
+        for place in outputs[: len(outputs) - self._compaction.kept_outputs]:
+            message = self._rest[place]
+            if (chars := len(str(message.get("content") or ""))) > KEPT_CHARS:
+                self._rest[place] = Message({**message, "content": f"[An output of {chars} characters was here.]"})
+
+
+def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """Returns the messages with a user's text at the end, as part of the last message if that is a user's."""
+    last = messages[-1]
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        return [*messages, Message(role="user", content=text)]
+    return [*messages[:-1], Message({**last, "content": f"{last['content']}\n\n{text}"})]
+
+
+def _chars(value: Any) -> int:
+    """Counts the characters of all texts in JSON-like data."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_chars, value.values()))
+    return sum(map(_chars, value)) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,188 @@
+"""Viewing and editing of text files in a container, by commands that every image has.
+
+Files are read and written by the agent's user, with that user's rights; a file keeps its owner and its mode.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from typing import TypeVar
+
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.tool_calls import EditCall
+from ares_exp.containers.container import ExecResult
+
+MAX_FILE_BYTES = 4 * 2**20
+"""Larger files are not edited."""
+MAX_ENTRIES = 1000
+CONTEXT_LINES = 4
+"""Lines shown before and after an edit."""
+
+_IS_DIRECTORY = 21
+"""Exit code that says so."""
+
+
+T = TypeVar("T")
+
+
+class EditError(Exception):
+    """An edit was not made; says why, to the LLM."""
+
+
+class FileEditor:
+    """Carries out calls of `edit`."""
+
+    def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
+        """Takes the container.
+
+        Args:
+            container: Where the files are.
+            timeout_sec: Bound on each command.
+        """
+        self._container = container
+        self._timeout_sec = timeout_sec
+
+    async def edit(self, call: EditCall) -> str:
+        """Carries out a call. Returns what the LLM is told.
+
+        Raises:
+            EditError: Nothing was changed.
+        """
+        if call.command == "view":
+            return await self._view(call)
+        if call.command == "create":
+            text = _given(call.file_text, "file_text", call)
+            await self._write(call.path, text)
+            return f"Wrote {call.path} ({len(text):,} characters)."
+        before = await self._read(call.path)
+        if call.command == "str_replace":
+            old = _given(call.old_str, "old_str", call)
+            place, after = _replaced(before, old, call.new_str or "", call.path)
+            lines = (call.new_str or "").count("\n") + 1
+        else:
+            inserted = _given(call.insert_text if call.insert_text is not None else call.new_str, "insert_text", call)
+            place, after = _inserted(before, inserted, _given(call.insert_line, "insert_line", call), call.path)
+            lines = inserted.count("\n") + 1
+        await self._write(call.path, after)
+        first = after.count("\n", 0, place) + 1
+        shown = _numbered(after, first - CONTEXT_LINES, first + lines - 1 + CONTEXT_LINES)
+        return f"Changed {call.path}. Around the change it reads now:\n{shown}"
+
+    async def _view(self, call: EditCall) -> str:
+        path = _path(call.path)
+        hidden = f"\\( -name '.?*' ! -path {path} -o -name node_modules \\) -prune -o -print"
+        result = await self._run(
+            f"if [ -d {path} ]; then find {path} -maxdepth 2 {hidden}; exit {_IS_DIRECTORY}; fi; cat {path}"
+        )
+        if result.exit_code == _IS_DIRECTORY:
+            entries = sorted(result.output.splitlines())
+            more = f"\n… and {len(entries) - MAX_ENTRIES} more" if len(entries) > MAX_ENTRIES else ""
+            return "\n".join(entries[:MAX_ENTRIES]) + more
+        text = _text(result, call.path)
+        count = len(_lines(text))
+        first, last = call.view_range or (1, -1)
+        last = count if last == -1 else last
+        if call.view_range is not None and not 1 <= first <= last <= count:
+            raise EditError(
+                f"Expected view_range to be [first, last] with 1 <= first <= last <= {count}, the number of lines of "
+                f"{call.path}, got {list(call.view_range)}."
+            )
+        return _numbered(text, first, last) if text else f"{call.path} is empty."
+
+    async def _read(self, path: str) -> str:
+        return _text(await self._run(f"cat {_path(path)}"), path)
+
+    async def _write(self, path: str, text: str) -> None:
+        name, folder = _path(path), _path(posixpath.dirname(path) or ".")
+        result = await self._run(f"mkdir -p {folder} && printf %s {shlex.quote(text)} > {name}")
+        if result.exit_code != 0:
+            raise EditError(f"{path} could not be written: {(result.stderr or '').strip()}")
+
+    async def _run(self, script: str) -> ExecResult:
+        try:
+            return await self._container.exec(
+                script,
+                shell="sh -c",
+                timeout_sec=self._timeout_sec,
+                max_output_bytes=2 * MAX_FILE_BYTES,
+                separate_stderr=True,
+            )
+        except ValueError as error:  # a NUL, say: no shell can be given that
+            raise EditError(str(error)) from None
+
+
+def _path(path: str) -> str:
+    """Quotes a path, so that it is no option either."""
+    return shlex.quote(path if path.startswith("/") else f"./{path}")
+
+
+def _given(value: T | None, name: str, call: EditCall) -> T:
+    if value is None:
+        raise EditError(f"`{call.command}` needs `{name}`.")
+    return value
+
+
+def _text(result: ExecResult, path: str) -> str:
+    """Returns the content of a file that was printed."""
+    if result.timed_out:
+        raise EditError(f"{path} could not be read in time.")
+    if result.exit_code != 0:
+        raise EditError(f"{path} could not be read: {(result.stderr or '').strip()}")
+    if result.elided_bytes or len(result.output) > MAX_FILE_BYTES:
+        raise EditError(f"{path} has more than {MAX_FILE_BYTES:,} bytes: use bash.")
+    if "\0" in result.output or "\ufffd" in result.output:
+        raise EditError(f"{path} is no UTF-8 text: use bash.")
+    return result.output
+
+
+def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
+    """Returns where the only `old` is, and the text with `new` in its place."""
+    count = text.count(old) if old else 0
+    if count == 0:
+        raise EditError(
+            f"Nothing was changed: old_str is not in {path}. It has to be there exactly, whitespace included."
+        )
+    if count > 1:
+        places = [text.count("\n", 0, place) + 1 for place in _places(text, old)]
+        lines = ", ".join(map(str, places[:20]))
+        raise EditError(
+            f"Nothing was changed: old_str is {count} times in {path}, at the lines {lines}. "
+            "Add lines around it until it is unique."
+        )
+    place = text.index(old)
+    return place, text.replace(old, new)
+
+
+def _places(text: str, part: str) -> list[int]:
+    places, place = [], text.find(part)
+    while place >= 0:
+        places.append(place)
+        place = text.find(part, place + len(part))
+    return places
+
+
+def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
+    """Returns where the line after `line` begins, and the text with `new` as lines of their own there."""
+    lines = _lines(text)
+    if line > len(lines):
+        raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the lines of {path}, got {line}.")
+    before = "".join(lines[:line])
+    if before and not before.endswith("\n"):
+        before += "\n"
+    rest = "".join(lines[line:])
+    end = "" if new.endswith("\n") or not new else "\n"
+    return len(before), f"{before}{new}{end}{rest}"
+
+
+def _lines(text: str) -> list[str]:
+    """Splits at newlines alone, and keeps them."""
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _numbered(text: str, first: int, last: int) -> str:
+    """Returns lines with their numbers, as `cat -n` does; those outside of the text are left out."""
+    lines = _lines(text)
+    chosen = range(max(first, 1), min(last, len(lines)) + 1)
+    return "\n".join(f"{number:6d}\t{lines[number - 1].removesuffix(chr(10))}" for number in chosen)

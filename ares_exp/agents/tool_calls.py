@@ -1,0 +1,155 @@
+"""Tools that an agent offers its LLM: their definitions, and the calls of a reply, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ares_exp.llms.request import Message
+from ares_exp.llms.response import LLMResponse, ToolCallData
+
+ToolName = Literal["bash", "edit", "submit"]
+
+_PATH = {"type": "string", "description": "Path of the file or directory, best an absolute one."}
+
+_DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = {
+    "bash": (
+        "Runs a command in a fresh bash. The working directory and variables of earlier commands are forgotten, files "
+        "stay. Returns the exit code and what was printed. Nobody can type for it: use options that do not prompt.",
+        {
+            "command": {"type": "string", "description": "The command; several lines are allowed."},
+            "timeout_sec": {"type": "number", "description": "Seconds after which it is stopped. Optional."},
+        },
+        ["command"],
+    ),
+    "edit": (
+        "Views, creates and edits text files.\n"
+        "* `view`: a file with line numbers, or a directory with what is in it, two levels deep.\n"
+        "* `create`: writes `file_text` to a file; one that is there is overwritten.\n"
+        "* `str_replace`: replaces `old_str`, which must be in the file exactly once, whitespace included, by "
+        "`new_str`.\n"
+        "* `insert`: inserts `insert_text` after the line `insert_line`.",
+        {
+            "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+            "path": _PATH,
+            "view_range": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "For `view` of a file: first and last line, from 1 on; -1 is the last one.",
+            },
+            "file_text": {"type": "string", "description": "For `create`: the content."},
+            "old_str": {"type": "string", "description": "For `str_replace`: what is replaced."},
+            "new_str": {"type": "string", "description": "For `str_replace`: what is put there; nothing if left out."},
+            "insert_line": {"type": "integer", "description": "For `insert`: the line, 0 for the file's beginning."},
+            "insert_text": {"type": "string", "description": "For `insert`: the text."},
+        },
+        ["command", "path"],
+    ),
+    "submit": (
+        "Ends the work: the task is done. Call it alone, when you have checked the result.",
+        {},
+        [],
+    ),
+}
+
+_OTHER_NAMES = {"str_replace_based_edit_tool": "edit", "str_replace_editor": "edit"}
+"""Names by which models know a tool that they were not told."""
+
+
+def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
+    """Returns the definitions of tools, in the chat-completions form."""
+    made = []
+    for name in tools:
+        text, properties, required = _DEFINITIONS[name]
+        schema = {"type": "object", "properties": dict(properties), "required": list(required)}
+        made.append({"type": "function", "function": {"name": name, "description": text, "parameters": schema}})
+    return made
+
+
+@checked_dataclass(frozen=True)
+class BashCall:
+    """A call of `bash`."""
+
+    command: str
+    timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+@checked_dataclass(frozen=True)
+class EditCall:
+    """A call of `edit`. `new_str` is also the older name of `insert_text`."""
+
+    command: Literal["view", "create", "str_replace", "insert"]
+    path: Annotated[str, Field(min_length=1)]
+    view_range: tuple[int, int] | None = None
+    file_text: str | None = None
+    old_str: str | None = None
+    new_str: str | None = None
+    insert_line: Annotated[int, Field(ge=0)] | None = None
+    insert_text: str | None = None
+
+
+@checked_dataclass(frozen=True)
+class SubmitCall:
+    """A call of `submit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableCall:
+    """A call that cannot be carried out.
+
+    Attributes:
+        why: What the LLM is told.
+    """
+
+    why: str
+
+
+Call = BashCall | EditCall | SubmitCall | UnusableCall
+_READERS: Mapping[str, TypeAdapter[Any]] = {
+    "bash": TypeAdapter(BashCall),
+    "edit": TypeAdapter(EditCall),
+    "submit": TypeAdapter(SubmitCall),
+}
+
+
+def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
+    """Reads a call of one of the tools that were offered. Arguments that are not asked for are left out of account."""
+    name = _OTHER_NAMES.get(piece.name, piece.name)
+    if name not in tools:
+        return UnusableCall(f"There is no tool {piece.name!r:.60}. The tools are: {', '.join(tools)}.")
+    try:
+        arguments = json.loads(piece.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        return UnusableCall(f"The arguments of {name} are not valid JSON: {error}.")
+    try:
+        call: Call = _READERS[name].validate_python(arguments)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors())
+        return UnusableCall(f"The arguments of {name} are not as described: {wrong}.")
+    return call
+
+
+def as_message(answer: LLMResponse, first_number: int) -> tuple[Message, list[ToolCallData]]:
+    """Returns the message that repeats an answer, and its calls, each with an id of its own.
+
+    Args:
+        answer: The answer. Its reasoning is left out: the policy puts it back where the endpoint wants it.
+        first_number: For the ids of calls that have none, or the same one as another.
+    """
+    calls: list[ToolCallData] = []
+    for place, call in enumerate(piece for piece in answer.data if isinstance(piece, ToolCallData)):
+        known = {other.id for other in calls}
+        call_id = call.id if call.id and call.id not in known else f"call_{first_number + place}"
+        calls.append(ToolCallData(call_id, call.name, call.arguments))
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return Message(message if calls else {**message, "content": answer.text}), calls

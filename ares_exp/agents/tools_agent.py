@@ -1,0 +1,253 @@
+"""The tools agent: the LLM calls tools by function calling, several at once if it likes.
+
+Its prompts are the files in `tools_templates/`; copy the folder, edit it and set `agent.templates_dir` to it to change
+what the agent says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, validate_call
+
+from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
+from ares_exp.agents.conversation import Compaction, CompactionKind, Conversation
+from ares_exp.agents.file_editor import EditError, FileEditor
+from ares_exp.agents.observation import render_result
+from ares_exp.agents.prior_messages import as_plain_chat
+from ares_exp.agents.shell_agent import SUBMIT
+from ares_exp.agents.skills import find_skills
+from ares_exp.agents.templating import compile_templates, find_folders
+from ares_exp.agents.tool_calls import (
+    BashCall,
+    EditCall,
+    SubmitCall,
+    ToolName,
+    UnusableCall,
+    as_message,
+    definitions,
+    read_call,
+)
+from ares_exp.containers.container import ExecResult
+from ares_exp.errors import ConfigError, RepeatedFormatError
+from ares_exp.llms.request import LLMClient, Message
+from ares_exp.llms.response import LLMResponse
+from ares_exp.tasks.agent_context import AgentContext
+
+TEMPLATES = Path(__file__).parent / "tools_templates"
+ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")
+
+
+class ToolsAgentFactory(AgentFactoryBase):
+    """Makes tools agents that share one set of compiled templates."""
+
+    supports = frozenset({"messages", "skills_dir"})
+    harmless_options = frozenset(
+        {
+            *("tools", "command_timeout_sec", "max_command_timeout_sec", "max_output_chars", "format_errors_in_a_row"),
+            *("templates_dir", "compaction", "compaction_tokens", "compaction_keeps"),
+        }
+    )
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        tools: Annotated[list[ToolName], Field(min_length=1)] | None = None,
+        command_timeout_sec: Annotated[float, Field(gt=0)] = 120.0,
+        max_command_timeout_sec: Annotated[float, Field(gt=0)] = 600.0,
+        max_output_chars: Annotated[int, Field(ge=100)] = 10_000,
+        format_errors_in_a_row: Annotated[int, Field(ge=1)] | None = 3,
+        templates_dir: Path | None = None,
+        compaction: CompactionKind = "none",
+        compaction_tokens: Annotated[int, Field(gt=0)] = 100_000,
+        compaction_keeps: Annotated[int, Field(ge=0)] = 5,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            tools: The tools that the LLM gets, of `bash`, `edit` and `submit`; `None` for all. Without `submit`, the
+                command `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT` ends the work.
+            command_timeout_sec: Bound on one command in seconds, where the LLM gives none.
+            max_command_timeout_sec: Bound on one command in seconds, whatever the LLM gives.
+            max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
+            format_errors_in_a_row: How many consecutive replies without a usable call end the episode, which is
+                truncated and scored; `None` for no such limit.
+            templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
+                files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
+            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
+                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
+                which takes the place of all but the task.
+            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
+                four characters are one.
+            compaction_keeps: How many outputs stay when the others are left out.
+        """
+        self.tools: tuple[ToolName, ...] = tuple(dict.fromkeys(ALL_TOOLS if tools is None else tools))
+        if not {"bash", "submit"}.intersection(self.tools):
+            raise ConfigError("Expected agent.tools to have bash or submit: the agent could never say that it is done.")
+        self.command_timeout_sec = command_timeout_sec
+        self.max_command_timeout_sec = max_command_timeout_sec
+        self.max_output_chars = max_output_chars
+        self.format_errors_in_a_row = format_errors_in_a_row
+        self.templates_dir = templates_dir
+        self.compaction: CompactionKind = compaction
+        self.compaction_tokens = compaction_tokens
+        self.compaction_keeps = compaction_keeps
+
+    def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ToolsAgent:
+        """Makes an agent."""
+        return ToolsAgent(self, container=container, llm_client=llm_client)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The constructor's options, JSON-ready."""
+        return {
+            "tools": list(self.tools),
+            "command_timeout_sec": self.command_timeout_sec,
+            "max_command_timeout_sec": self.max_command_timeout_sec,
+            "max_output_chars": self.max_output_chars,
+            "format_errors_in_a_row": self.format_errors_in_a_row,
+            "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
+            "compaction": self.compaction,
+            "compaction_tokens": self.compaction_tokens,
+            "compaction_keeps": self.compaction_keeps,
+        }
+
+    async def preflight(self) -> None:
+        """Compiles the templates. Raises `ConfigError` as `templates` does."""
+        _ = self.templates, self.shortening
+
+    @cached_property
+    def templates(self) -> ToolsTemplates:
+        """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
+        return ToolsTemplates(find_folders(TEMPLATES, self.templates_dir))
+
+    @cached_property
+    def shortening(self) -> Compaction:
+        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
+        folders = find_folders(TEMPLATES, self.templates_dir)
+        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, folders)
+
+
+class ToolsTemplates:
+    """The agent's prompts."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        """Loads from the first folder that has a template.
+
+        Raises:
+            ConfigError: A template does not compile.
+        """
+        self.system, self.instance, self.observation, self.format_error, self.skills = compile_templates(
+            folders, ("system", "instance", "observation", "format_error", "skills")
+        )
+
+
+class ToolsAgent:
+    """Asks the LLM, carries out the calls of its reply one after the other, shows it the results, until it submits.
+
+    Attributes:
+        format_errors: Number of replies without a usable call.
+    """
+
+    def __init__(self, options: ToolsAgentFactory, *, container: AgentContainer, llm_client: LLMClient) -> None:
+        self._options = options
+        self._container = container
+        self._llm = llm_client
+        self._editor = FileEditor(container, timeout_sec=options.command_timeout_sec)
+        self._templates = options.templates
+        self._context = AgentContext()
+        self._in_a_row = 0
+        self._calls = 0
+        self.format_errors = 0
+
+    def set_context(self, context: AgentContext) -> None:
+        """Takes an earlier conversation, put before the task, and skills, described to the LLM."""
+        self._context = context
+
+    async def run(self, task: str) -> None:
+        """Works on `task` until the LLM submits.
+
+        Raises:
+            RepeatedFormatError: Too many replies in a row had no usable call.
+        """
+        tools = self._options.tools
+        beginning = as_plain_chat(self._context.messages)
+        beginning.append(Message(role="user", content=await self._told(task)))
+        conversation = Conversation(
+            self._llm,
+            beginning,
+            compaction=self._options.shortening,
+            system_prompt=self._templates.system.render(tools=tools),
+            tools=definitions(tools),
+        )
+        while (results := await self._act(await conversation.ask())) is not None:
+            conversation.add(*results)
+
+    async def _told(self, task: str) -> str:
+        """Renders the task, and its skills."""
+        told = self._templates.instance.render(task=task, tools=self._options.tools, submit=SUBMIT)
+        if self._context.skills_dir is None:
+            return told
+        timeout_sec = self._options.command_timeout_sec
+        skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=timeout_sec)
+        return f"{told}\n\n{self._templates.skills.render(skills=skills)}" if skills else told
+
+    async def _act(self, answer: LLMResponse) -> Sequence[Message] | None:
+        """Carries out the calls of an answer, in order. Returns the messages of both; `None` when it submitted."""
+        message, pieces = as_message(answer, self._calls)
+        self._calls += len(pieces)
+        calls = [read_call(piece, self._options.tools) for piece in pieces]
+        self._count_format(any(not isinstance(call, UnusableCall) for call in calls))
+        if not pieces:
+            told = self._templates.format_error.render(tools=self._options.tools, finish_reason=answer.finish_reason)
+            return message, Message(role="user", content=told)
+        messages = [message]
+        for piece, call in zip(pieces, calls, strict=True):
+            result = await self._result_of(call)
+            if result is None:
+                return None
+            messages.append(Message(role="tool", tool_call_id=piece.id, content=result))
+        return messages
+
+    async def _result_of(self, call: BashCall | EditCall | SubmitCall | UnusableCall) -> str | None:
+        """Carries out one call; `None` for the last one of the episode."""
+        if isinstance(call, SubmitCall):
+            return None
+        if isinstance(call, BashCall):
+            return await self._run(call)
+        try:
+            if isinstance(call, UnusableCall):
+                raise EditError(call.why)
+            return self._cut(await self._editor.edit(call))
+        except EditError as error:
+            return f"<error>{self._cut(str(error))}</error>"
+
+    def _count_format(self, usable: bool) -> None:
+        self._in_a_row = 0 if usable else self._in_a_row + 1
+        self.format_errors += not usable
+        if self._in_a_row == self._options.format_errors_in_a_row:
+            raise RepeatedFormatError(f"{self._in_a_row} replies in a row had no usable call of a tool.")
+
+    async def _run(self, call: BashCall) -> str | None:
+        options = self._options
+        timeout_sec = min(call.timeout_sec or options.command_timeout_sec, options.max_command_timeout_sec)
+        try:
+            result = await self._container.exec(call.command, timeout_sec=timeout_sec)
+        except ValueError as error:  # a NUL, say: no shell can be given that
+            result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
+        if "submit" not in options.tools and result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
+            return None
+        return render_result(
+            self._templates.observation, result, timeout_sec=timeout_sec, max_output_chars=options.max_output_chars
+        )
+
+    def _cut(self, text: str) -> str:
+        """Cuts a long text in the middle."""
+        most, half = self._options.max_output_chars, self._options.max_output_chars // 2
+        if len(text) <= most:
+            return text
+        return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"

@@ -1,0 +1,123 @@
+"""Messages in the chat-completions form: checks of what others wrote, and steps that converters to and from it share.
+
+| role | fields |
+|---|---|
+| `system`, `developer`, `user` | `content`: a text, or parts (`text`, `image_url`, `file`, …) |
+| `assistant` | `content`, `tool_calls` (`id`, `function.name`, `function.arguments`), reasoning (see `reasoning`) |
+| `tool` | `tool_call_id`, `content` |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ares_exp.errors import WireFormatError
+from ares_exp.llms.wire import optional, required, shorten, typed
+
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,(.*)", re.DOTALL)
+
+
+def parts_of(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the parts of a message's content; none of a text."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        yield from (part for part in content if isinstance(part, Mapping))
+
+
+def check_message(value: Any) -> Mapping[str, Any]:
+    """Checks the fields of a message that others rely on, and returns it.
+
+    Raises:
+        WireFormatError: One has another type.
+    """
+    message: Mapping[str, Any] = typed(value, "messages[]", Mapping)
+    role = required(message, "role", str)
+    content = optional(message, "content", str, list)
+    for part in content if isinstance(content, list) else ():
+        kind = required(typed(part, "content[]", Mapping), "type", str)
+        if kind == "text":
+            required(part, "text", str)
+    if role == "tool":
+        required(message, "tool_call_id", str)
+    for call in optional(message, "tool_calls", list) or ():
+        function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
+        required(call, "id", str), required(function, "name", str), required(function, "arguments", str)
+    return message
+
+
+def text_of(content: Any) -> str:
+    """Returns the texts of a content, joined."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") in (None, "text"))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def content_of(parts: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    """Returns parts as the content of a message: a single text as such, so that both spellings read the same."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and set(parts[0]) == {"type", "text"}:
+        text: str = parts[0]["text"]
+        return text
+    return list(parts)
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Makes a part of text."""
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str, **more: Any) -> dict[str, Any]:
+    """Makes a part that is an image."""
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def call_part(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Makes an entry of `tool_calls`."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def data_url(media_type: str, data: str) -> str:
+    """Makes the URL that holds base64 data."""
+    return f"data:{media_type};base64,{data}"
+
+
+def split_data_url(url: str) -> tuple[str, str] | None:
+    """Returns media type and base64 data of a URL that holds them; `None` of any other."""
+    found = _DATA_URL.fullmatch(url)
+    return (found[1] or "application/octet-stream", found[3]) if found else None
+
+
+def function_tool(name: str, description: str | None, parameters: Any, **more: Any) -> dict[str, Any]:
+    """Makes the definition of a tool; what is `None` is left out."""
+    function = {"name": name, "description": description, "parameters": parameters, **more}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Returns the name of a tool in the chat-completions form.
+
+    Raises:
+        WireFormatError: It is no function.
+    """
+    if tool.get("type", "function") != "function":
+        raise WireFormatError(f"Expected `tools[]` of type function, got {shorten(tool)}")
+    name: str = required(required(tool, "function", Mapping), "name", str)
+    return name
+
+
+def arguments_object(arguments: str) -> dict[str, Any] | None:
+    """Parses the arguments of a call; `None` where they are no JSON object. None at all are an empty object."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+        json.dumps(value, allow_nan=False)  # Python reads numbers that are no JSON
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,33 @@
+"""Keys and errors as OpenAI's interfaces have them in HTTP requests and answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_FIELD = re.compile(r"`([^`]+)`")
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """Returns the key of `Authorization: Bearer KEY`; `None` where there is none."""
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def error_object(status: int, message: str) -> dict[str, str | None]:
+    """Returns the object that describes an error; of a refused request with the field that the message names."""
+    field = _FIELD.search(message) if status == 400 else None
+    return {
+        "message": message,
+        "type": _TYPES.get(status, "server_error"),
+        "param": field[1] if field else None,
+        "code": None,
+    }

@@ -1,0 +1,380 @@
+"""Conformance suite of `ServingContainer`; containers need bash and `perl`.
+
+A backend subclasses `DoorContract`, or `RelayedDoorContract` where a process in the container carries connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.door import DOOR_PORT, MAX_CONNECTIONS, Door, Serve, ServingContainer
+from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
+from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
+
+SLACK_SEC = 60.0
+"""Time allowed for anything that ends by itself, on a loaded machine."""
+
+LARGE_BYTES = 4 * 2**20
+
+_CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
+_PUT = (
+    "sub put { my ($h, $b) = @_; while (length $b) { my $w = syswrite($h, $b) or die $!; substr($b, 0, $w) = ''; } } "
+)
+_COPY = (
+    f"{_PUT}{_CONNECT}my $child = fork; "
+    "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
+    "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
+)
+"""Sends its stdin, ends that half of the connection, and prints what comes back until the end of the other."""
+
+_CONNECT_MANY = f"my @all; {{ {_CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
+_MANY = f"{_CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
+"""Opens as many connections as may be, sends a number over each, and prints what comes back."""
+
+_HOLD = f"{_CONNECT_MANY}" + ("select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);")
+"""Holds as many open until there is a file."""
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """Serves the connections of a door with a coroutine.
+
+    Attributes:
+        served: Number of connections so far.
+        errors: What their handlers raised.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self.served = 0
+        self.errors: list[BaseException] = []
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    async def __call__(self, connection: socket.socket) -> None:
+        """As `Serve`."""
+        self.served += 1
+        self._changed.set()
+        reader, writer = await asyncio.open_connection(sock=connection)
+        task = asyncio.create_task(self._handle(reader, writer))
+        self._tasks.add(task)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._handler(reader, writer)
+        except OSError as error:
+            self.errors.append(error)
+        finally:
+            writer.close()
+
+    async def has_served(self, count: int) -> None:
+        """Waits for that many connections."""
+        async with asyncio.timeout(SLACK_SEC):
+            while self.served < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def ended(self) -> None:
+        """Waits for the end of all connections."""
+        async with asyncio.timeout(SLACK_SEC):
+            while pending := {task for task in self._tasks if not task.done()}:
+                await asyncio.wait(pending)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends everything back, then ends."""
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+
+
+def perl(source: str, port: int) -> str:
+    """Makes a command that runs a client."""
+    return f"perl -MIO::Socket::INET -e {shlex.quote(source)} {port}"
+
+
+def greet(port: int) -> str:
+    """Makes a command that sends a line and prints the line that comes back."""
+    return f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo hello >&3 && head -n1 <&3"
+
+
+def greet_at_last(port: int) -> str:
+    """As `greet`, tried until the line comes back."""
+    return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
+
+
+def port_of(door: Door) -> int:
+    """Returns the port of a door."""
+    host, _, port = door.url.rpartition(":")
+    assert host == "http://127.0.0.1"
+    return int(port)
+
+
+class DoorContract:
+    """The suite. Override `factory`, and `spec` where a container needs more than a name."""
+
+    networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
+    """Network modes that a container of `factory` can have."""
+
+    own_network = True
+    """Whether a container has a loopback of its own, so that its ports are what is asked for."""
+
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("doors", network=NO_NETWORK)
+
+    @pytest.fixture
+    async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
+        async with factory(spec) as box:
+            yield box
+
+    @contextlib.asynccontextmanager
+    async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
+        """Opens a door for the body; yields its port and who serves it."""
+        server = Server(handler)
+        door = await self.open(box, server)
+        try:
+            yield port_of(door), server
+        finally:
+            await door.close()
+            await server.close()
+
+    async def open(self, box: Container, serve: Serve, port: int = DOOR_PORT) -> Door:
+        """Opens a door."""
+        assert isinstance(box, ServingContainer)
+        return await box.open_door(serve, port=port)
+
+    async def run(self, box: Container, command: str) -> str:
+        """Runs a command that must succeed, and returns its output."""
+        result = await box.exec(command, timeout_sec=SLACK_SEC)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    async def refused(self, box: Container, port: int) -> bool:
+        """Returns whether nobody listens at a port of the container."""
+        result = await box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port}", timeout_sec=SLACK_SEC)
+        return "Connection refused" in result.output
+
+    @pytest.mark.parametrize("start", ["no-network", "public", "allowlist"])
+    async def test_it_is_open_under_every_network(
+        self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
+    ) -> None:
+        policies = {
+            "no-network": NO_NETWORK,
+            "public": PUBLIC,
+            "allowlist": NetworkPolicy("allowlist", frozenset({"192.0.2.1"})),
+        }
+        asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
+        try:
+            factory.check(asked)
+        except UnsupportedTaskError:
+            assert self.networks != DoorContract.networks
+            return
+        async with factory(asked) as box, self.opened(box) as (port, _):
+            for mode in (start, *policies):
+                await box.set_network(policies[mode])
+                assert await self.run(box, greet(port)) == "hello\n"
+
+    async def test_megabytes_each_way(self, box: Container) -> None:
+        async with self.opened(box) as (port, _):
+            made = f"head -c {LARGE_BYTES} /dev/urandom >/tmp/in"
+            seen = await self.run(
+                box, f"{made}; {perl(_COPY, port)} </tmp/in >/tmp/out; md5sum </tmp/in; md5sum </tmp/out"
+            )
+        first, second = seen.splitlines()
+        assert first == second
+
+    async def test_many_connections_at_once(self, box: Container) -> None:
+        together = asyncio.Event()
+
+        async def together_or_never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if server.served == MAX_CONNECTIONS:
+                together.set()
+            await together.wait()
+            await echo(reader, writer)
+
+        async with self.opened(box, together_or_never) as (port, server):
+            result = await box.exec(perl(_MANY, port), timeout_sec=SLACK_SEC)
+            assert result.output == "".join(f"{n}\n" for n in range(MAX_CONNECTIONS))
+            assert server.served == MAX_CONNECTIONS
+            assert await self.run(box, greet_at_last(port)) == "hello\n"  # closed connections do not count
+
+    async def test_one_more_connection_waits_or_is_refused(self, box: Container) -> None:
+        async with self.opened(box) as (port, server):
+            holding = asyncio.create_task(box.exec(perl(_HOLD, port), timeout_sec=SLACK_SEC))
+            await server.has_served(MAX_CONNECTIONS)
+            result = await box.exec(f"timeout 1 bash -c {shlex.quote(greet(port))}", timeout_sec=SLACK_SEC)
+            assert "hello" not in result.output
+            assert server.served == MAX_CONNECTIONS
+            await self.run(box, "touch /tmp/enough")
+            assert (await holding).output == "held\n"
+            assert await self.run(box, greet_at_last(port)) == "hello\n"
+
+    async def test_each_half_ends_by_itself(self, box: Container) -> None:
+        async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"before\n")
+            writer.write(f"{len(await reader.read())}\n".encode())  # after the end of what the client sends
+
+        async with self.opened(box, count) as (port, _):
+            assert await self.run(box, f"head -c 100000 /dev/zero | {perl(_COPY, port)}") == "before\n100000\n"
+        heard = asyncio.get_running_loop().create_future()
+
+        async def listen_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"all")
+            writer.write_eof()
+            heard.set_result(await reader.read())
+
+        async with self.opened(box, listen_on) as (port, _):
+            after = f"{_PUT}{_CONNECT}local $/; my $all = <$s>; put($s, qq($all and more)); close $s;"
+            await self.run(box, perl(after, port))
+            async with asyncio.timeout(SLACK_SEC):
+                assert await heard == b"all and more"
+
+    async def test_a_reset_by_either_side_ends_the_other(self, box: Container) -> None:
+        async with self.opened(box) as (port, server):
+            reset = f"{_CONNECT}$s->sockopt(SO_LINGER, pack('II', 1, 0)); syswrite($s, 'x'); sysread($s, my $b, 1);"
+            await self.run(box, perl(reset.replace("; syswrite", "; $| = 1; syswrite"), port))
+            await server.ended()
+            assert await self.run(box, greet(port)) == "hello\n"
+
+        async def abort(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.transport.abort()
+
+        async with self.opened(box, abort) as (port, _):
+            ended = f"{_CONNECT}syswrite($s, 'x'); my $n = sysread($s, my $b, 1); print $n ? 'data' : 'end';"
+            assert await self.run(box, perl(ended, port)) == "end"
+
+    async def test_one_that_does_not_read_stops_no_other(self, box: Container) -> None:
+        go_on = asyncio.Event()
+        received = asyncio.get_running_loop().create_future()
+
+        async def flood_or_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            kind = await reader.readline()
+            if kind == b"flood me\n":
+                for _ in range(LARGE_BYTES // 65536):
+                    writer.write(b"x" * 65536)
+                    await writer.drain()
+            elif kind == b"read later\n":
+                await go_on.wait()
+                received.set_result(len(await reader.read()))
+            else:
+                writer.write(kind)
+
+        async with self.opened(box, flood_or_echo) as (port, server):
+            idle = f"{_CONNECT}syswrite($s, qq(flood me\\n)); select(undef, undef, undef, 0.05) until -e '/tmp/go'; "
+            idle += "my $n = 0; while (my $r = sysread($s, my $b, 65536)) { $n += $r } print $n;"
+            slow = asyncio.create_task(box.exec(perl(idle, port), timeout_sec=SLACK_SEC))
+            fill = f"{_PUT}{_CONNECT}put($s, qq(read later\\n)); put($s, 'y' x {LARGE_BYTES}); shutdown($s, 1);"
+            full = asyncio.create_task(box.exec(perl(fill, port), timeout_sec=SLACK_SEC))
+            await server.has_served(2)
+            for _ in range(3):
+                assert await self.run(box, greet(port)) == "hello\n"
+            await self.run(box, "touch /tmp/go")
+            go_on.set()
+            assert (await slow).output == str(LARGE_BYTES)
+            assert (await full).exit_code == 0
+            async with asyncio.timeout(SLACK_SEC):
+                assert await received == LARGE_BYTES
+
+    async def test_a_connection_that_cannot_be_served(self, box: Container) -> None:
+        async def serve(connection: socket.socket) -> None:
+            raise RuntimeError("not this one")
+
+        door = await self.open(box, serve)
+        try:
+            ended = f"{_CONNECT}print sysread($s, my $b, 1) ? 'data' : 'end';"
+            for _ in range(2):
+                assert await self.run(box, perl(ended, port_of(door))) == "end"
+        finally:
+            await door.close()
+
+    async def test_a_closed_door_is_gone(self, box: Container) -> None:
+        server = Server(echo)
+        door = await self.open(box, server)
+        port = port_of(door)
+        waiting = asyncio.create_task(box.exec(perl(f"{_CONNECT}print sysread($s, my $b, 9);", port), timeout_sec=60))
+        async with asyncio.timeout(SLACK_SEC):
+            await server.has_served(1)
+            await door.close()
+            assert (await waiting).output in ("0", "")  # its end, or a reset
+            await server.ended()
+            await door.lost()
+        await door.close()
+        assert await self.refused(box, port)
+
+    async def test_a_port_that_is_taken(self, box: Container) -> None:
+        async with self.opened(box) as (first, _), self.opened(box) as (second, _):
+            assert first != second
+            assert not self.own_network or (first, second) == (DOOR_PORT, DOOR_PORT + 1)
+            assert await self.run(box, f"{greet(first)}; {greet(second)}") == "hello\nhello\n"
+
+    async def test_none_in_a_container_that_is_stopped(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        box = factory(spec)
+        server = Server(echo)
+        with pytest.raises(ContainerDiedError):
+            await self.open(box, server)
+        await box.start()
+        door = await self.open(box, server)
+        waiting = asyncio.create_task(box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port_of(door)}; cat <&3; sleep 60"))
+        async with asyncio.timeout(SLACK_SEC):
+            await server.has_served(1)
+            await box.stop()
+            await server.ended()
+            await door.lost()
+            with pytest.raises(ContainerDiedError):
+                await waiting
+        with pytest.raises(ContainerDiedError):
+            await self.open(box, server)
+
+
+RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3"
+"""Prints the process numbers of the relays in a container."""
+
+
+class RelayedDoorContract(DoorContract):
+    """The suite of a door whose connections a process in the container carries."""
+
+    async def test_a_relay_that_is_killed_is_started_again_once(self, box: Container) -> None:
+        server = Server(echo)
+        door = await self.open(box, server)
+        try:
+            port = port_of(door)
+            cut = f"{perl(f'{_CONNECT}print sysread($s, my $b, 9) ? 1 : 0;', port)} & "
+            waiting = asyncio.create_task(box.exec(f"{cut} wait", timeout_sec=SLACK_SEC))
+            await server.has_served(1)
+            await self.run(box, f"kill -9 $({RELAYS})")
+            assert (await waiting).output == "0"
+            assert await self.run(box, greet_at_last(port)) == "hello\n"
+            await self.run(box, f"kill -9 $({RELAYS})")
+            async with asyncio.timeout(SLACK_SEC):
+                assert "ended twice" in await door.lost()
+                await server.ended()
+            assert await self.refused(box, port)
+        finally:
+            await door.close()
+
+    async def test_nothing_is_left_of_a_relay(self, box: Container) -> None:
+        async with self.opened(box) as (port, _):
+            assert await self.run(box, f"{greet(port)}; {RELAYS} | wc -l") == "hello\n1\n"
+        left = f'until [ -z "$({RELAYS})" ]; do sleep 0.05; done; echo none'
+        assert await self.run(box, left) == "none\n"

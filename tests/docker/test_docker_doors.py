@@ -1,0 +1,141 @@
+"""Doors of Docker containers, and directories of the host that they see."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.network_namespace import obstacle
+from ares_exp.containers.network_policy import NO_NETWORK
+from ares_exp.errors import DoorUnavailableError, UnsupportedTaskError
+from ares_exp.filesystem.delta import StoredChanges
+from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
+from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose
+from tests.docker.engine_forwarder import forwarded_engine
+
+pytestmark = [pytest.mark.docker, pytest.mark.once]
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+needs_root = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
+
+
+@needs_root
+class TestDockerDoors(DoorContract):
+    @pytest.fixture
+    def factory(self) -> ContainerFactory:
+        return DockerContainerFactory()
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("doors", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+
+
+class TestRelayedDockerDoors(RelayedDoorContract):
+    """An engine elsewhere: its containers have no address here, and an image of Debian has perl."""
+
+    networks = frozenset({"no-network", "public"})
+
+    @pytest.fixture
+    async def factory(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ContainerFactory]:
+        async with forwarded_engine() as host:
+            monkeypatch.setenv("DOCKER_HOST", host)
+            yield DockerContainerFactory()
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("doors", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+
+
+@pytest.mark.parametrize("program", ["python3", "node", "none"])
+async def test_images_with_other_programs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with Python, one with Node alone, one with nothing, which is refused by name."""
+    doors, mounts = DoorContract(), ()
+    if program == "node":
+        if (node := shutil.which("node")) is None:
+            pytest.skip("this machine has no node")
+        shutil.copy(Path(node).resolve(), tmp_path / "node")
+        mounts = (Mount(tmp_path, "/opt/node", "d1"),)
+    image = "python:3.12-slim" if program == "python3" else "debian:bookworm-slim"
+    spec = ContainerSpec(
+        "doors", docker_image=image, network=NO_NETWORK, mounts=mounts, env={"PATH": f"{PATH}:/opt/node"}
+    )
+    async with forwarded_engine() as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        async with DockerContainerFactory()(spec) as box:
+            await box.exec("rm -f /usr/bin/perl*")
+            if program == "none":
+                with pytest.raises(DoorUnavailableError, match=r"none of python3, perl and node.*or run as root"):
+                    await doors.open(box, Server(echo))
+                return
+            async with doors.opened(box) as (port, _):
+                assert await doors.run(box, greet(port)) == "hello\n"
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Mount:
+    program = tmp_path / "tool" / "bin" / "run"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho ran\n")
+    program.chmod(0o755)
+    return Mount(tmp_path / "tool", "/opt/ares_exp/tool", "d1")
+
+
+@pytest.mark.parametrize("capture", ["archive", pytest.param("upper", marks=needs_root)])
+async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path, tool: Mount, capture: str) -> None:
+    objects = ObjectStore(tmp_path / "objects")
+    factory = DockerContainerFactory(capture=capture)  # type: ignore[arg-type]
+    spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
+    assert factory.check(spec) == []
+    async with factory(spec) as box:
+        assert (await box.exec("/opt/ares_exp/tool/bin/run")).output == "ran\n"
+        written = await box.exec("touch /opt/ares_exp/tool/x; rm -r /opt/ares_exp/tool; echo mine >/opt/file")
+        assert "Read-only file system" in written.output
+        delta = await box.capture_changes(objects)  # type: ignore[attr-defined]
+    assert [path for path, entry in delta.entries.items() if entry.kind == "file"] == ["/opt/file"]
+    assert not any(path.startswith(tool.target) for path in delta.entries)
+    assert delta.notes == ()
+    assert (tool.source / "bin" / "run").exists()
+    restored = ContainerSpec(
+        "mounts", docker_image="debian:bookworm-slim", mounts=(tool,), changes=StoredChanges(delta, objects)
+    )
+    async with factory(restored) as box:
+        assert (await box.exec("/opt/ares_exp/tool/bin/run; cat /opt/file")).output == "ran\nmine\n"
+
+
+def test_an_engine_elsewhere_mounts_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tool: Mount) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
+    with pytest.raises(UnsupportedTaskError, match=r"/opt/ares_exp/tool.*DOCKER_HOST is tcp://192\.0\.2\.1:2375"):
+        DockerContainerFactory().check(spec)
+
+
+async def test_a_container_started_ahead(tool: Mount) -> None:
+    factory = DockerContainerFactory(warm=1)
+    spec = ContainerSpec("warm", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+    doors = DoorContract()
+    try:
+        async with factory(spec) as box, doors.opened(box) as (port, _):
+            assert await doors.run(box, greet(port)) == "hello\n"
+    finally:
+        await factory.close()
+
+
+@needs_compose
+@needs_root
+async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
+    """The door is in `main` alone, and so are the mounts."""
+    services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
+    doors = DoorContract()
+    spec = compose_spec(tmp_path, services, network=NO_NETWORK, mounts=(tool,))
+    async with DockerContainerFactory()(spec) as box, doors.opened(box) as (port, _):
+        assert await doors.run(box, greet(port)) == "hello\n"
+        assert await doors.run(box, "/opt/ares_exp/tool/bin/run") == "ran\n"
+        other = box.service("other")  # type: ignore[attr-defined]
+        elsewhere = await other.exec(f"bash -c 'exec 3<>/dev/tcp/main/{port}'; ls /opt/ares_exp")
+        assert "Connection refused" in elsewhere.output
+        assert "No such file" in elsewhere.output

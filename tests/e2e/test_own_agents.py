@@ -1,0 +1,84 @@
+"""The package's agents beside the shell agent: whole runs, each step branched, and played again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ares_exp
+from ares_exp.trajectories import load
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+pytestmark = [pytest.mark.local, pytest.mark.once]
+
+
+def tools(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {"text": "Now.", "tool_calls": [{"name": name, "arguments": given} for name, given in calls]}
+
+
+SCRIPTS: dict[str, list[Any]] = {
+    "tools": [
+        tools(
+            ("bash", {"command": "ls -a /app; echo $RANDOM > /tmp/drawn; cat /tmp/drawn"}),
+            ("edit", {"command": "create", "path": "/app/greeting.txt", "file_text": "Hello, harbour!\n"}),
+        ),
+        "I have to think.",
+        tools(("bash", {"command": "cat /app/greeting.txt /tmp/drawn"}), ("look", {})),
+        tools(
+            ("edit", {"command": "str_replace", "path": "/app/greeting.txt", "old_str": "bour", "new_str": "bor"}),
+            ("edit", {"command": "view", "path": "/app/greeting.txt"}),
+        ),
+        tools(("submit", {})),
+    ],
+}
+"""Replies that solve the task write-greeting."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> EpisodeTrajectory:
+    words = ["tracker=none", f"hydra.run.dir={run_dir}", *overrides]
+    if replies is not None:  # JSON is also YAML: an option of its own needs no quoting
+        Path("options/policy").mkdir(parents=True, exist_ok=True)
+        text = json.dumps(
+            {"_target_": "ares_exp.policies.scripted.ScriptedPolicy", "_convert_": "all", "replies": replies}
+        )
+        Path(f"options/policy/{run_dir}.yaml").write_text(text)
+        words.append(f"policy={run_dir}")
+    results = ares_exp.run(words, config_dirs=["options"], quiet=True)
+    assert results.exit_code == 0, results
+    [episode] = load(Path(run_dir)).trajectories()
+    return episode
+
+
+@pytest.mark.parametrize("container", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize("agent", SCRIPTS)
+def test_every_step_is_branched_and_played_again(agent: str, container: str) -> None:
+    replies = SCRIPTS[agent]
+    words = [f"agent={agent}", "env.tasks=write-greeting", f"container={container}", "snapshot=every_step"]
+    first = play("first", *words, replies=replies)
+    assert (first.total_reward, first.step_count) == (1.0, len(replies))
+    for step in range(1, len(replies)):
+        branch = play(f"b{step}", f"branch_from=first/write-greeting@{step}", replies=replies[step:])
+        assert branch.total_reward == 1.0
+        assert [one.observation for one in branch.steps] == [one.observation for one in first.steps]
+    ares_exp.run(["replay=first", "hydra.run.dir=again"], quiet=True)
+    report = json.loads(Path("again/replay.json").read_text())
+    [episode] = report["episodes"]
+    assert {step["match"] for step in episode["steps"]} <= {"exact", "different"}
+    assert [step["match"] for step in episode["steps"][:2]] == ["exact", "different"]  # what was drawn
+    assert episode["reward"]["now"] == 1.0
+
+
+@pytest.mark.parametrize("agent", SCRIPTS)
+def test_the_bundled_tasks_are_solved_by_their_solutions(agent: str) -> None:
+    results = ares_exp.run([f"agent={agent}", "policy=oracle", "tracker=none", "concurrency=2"], quiet=True)
+    assert [row.reward for row in results.rows] == [1.0] * 6
+    assert [row.format_errors for row in results.rows] == [0] * 6
