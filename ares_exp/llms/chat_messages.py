@@ -117,6 +117,7 @@ def arguments_object(arguments: str) -> dict[str, Any] | None:
         return {}
     try:
         value = json.loads(arguments)
+        json.dumps(value, allow_nan=False)  # Python reads numbers that are no JSON
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

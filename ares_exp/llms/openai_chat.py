@@ -35,6 +35,7 @@ from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
 from ares_exp.llms.reasoning import REASONING_FIELDS, reasoning_of_message, reasoning_of_part, reasoning_to_message
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
+from ares_exp.llms.wire import MAX_COUNT as MAX_COUNT
 from ares_exp.llms.wire import (
     Report,
     WireFormatError,
@@ -49,9 +50,6 @@ from ares_exp.llms.wire import (
 )
 
 MaxTokensField = Literal["max_completion_tokens", "max_tokens"]
-
-MAX_COUNT = 2**53
-"""Counts of tokens beyond this are none: a float holds every whole number up to here."""
 
 _NUMBER = (int, float)
 _SAME_NAME: dict[str, tuple[type, ...]] = {

@@ -9,6 +9,10 @@ from typing import Any
 from ares_exp.errors import WireFormatError as WireFormatError
 
 SHOWN_CHARS = 300
+
+MAX_COUNT = 2**53
+"""Counts of tokens beyond this are none: a float holds every whole number up to here."""
+
 Report = Callable[[str], None]
 
 
@@ -41,6 +45,14 @@ def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
 def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
     """Returns the value under `key`, of one of `types`; `None` when it is absent or null."""
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
+
+
+def count_of(mapping: Mapping[str, Any], key: str) -> int:
+    """Returns the count of tokens under `key`; 0 when it is absent or null."""
+    count: int = optional(mapping, key, int) or 0
+    if not 0 <= count < MAX_COUNT:
+        raise WireFormatError(f"Expected `{key}` to be a count of tokens, got {shorten(count)}")
+    return count
 
 
 def list_of(mapping: Mapping[str, Any], key: str, item: type) -> list[Any] | None:

@@ -1,0 +1,520 @@
+"""Converters to and from the wire format of Anthropic's Messages.
+
+Format: https://platform.claude.com/docs/en/api/messages. Bodies are JSON-ready dicts. Messages of an `LLMRequest` are
+in the chat-completions form (see `chat_messages`). As in `openai_chat`, nothing is lost silently: what one side cannot
+carry is a `WireFormatError` that names it, or with `strict=False` left out with a warning.
+
+| here | on the wire |
+|---|---|
+| `system_prompt` | `system`; blocks are joined by an empty line |
+| messages of role system | the same within `messages`; those at the beginning go to `system` |
+| `tool_calls` | `tool_use`; arguments that are no JSON object as `{"invalid_arguments": TEXT}` |
+| messages of role tool | `tool_result` blocks at the beginning of a user message |
+| reasoning with a signature | `thinking`; redacted: `redacted_thinking`. Without one it gets a seal of ours in \
+answers (see `sealed_reasoning`), and is not sent to the provider |
+| images | `image`, of base64 data or a URL |
+| files | `document`, of base64 data; documents of text are text |
+| `tools` | `tools` with an `input_schema`; tools of the provider's own have no counterpart |
+| `tool_choice` | `auto`, `any` (required), `tool`, `none` |
+| `max_output_tokens`, `stop_sequences` | `max_tokens`, `stop_sequences` |
+| `usage.prompt_tokens` | `input_tokens`, `cache_read_input_tokens` and `cache_creation_input_tokens` together |
+| `usage.reasoning_tokens` | `output_tokens_details.thinking_tokens` |
+
+No counterpart: `cache_control`, `citations`, `is_error`, `thinking` and `output_config` (what is asked of the engine),
+`context_management`, `container`, `mcp_servers`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.llms.chat_messages import (
+    arguments_object,
+    call_part,
+    content_of,
+    data_url,
+    function_tool,
+    image_part,
+    split_data_url,
+    text_part,
+    tool_name,
+)
+from ares_exp.llms.reasoning import reasoning_of_message, reasoning_to_message
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
+from ares_exp.llms.sealed_reasoning import seal, unsealed
+from ares_exp.llms.wire import (
+    Report,
+    WireFormatError,
+    check_keys,
+    count_of,
+    list_of,
+    on_loss,
+    optional,
+    plain,
+    required,
+    shorten,
+    typed,
+)
+
+INVALID_ARGUMENTS = "invalid_arguments"
+"""The one key of an `input` that stands for arguments that are no JSON object."""
+
+_NUMBER = (int, float)
+_REQUEST_KEYS = {
+    "model",
+    "messages",
+    "system",
+    "tools",
+    "tool_choice",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "stream",
+    "metadata",
+    "service_tier",
+}
+_ANSWER_KEYS = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "stop_details", "usage"}
+_TOOL_KEYS = {"type", "name", "description", "input_schema", "strict"}
+_STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "refusal": "refusal"}
+_FINISH_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+}
+
+
+def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
+    """Reads the request in a body. Its `model` is left to the caller, as `body["model"]`.
+
+    Raises:
+        WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot carry and `strict`.
+    """
+    lose = on_loss(strict, report)
+    wired = required(typed(body, "the request", Mapping), "messages", list)
+    messages = [message for one in wired for message in _messages(typed(one, "messages[]", Mapping), lose)]
+    check_keys(body, _REQUEST_KEYS, "request", lose)
+    tools = [tool for one in list_of(body, "tools", Mapping) or () if (tool := _tool(one, lose)) is not None]
+    return LLMRequest(
+        messages=messages,
+        system_prompt=_system_prompt(body, lose),
+        tools=tools or None,
+        tool_choice=_tool_choice(body, lose) if tools else None,
+        max_output_tokens=optional(body, "max_tokens", int),
+        temperature=optional(body, "temperature", *_NUMBER),
+        top_p=optional(body, "top_p", *_NUMBER),
+        top_k=optional(body, "top_k", int),
+        stop_sequences=list_of(body, "stop_sequences", str),
+        stream=bool(optional(body, "stream", bool)),
+        metadata=optional(body, "metadata", Mapping),
+        service_tier=optional(body, "service_tier", str),
+    )
+
+
+def request_to_body(
+    request: LLMRequest,
+    *,
+    model: str,
+    max_tokens: int = 32_000,
+    strict: bool = True,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Makes the request body for `request`, sent to `model`; `max_tokens` is the bound if the request has none.
+
+    Raises:
+        UnsendableRequestError: `request` has what the wire format cannot carry, and `strict`; or is malformed.
+    """
+    lose = on_loss(strict, report, UnsendableRequestError)
+    try:
+        return _request_body(request, model, max_tokens, lose)
+    except UnsendableRequestError:
+        raise
+    except WireFormatError as error:
+        raise UnsendableRequestError(str(error)) from None
+
+
+def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
+    """Makes the answer for `response`, of the name `model` (default: the one that answered)."""
+    blocks = [block for piece in response.data if (block := _block_of_piece(piece)) is not None]
+    return {
+        "id": response_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model or response.model or "",
+        "content": blocks,
+        "stop_reason": stop_reason(response),
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": usage_to_wire(response.usage),
+    }
+
+
+def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
+    """Reads the answer in a parsed body.
+
+    Raises:
+        MalformedAnswerError: `body` is no message, or has a field that an `LLMResponse` cannot carry and `strict`.
+    """
+    try:
+        return _response(typed(body, "the answer", Mapping), on_loss(strict, report))
+    except WireFormatError as error:
+        raise MalformedAnswerError(str(error)) from None
+
+
+def stop_reason(response: LLMResponse) -> str:
+    """Returns the reason of the end of an answer, as the wire calls it."""
+    called = any(isinstance(piece, ToolCallData) for piece in response.data)
+    return _STOP_REASONS.get(response.finish_reason or "", "tool_use" if called else "end_turn")
+
+
+def usage_to_wire(usage: Usage) -> dict[str, Any]:
+    """Makes the counts: what was read from and written to the cache is not among the input tokens."""
+    fresh = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
+    return {
+        "input_tokens": max(0, fresh),
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.generated_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+    }
+
+
+# Requests, from the wire
+
+
+def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
+    system: str | list[Any] | None = optional(body, "system", str, list)
+    if not isinstance(system, list):
+        return system
+    texts = [required(part, "text", str) for part in _parts(system, "system[]", lose) if part["type"] == "text"]
+    return "\n\n".join(texts) if texts else None
+
+
+def _messages(message: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
+    """Yields what a message of the wire is: the results of tools are messages of their own."""
+    role = required(message, "role", str)
+    content = required(message, "content", str, list)
+    check_keys(message, {"role", "content", "id", "type"}, "message", lose)
+    if role == "assistant":
+        yield _assistant_message(_blocks(content), lose)
+    elif role in ("user", "system"):
+        blocks = _blocks(content)
+        yield from (_tool_message(block, lose) for block in blocks if block["type"] == "tool_result")
+        parts = _parts([block for block in blocks if block["type"] != "tool_result"], "content[]", lose)
+        if parts or not blocks:
+            yield {"role": role, "content": content_of(parts)}
+    else:
+        raise WireFormatError(f"Expected `role` to be user, assistant or system, got {shorten(role)}")
+
+
+def _blocks(content: Any) -> list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return [text_part(content)]
+    blocks = [typed(block, "content[]", Mapping) for block in content]
+    for block in blocks:
+        required(block, "type", str)
+    return blocks
+
+
+def _assistant_message(blocks: Sequence[Mapping[str, Any]], lose: Report) -> dict[str, Any]:
+    pieces = [piece for block in blocks if (piece := _piece_of_block(block, lose)) is not None]
+    texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
+    calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    message |= reasoning_to_message([piece for piece in pieces if isinstance(piece, ThinkingData)])
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _tool_message(block: Mapping[str, Any], lose: Report) -> dict[str, Any]:
+    check_keys(block, {"type", "tool_use_id", "content", "is_error"}, "tool result", lose)
+    if optional(block, "is_error", bool):
+        lose("`is_error` of a tool result")
+    content = optional(block, "content", str, list)
+    parts = _parts(_blocks(content or []), "content[]", lose)
+    return {"role": "tool", "tool_call_id": required(block, "tool_use_id", str), "content": content_of(parts)}
+
+
+def _parts(blocks: Sequence[Any], where: str, lose: Report) -> list[dict[str, Any]]:
+    """Returns the parts that blocks of text and media are; anything else has no counterpart."""
+    parts: list[dict[str, Any]] = []
+    for value in blocks:
+        block = typed(value, where, Mapping)
+        kind = required(block, "type", str)
+        if kind == "text":
+            check_keys(block, {"type", "text"}, "text block", lose)
+            parts.append(text_part(required(block, "text", str)))
+        elif kind in ("image", "document"):
+            parts += _media(block, kind, lose)
+        else:
+            lose(f"`content[{kind}]`, a block that has no counterpart here")
+    return parts
+
+
+def _media(block: Mapping[str, Any], kind: str, lose: Report) -> list[dict[str, Any]]:
+    source = required(block, "source", Mapping)
+    check_keys(block, {"type", "source", "title"}, f"{kind} block", lose)
+    form = required(source, "type", str)
+    if form == "text":
+        return [text_part(required(source, "data", str))]
+    if form == "content" and kind == "document":
+        inner = required(source, "content", str, list)
+        return _parts(_blocks(inner), "source.content[]", lose)
+    if form == "base64":
+        url = data_url(required(source, "media_type", str), required(source, "data", str))
+    elif form == "url" and kind == "image":
+        url = required(source, "url", str)
+    else:
+        raise WireFormatError(f"Expected the `source` of the {kind} to have its bytes, got {shorten(source)}")
+    if kind == "image":
+        return [image_part(url)]
+    return [{"type": "file", "file": {"filename": optional(block, "title", str) or "document", "file_data": url}}]
+
+
+def _tool(tool: Mapping[str, Any], lose: Report) -> dict[str, Any] | None:
+    kind = optional(tool, "type", str) or "custom"
+    if kind != "custom":
+        lose(f"`tools[{kind}]`, a tool of the provider's own")
+        return None
+    check_keys(tool, _TOOL_KEYS, "tool", lose)
+    return function_tool(
+        required(tool, "name", str),
+        optional(tool, "description", str),
+        required(tool, "input_schema", Mapping),
+        strict=optional(tool, "strict", bool) or None,
+    )
+
+
+def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] | None:
+    choice = optional(body, "tool_choice", Mapping)
+    if choice is None:
+        return None
+    if choice.get("disable_parallel_tool_use"):
+        lose("`disable_parallel_tool_use` of the tool choice")
+    kind = required(choice, "type", str)
+    if kind == "tool":
+        return {"type": "function", "function": {"name": required(choice, "name", str)}}
+    if kind not in ("auto", "any", "none"):
+        raise WireFormatError(f"Expected `tool_choice` to be auto, any, tool or none, got {shorten(choice)}")
+    return "required" if kind == "any" else kind
+
+
+# Requests, to the wire
+
+
+def _request_body(request: LLMRequest, model: str, max_tokens: int, lose: Report) -> dict[str, Any]:
+    system, messages = _split_system(request)
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": max_tokens if request.max_output_tokens is None else request.max_output_tokens,
+        "messages": _wire_messages(messages, lose),
+    }
+    if system:
+        body["system"] = system
+    if request.tools:
+        body["tools"] = [_wire_tool(tool, lose) for tool in request.tools]
+        if request.tool_choice is not None:
+            body["tool_choice"] = _wire_tool_choice(request.tool_choice)
+    for name in ("temperature", "top_p", "top_k", "service_tier"):
+        if (value := getattr(request, name)) is not None:
+            body[name] = value
+    if request.stop_sequences:
+        body["stop_sequences"] = list(request.stop_sequences)
+    if request.stream:
+        body["stream"] = True
+    check_keys(request.metadata or {}, {"user_id"}, "metadata", lose)
+    if isinstance(user := (request.metadata or {}).get("user_id"), str):
+        body["metadata"] = {"user_id": user}
+    return body
+
+
+def _split_system(request: LLMRequest) -> tuple[str, list[Mapping[str, Any]]]:
+    """Returns the system text, with that of the first messages, and the other messages."""
+    texts = [request.system_prompt or ""]
+    messages = list(request.messages)
+    while messages and messages[0].get("role") in ("system", "developer"):
+        content = messages[0].get("content")
+        parts = [text_part(content)] if isinstance(content, str) else list(content or ())
+        if not all(part.get("type") == "text" for part in parts):
+            break
+        texts += [required(part, "text", str) for part in parts]
+        del messages[0]
+    return "\n\n".join(text for text in texts if text), messages
+
+
+def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
+    """Returns messages of the wire: results of tools, and what the user says next, are one message."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        role = required(message, "role", str)
+        if role == "assistant":
+            wired, blocks = "assistant", _wire_assistant(message, lose)
+        elif role == "tool":
+            wired, blocks = "user", [_wire_result(message, lose)]
+        else:
+            wired = "system" if role in ("system", "developer") else "user"
+            blocks = _wire_blocks(message.get("content"), lose)
+        if not blocks:
+            continue  # says nothing, and the wire has no place for that
+        if made and made[-1]["role"] == wired == "user":
+            made[-1]["content"] += blocks
+        else:
+            made.append({"role": wired, "content": blocks})
+    return made
+
+
+def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
+    blocks = []
+    for piece in reasoning_of_message(message, lose):
+        if piece.signature or piece.redacted:
+            blocks.append(_thinking_block(piece))
+        else:
+            lose("`reasoning` without a signature, which the provider would refuse")
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else ()
+    blocks += _wire_blocks([part for part in parts if part.get("type") != "thinking"] or content, lose)
+    for call in message.get("tool_calls") or ():
+        function = required(call, "function", Mapping)
+        given = _wire_input(required(function, "arguments", str))
+        name, call_id = required(function, "name", str), required(call, "id", str)
+        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
+    return blocks
+
+
+def _wire_result(message: Mapping[str, Any], lose: Report) -> dict[str, Any]:
+    content = message.get("content")
+    wired = content if isinstance(content, str) else _wire_blocks(content, lose)
+    return {"type": "tool_result", "tool_use_id": required(message, "tool_call_id", str), "content": wired}
+
+
+def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
+    """Returns the blocks of a content; empty texts have no place on the wire."""
+    if not isinstance(content, list | tuple):
+        return [text_part(content)] if content else []
+    blocks: list[dict[str, Any]] = []
+    for part in content:
+        kind = required(part, "type", str)
+        if kind in ("text", "refusal"):
+            blocks += [text_part(required(part, kind, str))] if part[kind] else []
+        elif kind == "image_url":
+            blocks.append(_wire_image(required(part, "image_url", Mapping), lose))
+        elif kind == "file":
+            blocks.append(_wire_document(required(part, "file", Mapping)))
+        else:
+            lose(f"`content[{kind}]`, which the Messages form does not have")
+    return blocks
+
+
+def _wire_image(image: Mapping[str, Any], lose: Report) -> dict[str, Any]:
+    url = required(image, "url", str)
+    check_keys(image, {"url"} | ({"detail"} if image.get("detail") == "auto" else set()), "image", lose)
+    data = split_data_url(url)
+    source = {"type": "url", "url": url} if data is None else _base64_source(*data)
+    return {"type": "image", "source": source}
+
+
+def _wire_document(file: Mapping[str, Any]) -> dict[str, Any]:
+    data = split_data_url(required(file, "file_data", str))
+    if data is None:
+        raise WireFormatError(f"Expected `file_data` to be a data: URL, got {shorten(file['file_data'])}")
+    title = {"title": file["filename"]} if isinstance(file.get("filename"), str) else {}
+    return {"type": "document", "source": _base64_source(*data), **title}
+
+
+def _base64_source(media_type: str, data: str) -> dict[str, Any]:
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _wire_tool(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
+    name, function = tool_name(tool), tool["function"]
+    check_keys(function, {"name", "description", "parameters", "strict"}, "tool", lose)
+    schema = plain(function.get("parameters")) or {"type": "object", "properties": {}}
+    wired = {"name": name, "description": function.get("description"), "input_schema": schema}
+    wired["strict"] = function.get("strict") or None
+    return {key: value for key, value in wired.items() if value is not None}
+
+
+def _wire_tool_choice(choice: str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(choice, str):
+        return {"type": "any" if choice == "required" else choice}
+    return {"type": "tool", "name": required(required(choice, "function", Mapping), "name", str)}
+
+
+# Pieces of answers, both ways
+
+
+def _piece_of_block(block: Mapping[str, Any], lose: Report) -> Piece | None:
+    kind = block["type"]
+    if kind == "text":
+        check_keys(block, {"type", "text"}, "text block", lose)
+        return TextData(required(block, "text", str))
+    if kind == "tool_use":
+        check_keys(block, {"type", "id", "name", "input", "caller"}, "tool use", lose)
+        given = _arguments(required(block, "input", Mapping))
+        return ToolCallData(required(block, "id", str), required(block, "name", str), given)
+    if kind == "thinking":
+        text, signature = required(block, "thinking", str), optional(block, "signature", str) or None
+        return unsealed(signature or "", text) or ThinkingData(text, signature)
+    if kind == "redacted_thinking":
+        data = required(block, "data", str)
+        return unsealed(data, "") or ThinkingData(data, redacted=True)
+    lose(f"`content[{kind}]`, a block that has no counterpart here")
+    return None
+
+
+def _block_of_piece(piece: Piece) -> dict[str, Any] | None:
+    if isinstance(piece, TextData):
+        return text_part(piece.content)
+    if isinstance(piece, ThinkingData):
+        return _thinking_block(piece) if piece.content or piece.signature else None
+    return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _wire_input(piece.arguments)}
+
+
+def _thinking_block(piece: ThinkingData) -> dict[str, Any]:
+    if piece.redacted:
+        return {"type": "redacted_thinking", "data": seal(piece) if piece.signature else piece.content}
+    return {"type": "thinking", "thinking": piece.content, "signature": piece.signature or seal(piece)}
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    if set(given) == {INVALID_ARGUMENTS} and isinstance(text := given[INVALID_ARGUMENTS], str):
+        return text
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _wire_input(arguments: str) -> dict[str, Any]:
+    given = arguments_object(arguments)
+    return {INVALID_ARGUMENTS: arguments} if given is None else given
+
+
+# Answers, from the wire
+
+
+def _response(body: Mapping[str, Any], lose: Report) -> LLMResponse:
+    blocks = _blocks(required(body, "content", list))
+    check_keys(body, _ANSWER_KEYS, "answer", lose)
+    reason = optional(body, "stop_reason", str)
+    return LLMResponse(
+        data=[piece for block in blocks if (piece := _piece_of_block(block, lose)) is not None],
+        usage=_usage(optional(body, "usage", Mapping) or {}),
+        finish_reason=_FINISH_REASONS.get(reason, reason) if reason else None,
+        model=optional(body, "model", str) or None,
+    )
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    read, written = count_of(usage, "cache_read_input_tokens"), count_of(usage, "cache_creation_input_tokens")
+    details = usage.get("output_tokens_details")
+    return Usage(
+        prompt_tokens=count_of(usage, "input_tokens") + read + written,
+        generated_tokens=count_of(usage, "output_tokens"),
+        cached_tokens=read,
+        cache_write_tokens=written,
+        reasoning_tokens=count_of(details, "thinking_tokens") if isinstance(details, Mapping) else 0,
+    )

@@ -1,0 +1,175 @@
+"""The canonical form of a request: what is asked, whatever way a client spells it.
+
+Clients repeat a request after a lost connection, and repeat the conversation with each request, but not always letter
+by letter. What differs between two spellings, and makes no difference here:
+
+| part | canonical |
+|---|---|
+| content | neighbouring texts are one text, a list of it as good as the string; none at all is an empty text |
+| arguments of tool calls | as JSON: neither blanks nor the order of keys count, nor `1` or `1.0` |
+| ids of tool calls | the number of the call in the conversation |
+| fields of messages that are null or empty, marks for the provider's cache | left out |
+| reasoning | left out: it is the model's, and its own client may leave it out, too |
+| the system prompt | a first message of role system |
+| tools | in the order of their names |
+| `metadata`, `stream`, sampling, `origin` | left out |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import takewhile
+from typing import Any
+
+from ares_exp.llms.reasoning import REASONING_FIELDS
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+
+Normalise = Callable[[Any], Any]
+"""Makes of a canonical message what is compared, e.g. without times."""
+
+_LEFT_OUT = frozenset({*REASONING_FIELDS, "cache_control", "tool_calls", "tool_call_id", "content"})
+_NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """Digests of what a request asks.
+
+    Attributes:
+        messages: One of each message, the system prompt first.
+        settings: Of everything else.
+    """
+
+    messages: tuple[bytes, ...]
+    settings: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """One digest of all of it: equal for requests that ask the same."""
+        return _digest([self.settings.hex(), *(one.hex() for one in self.messages)]).hex()
+
+    def shared(self, other: Canonical) -> int:
+        """Counts the messages at the beginning that both have."""
+        pairs = zip(self.messages, other.messages, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def continues(self, earlier: Canonical) -> bool:
+        """Tells whether this conversation begins with all of an earlier one."""
+        return self.shared(earlier) == len(earlier.messages)
+
+
+def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canonical:
+    """Makes the digests of a request; `normalise` is applied to each canonical message."""
+    messages = canonical_messages(request)
+    settings = {
+        "tools": sorted((_value(tool) for tool in request.tools or ()), key=_tool_name),
+        "tool_choice": _value(request.tool_choice),
+        "stop": _value(request.stop_sequences),
+    }
+    return Canonical(
+        tuple(_digest(message if normalise is None else normalise(message)) for message in messages),
+        _digest({name: value for name, value in settings.items() if value not in _NOTHING}),
+    )
+
+
+def fingerprint(request: LLMRequest, normalise: Normalise | None = None) -> str:
+    """Returns a digest that is equal for requests that ask the same."""
+    return canonical(request, normalise).fingerprint
+
+
+def canonical_messages(request: LLMRequest) -> list[dict[str, Any]]:
+    """Returns the messages in canonical form, the system prompt first."""
+    system = [] if not request.system_prompt else [{"role": "system", "content": request.system_prompt}]
+    return list(_canonical([*system, *request.messages]))
+
+
+def canonical_answer(response: LLMResponse, request: LLMRequest) -> dict[str, Any]:
+    """Returns the message that repeats an answer to `request`, as `canonical_messages` of a later request has it."""
+    calls = [
+        {"id": str(number), "function": {"name": piece.name, "arguments": piece.arguments}}
+        for number, piece in enumerate(response.data)
+        if isinstance(piece, ToolCallData)
+    ]
+    texts = "".join(piece.content for piece in response.data if isinstance(piece, TextData))
+    message = {"role": "assistant", "content": texts, "tool_calls": calls}
+    return list(_canonical([*request.messages, message]))[-1]
+
+
+def _canonical(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    numbers: dict[Any, int] = {}
+    count = 0
+    for message in messages:
+        made = {key: _value(value) for key, value in message.items() if key not in _LEFT_OUT and value not in _NOTHING}
+        if (content := _content(message.get("content"))) not in _NOTHING:
+            made["content"] = content
+        calls = []
+        for call in message.get("tool_calls") or ():
+            numbers[_id(call)] = count
+            calls.append({"number": count} | _call(call))
+            count += 1
+        if calls:
+            made["tool_calls"] = calls
+        if message.get("tool_call_id") is not None:
+            made["answers"] = numbers.get(message["tool_call_id"])
+        yield made
+
+
+def _id(call: Any) -> Any:
+    value = call.get("id") if isinstance(call, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return {"call": _value(call)}
+    return {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
+
+
+def _arguments(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return _value(arguments)
+    try:
+        return {"json": _value(json.loads(arguments or "{}"))}
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _content(content: Any) -> Any:
+    """Returns a content with neighbouring texts joined, a single text as such."""
+    if not isinstance(content, list | tuple):
+        return _value(content)
+    parts: list[Any] = []
+    for part in content:
+        made = part["text"] if _is_text(part) else _value(part)
+        if isinstance(made, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += made
+        elif made not in _NOTHING:
+            parts.append(made)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _value(value: Any) -> Any:
+    """Copies JSON-like data without marks for caches, whole numbers as integers."""
+    if isinstance(value, Mapping):
+        return {key: _value(item) for key, item in value.items() if key != "cache_control"}
+    if isinstance(value, list | tuple):
+        return [_value(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _tool_name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return str(function.get("name")) if isinstance(function, Mapping) else ""
+
+
+def _digest(value: Any) -> bytes:
+    return blake2b(json.dumps(value, sort_keys=True, separators=(",", ":")).encode(), digest_size=16).digest()
