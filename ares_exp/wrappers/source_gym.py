@@ -102,8 +102,8 @@ def _as_arguments(message: Any) -> Any:
 
 def _near(kind: type[Any], name: object) -> str:
     """Returns the arguments that `name` may have meant, as a sentence behind a space."""
-    takes = [*inspect.signature(kind).parameters, *inspect.signature(getattr(kind, "source", kind)).parameters]
-    return close_matches(str(name), takes)
+    makers: list[Callable[..., Any]] = [kind, kind.source] if issubclass(kind, SourceGym) else [kind]
+    return close_matches(str(name), [name for make in makers for name in inspect.signature(make).parameters])
 
 
 class SourceGym(GymWrapper):
