@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _complete() -> int:
-    """Prints what could come next on the command line that a shell asks about. What cannot be read has no candidates."""
+    """Prints what could come next on the command line that a shell asks about; nothing where it cannot be read."""
     found, is_hydra_asked = candidates()
     if found:
         sys.stdout.write(" ".join(found) + "\n")
