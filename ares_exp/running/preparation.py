@@ -45,6 +45,15 @@ async def prepare(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
+    if (
+        parts.source.needs_container
+        and parts.agent_factory.needs_terminal
+        and not parts.container_factory.has_terminals
+    ):
+        raise ConfigError(
+            f"{parts.agent_factory.name} works in a terminal, and container={parts.container_factory.name} has none. "
+            "Use container=local or container=docker, or agent=tools or agent=shell."
+        )
     parts.snapshots.check(parts.source, parts.container_factory)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     if parts.source.needs_container:
