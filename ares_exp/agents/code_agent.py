@@ -39,7 +39,7 @@ class AgentTerminal(AgentContainer, Protocol):
         """Types into the terminal, waits, and returns what it printed since the last time.
 
         It is opened at the first call. Where there is none any more, because its shell has ended, or because the
-        episode goes on in another container, a fresh one is opened, and nothing is typed: the output says so.
+        episode goes on in another container, a fresh one is opened before: the output says so.
 
         Args:
             keys: What is typed, as a keyboard sends it: Enter is a carriage return.

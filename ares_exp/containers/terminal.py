@@ -15,6 +15,11 @@ TERM = "xterm-256color"
 MAX_OUTPUT_CHARS = 128 * 1024
 """Bound on what is kept of the output between two readings, half from the head, half from the tail."""
 
+PROMPT_SEC = 2.0
+"""Bound on the wait for the first prompt of a shell."""
+PROMPT_REST_SEC = 0.1
+"""How long the rest of the prompt may take after its first bytes."""
+
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
 """Source text of `sh` that chooses the shell of a terminal, which is a login shell."""
 
@@ -88,6 +93,7 @@ class TerminalSession:
         self._terminal = terminal
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._head, self._tail, self._elided = "", "", 0
+        self._printed = asyncio.Event()
         self._ended = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
@@ -95,6 +101,13 @@ class TerminalSession:
     def has_ended(self) -> bool:
         """Whether the shell is gone."""
         return self._ended.is_set()
+
+    async def wait_for_prompt(self) -> None:
+        """Waits, bounded, until the shell has printed its first prompt."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROMPT_SEC):
+                await self._printed.wait()
+        await asyncio.sleep(PROMPT_REST_SEC)
 
     async def type_keys(self, keys: str, seconds: float) -> str:
         """Types, waits so long, or until the terminal ends, and returns what was printed since the last time."""
@@ -116,9 +129,11 @@ class TerminalSession:
         with suppress(OSError):
             while data := await self._terminal.read():
                 self._keep(self._decoder.decode(data))
+        self._printed.set()
         self._ended.set()
 
     def _keep(self, text: str) -> None:
+        self._printed.set()
         half = MAX_OUTPUT_CHARS // 2
         room = half - len(self._head)
         self._head += text[:room]

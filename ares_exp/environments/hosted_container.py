@@ -23,9 +23,6 @@ from ares_exp.journal.host_files import HostFiles, digest_of
 from ares_exp.journal.journal import frozen_options
 from ares_exp.journal.runtime import AgentRuntime
 
-NEW_TERMINAL_SEC = 1.0
-"""How long is waited for the first prompt of a fresh terminal. It is not typed into: the keys were for another one."""
-
 
 class HostedContainer:
     """An `AgentContainer`, in which an agent that is not deterministic can open doors (`ServingContainer`).
@@ -105,7 +102,7 @@ class HostedContainer:
             if is_new:  # at first, after its shell has ended, and in the container of a restored episode
                 await self.close_terminal()
                 self._terminal = await self._open_terminal(columns, lines)
-                keys, seconds = "", max(seconds, NEW_TERMINAL_SEC)
+                await self._terminal.wait_for_prompt()
             assert self._terminal is not None
             return TerminalOutput(await self._terminal.type_keys(keys, seconds), is_new)
 
