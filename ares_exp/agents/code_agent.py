@@ -153,6 +153,11 @@ class AgentFactoryBase(CodeAgentFactory):
         return ()
 
     @property
+    def files_dir(self) -> str | None:
+        """The directory in the container that is kept as `files/<episode>/agent/`. Default: none is."""
+        return None
+
+    @property
     def deterministic(self) -> bool:
         """Whether its agents can be run again from a journal, by the rules of `ares_exp.testing.check_agent`.
 

@@ -234,7 +234,9 @@ class Episode:
         on_release, self.on_release = self.on_release, None
         try:
             if self._scoring is None and host is not None and container is not None and self.setup.output_dir:
-                await collect_on_abort(self.stage, host, container, self.setup.output_dir)
+                await collect_on_abort(
+                    self.stage, host, container, self.setup.output_dir, agent_files_dir=self._agent_files_dir
+                )
         finally:
             try:
                 if host is not None or container is not None:
@@ -252,6 +254,10 @@ class Episode:
     def _mounts(self) -> tuple[Mount, ...]:
         """What its agent brings along; the oracle plays without the agent's program."""
         return () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
+
+    @property
+    def _agent_files_dir(self) -> str | None:
+        return None if self.setup.provide_solution else self.setup.code_agent_factory.files_dir
 
     @property
     def _agent_timeout_sec(self) -> float | None:
@@ -403,6 +409,7 @@ class Episode:
                 verifier_spec=time_limits.verifier_spec(self.task, self.stage),
                 timeout_sec=time_limits.verifier(self.stage),
                 output_dir=self.setup.output_dir,
+                agent_files_dir=self._agent_files_dir,
             )
             return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
 

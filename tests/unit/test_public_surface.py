@@ -1,3 +1,5 @@
+import importlib
+import pkgutil
 import subprocess
 import sys
 
@@ -55,6 +57,14 @@ def test_the_names_of_trajectories_resolve() -> None:
         assert getattr(ares_exp.trajectories, name).__doc__
     assert ares_exp.trajectories.NullTrajectoryCollector is ares_exp.NullTrajectoryCollector
     assert ares_exp.trajectories.serialize_llm_request is ares_exp.serialize_llm_request
+
+
+def test_every_module_can_be_imported() -> None:
+    modules = [module.name for module in pkgutil.walk_packages(ares_exp.__path__, "ares_exp.")]
+    assert len(modules) > 300
+    for name in modules:
+        if not name.endswith("__main__"):  # which runs a command
+            importlib.import_module(name)
 
 
 @pytest.mark.parametrize("module", ["ares_exp", "ares_exp.cli.main", "ares_exp.cli.job", "ares_exp.containers.local"])

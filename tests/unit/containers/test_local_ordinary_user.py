@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -42,20 +40,6 @@ asyncio.run(main())
 """
 
 
-AT_ONCE = 3
-
-Runs = dict[str, Future[subprocess.CompletedProcess[str]]]
-
-
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """What the tests of each file come to: of all that are asked for, a few at a time, since they mostly wait."""
-    tests = [item for item in request.session.items if getattr(item, "originalname", "") == "test_the_same_tests_pass"]
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        yield {name: threads.submit(as_nobody, name) for name in (test.callspec.params["name"] for test in tests)}
-        threads.shutdown(cancel_futures=True)
-
-
 def as_nobody(name: str) -> subprocess.CompletedProcess[str]:
     file = f"tests/unit/containers/test_local{name}.py"
     return as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", file)
@@ -76,8 +60,8 @@ def as_nobody(name: str) -> subprocess.CompletedProcess[str]:
         "_doors",
     ],
 )
-def test_the_same_tests_pass(runs: Runs, name: str) -> None:
-    run = runs[name].result()
+def test_the_same_tests_pass(name: str) -> None:
+    run = as_nobody(name)
     if re.search(r"SKIPPED.*container=local is not to be had here", run.stdout):
         pytest.skip(f"an ordinary user may not make containers here: {run.stdout[-500:]}")
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr
