@@ -18,8 +18,10 @@ _values = st.recursive(
     _scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2), max_leaves=4
 )
 arguments = st.dictionaries(texts, _values, max_size=3).map(json.dumps) | st.just("")
-names = st.sampled_from(["bash", "Read", "apply_patch", "mcp__x__y"])
-calls = st.builds(ToolCallData, st.sampled_from(["", "c1", "call_2", "toolu_3"]), names, arguments)
+ids = st.sampled_from(["", "c1", "call_2", "toolu_3"])
+calls = st.builds(ToolCallData, ids, st.sampled_from(["bash", "Read", "mcp__x__y"]), arguments) | st.builds(
+    ToolCallData, ids, st.just("apply_patch"), texts.map(lambda text: json.dumps({"input": text}))
+)
 thoughts = st.builds(ThinkingData, said, st.none() | said, st.booleans())
 
 

@@ -152,7 +152,7 @@ def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yields messages and settings side by side: a name in words, the old one, the new one; `None` for none."""
-    for index, (was, has) in enumerate(zip_longest(_messages(old), _messages(new))):
+    for index, (was, has) in enumerate(zip_longest(compared_messages(old), compared_messages(new))):
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None
         yield f"message {index} ({role})", was, has
@@ -160,7 +160,7 @@ def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
         yield f"`{name}`", old.get(name), new.get(name)
 
 
-def _messages(request: Mapping[str, Any]) -> Iterator[Any]:
+def compared_messages(request: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the messages of a request without the reasoning in them."""
     for message in request.get("messages", ()):
         has_some = isinstance(message, Mapping) and any(name in message for name in REASONING_FIELDS)

@@ -76,7 +76,7 @@ class RunningContainer:
         self._workdir = self._spec_workdir or config["WorkingDir"] or "/"
         root = None if self._default_user in ROOT else "root"
         self._channels = CommandRunner(
-            self._open_shell,
+            self.open_shell,
             workdir=self._workdir,
             starts_there=self._spec_workdir is None,
             try_again=self._starts_elsewhere,
@@ -107,7 +107,12 @@ class RunningContainer:
             await self.raise_if_dead(error)
             raise
 
-    async def _open_shell(self, user: User | None) -> EngineStream:
+    async def open_shell(self, user: User | None) -> EngineStream:
+        """Starts a `sh` in the container, for a user, `None` being the image's.
+
+        Raises:
+            ContainerError: It cannot be started; `ContainerDiedError` after `close`.
+        """
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         start_dir = self._start_dir
         self.raise_if_closed()
@@ -119,7 +124,7 @@ class RunningContainer:
             connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
         except engine_errors() as error:
             if start_dir is None and self._starts_elsewhere(reason(error)):
-                return await self._open_shell(user)
+                return await self.open_shell(user)
             raise ContainerError(
                 f"No shell could be opened in the {self._what}"
                 f"{f' as user {as_user!r}' if as_user else ''}: {reason(error)}."

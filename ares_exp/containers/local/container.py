@@ -319,8 +319,9 @@ class LocalContainer(Container):
 
         try:
             return await self._doors.add(await open_listening_door(listen, serve))
-        except DoorUnavailableError as error:
-            raise await self._explained(error) or error from error
+        except OSError as error:
+            failure = DoorUnavailableError(f"No socket can be made inside the container's network: {error}.")
+            raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`: a no-op, as all phases have the network of the start.
