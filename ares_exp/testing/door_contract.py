@@ -22,8 +22,6 @@ from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
 SLACK_SEC = 60.0
 """Time allowed for anything that ends by itself, on a loaded machine."""
 
-LARGE_BYTES = 4 * 2**20
-
 _CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
 _PUT = (
     "sub put { my ($h, $b) = @_; while (length $b) { my $w = syswrite($h, $b) or die $!; substr($b, 0, $w) = ''; } } "
@@ -131,6 +129,9 @@ class DoorContract:
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Network modes that a container of `factory` can have."""
 
+    large_bytes = 4 * 2**20
+    """Data of a connection that is to be too much for what holds it on its way."""
+
     own_network = True
     """Whether a container has a loopback of its own, so that its ports are what is asked for."""
 
@@ -196,7 +197,7 @@ class DoorContract:
 
     async def test_megabytes_each_way(self, box: Container) -> None:
         async with self.opened(box) as (port, _):
-            made = f"head -c {LARGE_BYTES} /dev/urandom >/tmp/in"
+            made = f"head -c {self.large_bytes} /dev/urandom >/tmp/in"
             seen = await self.run(
                 box, f"{made}; {perl(_COPY, port)} </tmp/in >/tmp/out; md5sum </tmp/in; md5sum </tmp/out"
             )
@@ -271,7 +272,7 @@ class DoorContract:
         async def flood_or_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             kind = await reader.readline()
             if kind == b"flood me\n":
-                for _ in range(LARGE_BYTES // 65536):
+                for _ in range(self.large_bytes // 65536):
                     writer.write(b"x" * 65536)
                     await writer.drain()
             elif kind == b"read later\n":
@@ -284,17 +285,17 @@ class DoorContract:
             idle = f"{_CONNECT}syswrite($s, qq(flood me\\n)); select(undef, undef, undef, 0.05) until -e '/tmp/go'; "
             idle += "my $n = 0; while (my $r = sysread($s, my $b, 65536)) { $n += $r } print $n;"
             slow = asyncio.create_task(box.exec(perl(idle, port), timeout_sec=SLACK_SEC))
-            fill = f"{_PUT}{_CONNECT}put($s, qq(read later\\n)); put($s, 'y' x {LARGE_BYTES}); shutdown($s, 1);"
+            fill = f"{_PUT}{_CONNECT}put($s, qq(read later\\n)); put($s, 'y' x {self.large_bytes}); shutdown($s, 1);"
             full = asyncio.create_task(box.exec(perl(fill, port), timeout_sec=SLACK_SEC))
             await server.has_served(2)
             for _ in range(3):
                 assert await self.run(box, greet(port)) == "hello\n"
             await self.run(box, "touch /tmp/go")
             go_on.set()
-            assert (await slow).output == str(LARGE_BYTES)
+            assert (await slow).output == str(self.large_bytes)
             assert (await full).exit_code == 0
             async with asyncio.timeout(SLACK_SEC):
-                assert await received == LARGE_BYTES
+                assert await received == self.large_bytes
 
     async def test_a_connection_that_cannot_be_served(self, box: Container) -> None:
         async def serve(connection: socket.socket) -> None:
