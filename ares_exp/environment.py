@@ -201,7 +201,8 @@ class EpisodeReport:
         limit_note: More about that limit, in a sentence; `None` when there is no more.
         format_errors: Replies that its agents could not use, as far as they count them.
         rewards: Everything that the verifier scored, by key, and every scorer, by name; empty when none did.
-        note: Why the reward says nothing about the tests, if they could not be run or graded.
+        note: Why the reward says nothing about the tests, if they could not be run or graded, or why an episode that
+            a limit ended has none.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: What a running call is busy with: `start`, `agent`, `verify`, `score`, or a name that only this
             environment uses.

@@ -239,7 +239,8 @@ class EpisodeResult:
         reward: The episode's reward: the verifier's, or with scorers the weighted sum of it and theirs; `None` when
             there is none (never 0.0 for want of a better number).
         rewards: Everything the verifier scored, by key, and every scorer, by name.
-        note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
+        note: Why the reward says nothing about the tests, if they could not be run or graded, or why an episode that
+            a limit ended has none; for people.
         error: What went wrong, or the limit that truncated it.
         num_steps: Steps after the first request: policy answers, and any that did not come in time. The trajectory's
             `num_steps` counts the record of the first request, too.
@@ -370,6 +371,15 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
         if slot not in last or result.retry >= last[slot].retry:
             last[slot] = result
     return tuple(last.values())
+
+
+def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
+    """Returns the names of the rewards that are something else than the reward of their episode, as first met."""
+    named: dict[str, bool] = {}
+    for result in results:
+        for name, value in result.rewards.items():
+            named[name] = named.get(name, False) or name != "reward" or value != result.reward
+    return [name for name, is_another in named.items() if is_another]
 
 
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
