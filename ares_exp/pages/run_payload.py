@@ -7,6 +7,7 @@ Everything else that shows a run (the report, the live page, W&B) takes what is 
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +30,7 @@ from ares_exp.statistics.results_document import results_document
 from ares_exp.statistics.run_statistics import json_ready
 from ares_exp.trajectories.episode_places import is_run
 from ares_exp.trajectories.files.writer_lock import has_writer
-from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, load
+from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, StoredEpisodes, load
 
 SCHEMA_VERSION = 1
 QUIET_SEC = 120.0
@@ -64,11 +65,12 @@ class RunState:
 class ShownRun:
     """A run directory, read for people. The files are read when they are asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
         """Keeps the path.
 
         Args:
             path: A run directory.
+            headers: Headers of its trajectories that were read before.
 
         Raises:
             ConfigError: It is none.
@@ -79,6 +81,7 @@ class ShownRun:
             )
         self.path = path
         self.dir = RunDir(path)
+        self._headers = headers
 
     @cached_property
     def summary(self) -> RunSummary:
@@ -97,7 +100,7 @@ class ShownRun:
 
     @cached_property
     def _loaded(self) -> StoredEpisodes:
-        return load(self.path, partial=True, skip_broken=True)
+        return load(self.path, partial=True, skip_broken=True, cache=self._headers)
 
     @property
     def state(self) -> RunState:
@@ -108,12 +111,24 @@ class ShownRun:
         has_end = bool(lines) and "ended" in lines[-1]
         name = "finished"
         if not has_end and lines:
-            name = "under way" if self._is_written() else "killed"
+            name = "under way" if self.is_written else "killed"
         elif has_end and lines[-1].get("interrupted") is True:
             name = "interrupted"
         elif len(self.summary.finished) < self.summary.planned:
             name = "incomplete"
         return RunState(name, min(began, default=None), ends[-1]["ended"] if has_end else None, len(began))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a process plays the run: it holds a lock; on another machine it wrote something lately."""
+        try:
+            if has_writer(self.dir.episodes):
+                return True
+            newest = max(path.stat().st_mtime for path in (self.path, *self.path.iterdir()))
+        except OSError:
+            return False
+        hosts = [one.get("hostname") for one in _lines(self.dir.sessions) if "began" in one]
+        return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
         """Makes the payload of the run, its episodes' steps left out.
@@ -254,20 +269,6 @@ class ShownRun:
         except ConfigError:
             return None
         return {key: value for key, value in found.items() if not isinstance(value, list)} or None
-
-    def _is_written(self) -> bool:
-        """Returns whether a process plays the run: it holds the episodes' file; elsewhere it wrote something lately."""
-        try:
-            if has_writer(self.dir.episodes):
-                return True
-            newest = max(path.stat().st_mtime for path in (self.path, *self.path.iterdir()))
-        except OSError:
-            return False
-        hosts = [one.get("hostname") for one in _lines(self.dir.sessions) if "began" in one]
-        import socket
-
-        is_here = hosts[-1:] == [socket.gethostname()]
-        return not is_here and time.time() - newest < QUIET_SEC
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:

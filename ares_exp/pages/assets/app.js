@@ -83,7 +83,7 @@ async function diffOf(now) {
 }
 
 async function draw(options = {}) {
-  const turn = ++drawing, now = route(), scroll = window.scrollY, focus = document.activeElement, kept = options.isRefresh && current.search && focus === current.search ? [focus.value, focus.selectionStart] : null;
+  const turn = ++drawing, folds = options.isRefresh ? openFolds() : null, now = route(), scroll = window.scrollY, focus = document.activeElement, kept = options.isRefresh && current.search && focus === current.search ? [focus.value, focus.selectionStart] : null;
   let made;
   try { made = await view(now); } catch (error) { made = { node: el("p", { class: "problem" }, String(error && error.message || error)) }; }
   if (turn !== drawing) return;
@@ -92,6 +92,7 @@ async function draw(options = {}) {
   replace(main, made.node);
   document.title = oneLine(["ares-exp", payload.runs[now.index ?? 0] && payload.runs[now.index ?? 0].name, now.view === "episode" ? now.id : now.view].filter((one) => one).join(" · "), 200);
   if (options.isRefresh) {
+    for (const fold of main.querySelectorAll("details")) if (folds.has(foldName(fold))) fold.open = folds.get(foldName(fold));
     window.scrollTo(0, scroll);
     if (kept && current.search) { current.search.value = kept[0]; current.search.focus(); current.search.setSelectionRange(kept[1], kept[1]); }
   } else {
@@ -99,6 +100,15 @@ async function draw(options = {}) {
     if (made.settled) made.settled();
   }
   document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn || 0) + 1);
+}
+
+function foldName(fold) {
+  const step = fold.closest("[data-step]");
+  return `${step ? step.dataset.step : ""} ${fold.firstElementChild.textContent}`;
+}
+
+function openFolds() {
+  return new Map([...main.querySelectorAll("details")].map((fold) => [foldName(fold), fold.open]));
 }
 
 function toggleTheme() {
@@ -133,8 +143,7 @@ async function poll() {
         if (payload.runs[now.index]) await source.load(now.index);
         if (now.view === "episode") await source.episode(now.index, now.id).catch(() => null);
       }
-      const isOpen = main.querySelector(".fold[open] .keep") !== null;
-      if (JSON.stringify([...source.tags]) !== before && !isOpen && !["search", "diff"].includes(now.view)) await refresh(now);
+      if (JSON.stringify([...source.tags]) !== before && !["search", "diff"].includes(now.view)) await refresh(now);
       document.body.classList.remove("stale");
     } catch { document.body.classList.add("stale"); }
   }

@@ -1,13 +1,17 @@
-"""The report in a real browser: it asks for nothing, runs nothing of what it shows, and tells the records' numbers.
+"""Reports and the live page in a real browser: nothing of what they show runs, and numbers are those of the records.
 
 One browser for all; skipped where there is no Chromium with its driver (`.ci/run` installs them).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,8 +19,13 @@ import ares_exp
 from ares_exp.pages import page as page_of
 from ares_exp.report.command_line import main as report
 from ares_exp.reporting.compare.command_line import main as compare
+from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.view.server import listening
+from ares_exp.view.shelf import Shelf
 from tests.browser.chromium import OWNED, Page, chromium, is_here
 from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
+from tests.unit.report.recorded import row, run_of
+from tests.unit.trajectories.chats import chat
 
 pytestmark = [
     pytest.mark.once,
@@ -65,8 +74,8 @@ def test_every_view_of_a_run_opens_without_a_request(page: Page, runs: Path, tmp
     for view in RUN_VIEWS:
         page.go(f"#/0/{view}")
         assert page.run("return document.querySelector('main').innerText.length") > 20, view
-    for row in page.run("return payload.runs[0].episodes.map(one => one.episode_id)"):
-        page.go(f"#/0/e/{row}@1")
+    for episode_id in page.run("return payload.runs[0].episodes.map(one => one.episode_id)"):
+        page.go(f"#/0/e/{episode_id}@1")
         assert "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in page.text
         assert "reward.txt" in page.text or "reward.json" in page.text
         assert "changed since" in page.text
@@ -167,3 +176,41 @@ def test_the_script_has_no_way_to_read_text_as_code() -> None:
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser",
                  "createContextualFragment", "srcdoc", "setTimeout(\"", "importScripts"):  # fmt: skip
         assert word not in page_of.script()
+
+
+def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [row("done", 0, 1.0)])
+    lines = [*dump_episode(chat("live-0", "live", length=8))]
+    partial = run / "trajectories" / "live-0.json.partial"
+    partial.write_text("".join(lines[:3]))
+    with served(tmp_path) as first:
+        page.open(first)
+        page.until("return location.search === '' && document.body.innerText.includes('run')")
+        page.go("#/0/e/live-0")
+        page.until("return document.querySelectorAll('.step').length === 2")
+        with partial.open("a") as file:
+            file.write(lines[3])
+        page.until("return document.querySelectorAll('.step').length === 3")
+        run_of(tmp_path / "another", [row("done", 0, 1.0)])
+        page.go("#/runs")
+        page.until("return document.querySelectorAll('[data-table=runs] tbody tr').length === 2")
+        hosts = {urlsplit(one).netloc for one in page.take_requests() if not one.startswith(("blob:", "data:"))}
+        assert hosts == {urlsplit(first).netloc}
+        assert page.take_console() == []
+        page.driver.get("about:blank")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serves a folder from a thread; the first address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = listening(Shelf(folder), port=0)
+    try:
+        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
