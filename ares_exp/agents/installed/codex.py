@@ -39,7 +39,12 @@ enabled = false
 plugins = false
 apps = false
 goals = false
-multi_agent = {subagents}
+
+[agents]
+enabled = {subagents}
+
+[skills.bundled]  # they fetch from the network, and generate images
+enabled = false
 """
 _STATE = "/tmp/ares_exp-codex"
 """Where its databases go, which nobody reads again."""
@@ -81,7 +86,7 @@ class CodexRecipe(PackagedRecipe):
             subagents=str(self.subagents).lower(),
         )
         return LaunchedCommand(
-            f"{launch.program} {shlex.join(arguments)}",
+            f'{launch.program} {shlex.join(arguments)}; code=$?; rm -rf "$CODEX_HOME/tmp"; exit $code',
             env={"CODEX_HOME": home, "CODEX_SQLITE_HOME": _STATE, **self.env},
             files={f"{home}/config.toml": config, f"{_STATE}/README": "State of Codex.\n"},
         )
@@ -107,7 +112,7 @@ class CodexFactory(InstalledAgentFactory):
 
         Args:
             model_name: The name of the model that it is told to ask for.
-            subagents: Whether it may start agents of its own (`features.multi_agent`); each is a lane.
+            subagents: Whether it may start agents of its own (`agents.enabled`); each is a lane.
             idle_timeout_ms: How long it waits for an event of an answer before it asks again
                 (`stream_idle_timeout_ms`); keepalives are such events.
             extra_args: More arguments of `codex exec`, such as `-c key=value`.
