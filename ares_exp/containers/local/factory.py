@@ -29,6 +29,7 @@ class LocalContainerFactory(ContainerFactoryBase):
     """Makes local containers, which start in milliseconds."""
 
     name = "local"
+    has_terminals = True
     harmless_options = frozenset({"pids_limit", "shell"})
 
     @pydantic.validate_call
