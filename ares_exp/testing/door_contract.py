@@ -26,7 +26,7 @@ _CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $
 _PUT = (
     "sub put { my ($h, $b) = @_; while (length $b) { my $w = syswrite($h, $b) or die $!; substr($b, 0, $w) = ''; } } "
 )
-_COPY = (
+COPY = (
     f"{_PUT}{_CONNECT}my $child = fork; "
     "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
@@ -199,7 +199,7 @@ class DoorContract:
         async with self.opened(box) as (port, _):
             made = f"head -c {self.large_bytes} /dev/urandom >/tmp/in"
             seen = await self.run(
-                box, f"{made}; {perl(_COPY, port)} </tmp/in >/tmp/out; md5sum </tmp/in; md5sum </tmp/out"
+                box, f"{made}; {perl(COPY, port)} </tmp/in >/tmp/out; md5sum </tmp/in; md5sum </tmp/out"
             )
         first, second = seen.splitlines()
         assert first == second
@@ -236,7 +236,7 @@ class DoorContract:
             writer.write(f"{len(await reader.read())}\n".encode())  # after the end of what the client sends
 
         async with self.opened(box, count) as (port, _):
-            assert await self.run(box, f"head -c 100000 /dev/zero | {perl(_COPY, port)}") == "before\n100000\n"
+            assert await self.run(box, f"head -c 100000 /dev/zero | {perl(COPY, port)}") == "before\n100000\n"
         heard = asyncio.get_running_loop().create_future()
 
         async def listen_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
