@@ -138,7 +138,7 @@ def run(command: str, here: Path, *, warm: bool = True, **env: str) -> subproces
         env={**os.environ, "WANDB_MODE": "disabled", **env, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,  # for a machine many times slower
         check=False,
     )
 
