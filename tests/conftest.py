@@ -116,6 +116,26 @@ def missing(backend: str) -> str | None:
     return None
 
 
+@functools.cache
+def missing_agent(name: str) -> str | None:
+    """Why an installed agent cannot be played here; `None` when it can."""
+    from ares_exp.agents.toolbox.pinned import PACKAGES
+    from ares_exp.agents.toolbox.store import AgentStore
+
+    store = AgentStore()
+    if any(store.find(build) is not None for build in PACKAGES[name].for_machine()):
+        return None
+    return f"agent={name} is not to be had here: it is not installed (`ares-exp agents install {name}`)"
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_agent(request: pytest.FixtureRequest) -> None:
+    """Skips tests marked `npm(agent)` where that agent is not installed."""
+    marker = request.node.get_closest_marker("npm")
+    if marker is not None and (reason := missing_agent(*marker.args)):
+        pytest.skip(reason)
+
+
 @pytest.fixture(autouse=True)
 def _skip_without_backend(request: pytest.FixtureRequest) -> None:
     """Skips tests marked `docker` or `local` where that backend cannot run."""

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Protocol, Unpack, runtime_checkable
 
 from ares_exp.config.parts import completed, kind_of, name_of
 from ares_exp.containers.container import ExecOptions, ExecResult, Mount
+from ares_exp.containers.terminal import TerminalOutput
 from ares_exp.llms.request import LLMClient
+from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
 
 
@@ -27,6 +29,28 @@ class AgentContainer(Protocol):
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copies from the container to the host; see `Container.download`."""
+        ...
+
+
+@runtime_checkable
+class AgentTerminal(AgentContainer, Protocol):
+    """An `AgentContainer` with a terminal, which agents of factories that say `needs_terminal` get."""
+
+    async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
+        """Types into the terminal, waits, and returns what it printed since the last time.
+
+        It is opened at the first call. Where there is none any more, because its shell has ended, or because the
+        episode goes on in another container, a fresh one is opened before: the output says so.
+
+        Args:
+            keys: What is typed, as a keyboard sends it: Enter is a carriage return.
+            seconds: How long is waited.
+            columns: Width of a terminal that is opened.
+            lines: Its height.
+
+        Raises:
+            ContainerError: It cannot be opened.
+        """
         ...
 
 
@@ -56,6 +80,18 @@ class CountingAgent(CodeAgent, Protocol):
     """
 
     format_errors: int
+
+
+@runtime_checkable
+class AccountedAgent(CodeAgent, Protocol):
+    """An agent that is a program of its own, for the row of its episode.
+
+    Attributes:
+        facts: What came from it so far.
+    """
+
+    @property
+    def facts(self) -> AgentFacts: ...  # noqa: D102
 
 
 @runtime_checkable
@@ -130,6 +166,19 @@ class AgentFactoryBase(CodeAgentFactory):
         return ()
 
     @property
+    def normalisers(self) -> Mapping[str, tuple[str, str]]:
+        """What of its requests differs whenever it is played again: name → pattern and replacement. Default: nothing.
+
+        Beside the built-in ones of `ares_exp.trajectories.normalisers`, in resumes.
+        """
+        return {}
+
+    @property
+    def files_dir(self) -> str | None:
+        """The directory in the container that is kept as `files/<episode>/agent/`. Default: none is."""
+        return None
+
+    @property
     def deterministic(self) -> bool:
         """Whether its agents can be run again from a journal, by the rules of `ares_exp.testing.check_agent`.
 
@@ -139,6 +188,11 @@ class AgentFactoryBase(CodeAgentFactory):
         return True
 
     @property
+    def needs_terminal(self) -> bool:
+        """Whether its agents use the container's terminal (`AgentTerminal`). Default: no."""
+        return False
+
+    @property
     def source_digest(self) -> str | None:
         """Digest of the agent's code, in case a snapshot cannot be restored. Default: of the module of the factory."""
         try:
@@ -146,6 +200,13 @@ class AgentFactoryBase(CodeAgentFactory):
         except (OSError, TypeError):
             return None
         return f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
+
+    def check_snapshots(self) -> None:
+        """Checks, before `preflight`, that the state of its agents can be captured. Default: it can be.
+
+        Raises:
+            UserError: It cannot be.
+        """
 
     async def preflight(self) -> None:
         """Checks, before the first episode, what its agents need.

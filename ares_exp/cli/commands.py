@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ares_exp.agents.toolbox.command_line import SUBCOMMANDS as AGENTS
 from ares_exp.snapshots.commands.command_line import SUBCOMMANDS as SNAPSHOTS
 from ares_exp.terminal.subcommands import CommandModule, Runnable
 from ares_exp.trackers.commands.command_line import COMMANDS as OF_TRACKERS
@@ -17,6 +18,8 @@ COMMANDS: Mapping[str, Runnable] = {
     "check-task": CommandModule("tell whether the tests of tasks test", "ares_exp.authoring.check_task"),
     "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.listing.command_line"),
     **OF_TRAJECTORIES,
+    "report": CommandModule("write one HTML file that shows a run", "ares_exp.report.command_line"),
+    "view": CommandModule("show runs in the browser, live", "ares_exp.view.command_line"),
     "compare": CommandModule("tell whether runs differ by more than chance", "ares_exp.reporting.compare.command_line"),
     "sweeps": CommandModule("print what a sweep adds up to", "ares_exp.sweeps.command_line"),
     "merge": CommandModule("make one run of those of its shards", "ares_exp.reporting.merge.command_line"),
@@ -24,6 +27,7 @@ COMMANDS: Mapping[str, Runnable] = {
     "snapshots": SNAPSHOTS,
     **OF_TRACKERS,
     "clean": CommandModule("remove what dead runs of this machine left", "ares_exp.containers.clean"),
+    "agents": AGENTS,
     "check-part": CommandModule("run a conformance suite on a part of your own", "ares_exp.testing.command_line"),
 }
 """By what is typed behind `ares-exp`."""

@@ -44,13 +44,11 @@ async def open_listening_door(listen: Callable[[], socket.socket], serve: Serve)
     """Opens a door at the socket that `listen` makes in a thread.
 
     Raises:
-        DoorUnavailableError: As `listen`, or it has another `OSError`.
+        DoorUnavailableError, OSError: As `listen`.
     """
     made: list[socket.socket] = []
     try:
         await in_thread(lambda: made.append(listen()))
-    except OSError as error:
-        raise DoorUnavailableError(f"No socket can be made inside the container's network: {error}.") from error
     except BaseException:
         for listener in made:
             listener.close()

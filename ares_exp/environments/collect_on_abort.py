@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ares_exp.containers.container import Container
 from ares_exp.environments.agent_host import AgentHost
-from ares_exp.environments.scoring import artifacts_of
+from ares_exp.environments.scoring import artifacts_of, keep_agent_files, stage_dir
 from ares_exp.tasks.artifacts.manifest import MANIFEST
 from ares_exp.tasks.task import Stage
 
@@ -22,7 +22,9 @@ INTERRUPTED_COLLECT_SEC = 5.0
 _logger = logging.getLogger(__name__)
 
 
-async def collect_on_abort(stage: Stage, host: AgentHost, container: Container, output_dir: Path) -> None:
+async def collect_on_abort(
+    stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
+) -> None:
     """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless they are there already.
 
     A failure, or reaching the bound, is logged, no more. A further cancellation ends it.
@@ -32,6 +34,7 @@ async def collect_on_abort(stage: Stage, host: AgentHost, container: Container, 
         host: Host of its agent.
         container: Container of its agent.
         output_dir: The directory of the episode on the host.
+        agent_files_dir: The directory in the container that is kept for the agent's records, or `None`.
     """
     target = artifacts_of(stage, output_dir)
     task = asyncio.current_task()
@@ -39,6 +42,7 @@ async def collect_on_abort(stage: Stage, host: AgentHost, container: Container, 
     try:
         async with asyncio.timeout(INTERRUPTED_COLLECT_SEC if is_interrupted else COLLECT_SEC):
             await host.cancel()
+            await keep_agent_files(container, agent_files_dir, stage_dir(stage, output_dir))
             if not await asyncio.to_thread((target / MANIFEST).exists):
                 await stage.collect(container, target)
     except Exception as error:  # whatever it is, the episode has ended for another reason

@@ -13,13 +13,17 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import working_directory
-from ares_exp.errors import EpisodeStateError, VerifierTimeoutError
+from ares_exp.errors import EpisodeStateError, TransferError, VerifierTimeoutError
+from ares_exp.tasks.redaction import redacted
 from ares_exp.tasks.root_commands import PLAIN_SHELL
 from ares_exp.tasks.task import Stage, Verdict
 
 VERIFIER_FOLDER = "verifier"
 ARTIFACTS_FOLDER = "artifacts"
 STEPS_FOLDER = "steps"
+AGENT_FOLDER = "agent"
+AGENT_FILES_SEC = 120.0
+"""Bound on the copying of what an agent has left."""
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +38,27 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
     return stage_dir(stage, output_dir) / ARTIFACTS_FOLDER
 
 
+async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
+    """Copies what the agent has left for its records; a failure is logged, no more.
+
+    Args:
+        container: The agent's container.
+        files_dir: The directory there; `None`: there is none.
+        target: The directory of the stage on the host; `None`: nothing is kept.
+
+    Raises:
+        ContainerDiedError: The container is gone.
+    """
+    if files_dir is None or target is None:
+        return
+    folder = target / AGENT_FOLDER
+    try:
+        async with asyncio.timeout(AGENT_FILES_SEC), redacted(folder, ()):
+            await container.download(files_dir, folder)
+    except (TransferError, TimeoutError) as error:
+        _logger.warning("What the agent left in %s was not kept: %s", files_dir, error or "it took too long")
+
+
 class Scoring:
     """The scoring of one stage, in the agent's container or in one of the verifier's own."""
 
@@ -46,6 +71,7 @@ class Scoring:
         verifier_spec: ContainerSpec | None,
         timeout_sec: float | None,
         output_dir: Path | None,
+        agent_files_dir: str | None = None,
     ) -> None:
         """Starts nothing.
 
@@ -56,7 +82,10 @@ class Scoring:
             verifier_spec: What that has to be; `None`: there is none.
             timeout_sec: Bound on the verifier; `None` is unlimited.
             output_dir: The directory of the episode on the host, or `None`.
+            agent_files_dir: The directory in the agent's container that is kept for its records, or `None`.
         """
+        self._agent_files_dir = agent_files_dir
+        self._output_dir = stage_dir(stage, output_dir) if output_dir is not None else None
         self._container: Container | None = None
         self._is_released = False
         self._stage = stage
@@ -64,7 +93,7 @@ class Scoring:
         self._agents_spec = agents_spec
         self._verifier_spec = verifier_spec
         self._timeout_sec = timeout_sec
-        self._verifier_dir = stage_dir(stage, output_dir) / VERIFIER_FOLDER if output_dir is not None else None
+        self._verifier_dir = self._output_dir / VERIFIER_FOLDER if self._output_dir is not None else None
         self._artifacts_dir = artifacts_of(stage, output_dir) if output_dir is not None else None
 
     async def run(
@@ -83,6 +112,7 @@ class Scoring:
             ContainerError: A container failed.
             EpisodeStateError: It was released before the verifier's own container was made.
         """
+        await keep_agent_files(agents, self._agent_files_dir, self._output_dir)
         if self._verifier_spec is None or not verify:
             if verify:
                 await self._clear(agents)

@@ -47,10 +47,10 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.sealed_reasoning import seal, unsealed
 from ares_exp.llms.wire import (
-    MAX_COUNT,
     Report,
     WireFormatError,
     check_keys,
+    count_of,
     list_of,
     on_loss,
     optional,
@@ -509,19 +509,12 @@ def _response(body: Mapping[str, Any], lose: Report) -> LLMResponse:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    read, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+    read, written = count_of(usage, "cache_read_input_tokens"), count_of(usage, "cache_creation_input_tokens")
     details = usage.get("output_tokens_details")
     return Usage(
-        prompt_tokens=_count(usage, "input_tokens") + read + written,
-        generated_tokens=_count(usage, "output_tokens"),
+        prompt_tokens=count_of(usage, "input_tokens") + read + written,
+        generated_tokens=count_of(usage, "output_tokens"),
         cached_tokens=read,
         cache_write_tokens=written,
-        reasoning_tokens=_count(details, "thinking_tokens") if isinstance(details, Mapping) else 0,
+        reasoning_tokens=count_of(details, "thinking_tokens") if isinstance(details, Mapping) else 0,
     )
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    count: int = optional(usage, name, int) or 0
-    if not 0 <= count < MAX_COUNT:
-        raise WireFormatError(f"Expected `{name}` to be a count of tokens, got {shorten(count)}")
-    return count

@@ -47,6 +47,14 @@ def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
 
 
+def count_of(mapping: Mapping[str, Any], key: str) -> int:
+    """Returns the count of tokens under `key`; 0 when it is absent or null."""
+    count: int = optional(mapping, key, int) or 0
+    if not 0 <= count < MAX_COUNT:
+        raise WireFormatError(f"Expected `{key}` to be a count of tokens, got {shorten(count)}")
+    return count
+
+
 def list_of(mapping: Mapping[str, Any], key: str, item: type) -> list[Any] | None:
     """Returns the list under `key`, of items of type `item`; `None` when it is absent or null."""
     values = optional(mapping, key, list)

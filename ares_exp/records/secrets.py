@@ -20,6 +20,11 @@ MASK = "***"
 LEAST_CHARS = 8
 """Length from which on a secret is masked wherever it stands: a shorter one would mask ordinary words."""
 
+EPISODE_KEY_PREFIX = "ares-key-"
+"""What the keys begin with that agents of others are given. Each is of one episode, and is masked by its form."""
+_EPISODE_KEY = re.compile(rf"{EPISODE_KEY_PREFIX}[0-9a-f]{{48}}")
+_EPISODE_KEY_BYTES = re.compile(_EPISODE_KEY.pattern.encode())
+
 # fmt: off
 _SECRET_WORDS = frozenset({"auth", "authorization", "bearer", "cookie", "cookies", "passwd", "pwd"})
 _SECRET_PARTS = ("apikey", "credential", "passphrase", "password", "secret")
@@ -63,12 +68,19 @@ def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks the values of sensitive environment variables in `text`, in plain and in JSON spelling."""
+    """Masks keys of episodes, and the values of sensitive environment variables, in plain and in JSON spelling."""
+    if EPISODE_KEY_PREFIX in text:
+        text = _EPISODE_KEY.sub(MASK, text)
     for secret in _known_secrets():
         text = text.replace(secret, MASK)
         if (escaped := _in_json(secret)) != secret:
             text = text.replace(escaped, MASK)
     return text
+
+
+def mask_episode_keys(data: bytes) -> bytes:
+    """Masks the keys of episodes."""
+    return _EPISODE_KEY_BYTES.sub(MASK.encode(), data)
 
 
 class KnownSecrets:

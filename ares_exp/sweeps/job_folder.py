@@ -11,8 +11,8 @@ from typing import Any
 from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.config.moved_targets import with_moved_targets
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_json_object, read_yaml
-from ares_exp.records.recorded_results import read_results
+from ares_exp.records.record_files import read_yaml
+from ares_exp.records.recorded_summary import recorded_summary
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub
@@ -59,7 +59,7 @@ class JobFolder:
         Raises:
             ConfigError: A record is broken.
         """
-        return cls(path, _summary(RunDir(path)), FailureNote(path).read())
+        return cls(path, recorded_summary(RunDir(path)), FailureNote(path).read())
 
     @property
     def state(self) -> JobState:
@@ -116,51 +116,6 @@ def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
 
 def _order(path: Path) -> tuple[int, str]:
     return (int(path.name) if path.name.isdecimal() and len(path.name) < 10 else 0, path.name)
-
-
-def _summary(run_dir: RunDir) -> RunSummary | None:
-    if not run_dir.has_run or not run_dir.episodes.is_file():
-        return None
-    results = read_results(run_dir.episodes).results
-    summary = RunSummary(planned=0, results=results)
-    planned = max(_planned(run_dir), len(summary.final))
-    totals = _object(run_dir.summary)
-    wall_sec, threshold = totals.get("wall_sec"), totals.get("threshold")
-    return RunSummary(
-        planned=planned,
-        results=results,
-        interrupted=totals.get("interrupted") is True,
-        wall_sec=float(wall_sec) if isinstance(wall_sec, int | float) else 0.0,
-        threshold=float(threshold) if isinstance(threshold, int | float) else 1.0,
-        must_pass=totals.get("must_pass") is True,
-    )
-
-
-def _planned(run_dir: RunDir) -> int:
-    """Returns the planned attempts: from the last session's summary, else from the plan; 0 if not known."""
-    planned = _object(run_dir.summary).get("planned")
-    if isinstance(planned, int):
-        return planned
-    tasks = _object(run_dir.provenance).get("tasks")
-    try:
-        attempts = recorded_config(run_dir.path).get("attempts")
-    except OSError:
-        return 0
-    return len(tasks) * attempts if isinstance(tasks, dict | list) and isinstance(attempts, int) else 0
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file; empty if there is no such file.
-
-    Raises:
-        ConfigError: It is broken.
-    """
-    try:
-        return read_json_object(path)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
 def _that_counts(config: Mapping[str, Any]) -> dict[str, Any]:

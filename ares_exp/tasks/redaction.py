@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.records.secrets import MASK
+from ares_exp.records.secrets import EPISODE_KEY_PREFIX, MASK, mask_episode_keys
 
 MAX_REDACTED_BYTES = 64 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -26,18 +26,18 @@ async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
 
 
 def redact(folder: Path, secrets: Sequence[str]) -> None:
-    """Blanks `secrets` in every plain file in and below `folder`; a file too large to rewrite is removed instead.
+    """Blanks `secrets`, and keys of episodes, in every plain file in and below `folder`.
 
-    Blocking.
+    A file too large to rewrite is removed instead. Blocking.
     """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
-    for path in folder.rglob("*") if words else ():
-        if path.is_symlink() or not path.is_file() or not _holds_any(path, words):
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_file() or not _holds_any(path, [EPISODE_KEY_PREFIX.encode(), *words]):
             continue
         if path.stat().st_size > MAX_REDACTED_BYTES:
             path.unlink()
             continue
-        data = path.read_bytes()
+        data = mask_episode_keys(path.read_bytes())
         for word in words:
             data = data.replace(word, MASK.encode())
         path.write_bytes(data)

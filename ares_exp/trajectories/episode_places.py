@@ -38,7 +38,7 @@ def find_files(path: Path) -> list[list[Path]]:
         if is_run(path):
             return [_in_run(path)]
         own = [] if (path / SWEEP_RECORD).is_file() else _in_folder(path)  # a sweep has JSON that is no episodes
-        return [_in_order(own), *(_in_run(run) for run in _runs_below(path, MAX_DEPTH, set()))]
+        return [_in_order(own), *(_in_run(run) for run in runs_below(path, MAX_DEPTH))]
     except OSError as error:
         raise TrajectoryFormatError(f"{error.filename or path}: {error.strerror}.") from error
 
@@ -87,7 +87,9 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
-def _runs_below(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
+def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
+    """Yields the run directories below a folder, by name, so many levels deep; none within another, and each once."""
+    seen = set() if seen is None else seen
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
         below = (folder / name).resolve()
         if below in seen:
@@ -96,7 +98,7 @@ def _runs_below(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
         if is_run(below):
             yield folder / name
         elif depth > 1:
-            yield from _runs_below(folder / name, depth - 1, seen)
+            yield from runs_below(folder / name, depth - 1, seen)
 
 
 def _in_run(run: Path) -> list[Path]:

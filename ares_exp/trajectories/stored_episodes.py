@@ -174,6 +174,7 @@ def load(
     max_reward: float | None = None,
     partial: bool = False,
     skip_broken: bool = False,
+    cache: HeaderCache | None = None,
 ) -> StoredEpisodes:
     """Finds the episodes at `path` and reads their headers; steps are read when they are asked for.
 
@@ -191,6 +192,7 @@ def load(
         max_reward: Upper bound of it, likewise.
         partial: Whether episodes that have not ended count too: being played (`outcome` is `None`) or lost.
         skip_broken: Whether a broken file is left out, with a warning, and `left_out` tells; by default it is an error.
+        cache: Headers that were read before, for who asks again and again.
 
     Raises:
         TrajectoryFormatError: There is no such path, or something there is broken.
@@ -200,15 +202,43 @@ def load(
     broken: list[str] | None = [] if skip_broken else None
     left_out: list[str] = []
     for files in find_files(place):
-        found += _of_one_run(files, partial=partial or is_partial(place), broken=broken, left_out=left_out)
+        unfinished = partial or is_partial(place)
+        found += _of_one_run(files, cache, partial=unfinished, broken=broken, left_out=left_out)
     for problem in broken or ():
         logger.warning("Left out: %s", problem)
     episodes = StoredEpisodes(found, left_out=[*(broken or ()), *left_out])
     return episodes.filter(task=task, outcome=outcome, min_reward=min_reward, max_reward=max_reward)
 
 
+class HeaderCache:
+    """Headers of finished episodes, kept while the time and size of their file stay the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
+
+    def headers(self, path: Path) -> tuple[StoredEpisode, ...]:
+        """Returns the episodes of a file of one finished episode. Raises as `read_headers` does."""
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise TrajectoryFormatError(f"{path}: {error.strerror}.") from error
+        stamp = found.st_mtime_ns, found.st_size
+        if (known := self._known.get(path)) is None or known[0] != stamp:
+            known = stamp, tuple(read_headers(path, unfinished=False, broken=None, left_out=[]))
+            self._known[path] = known
+        return known[1]
+
+
+def _headers(
+    path: Path, cache: HeaderCache | None, *, partial: bool, broken: list[str] | None, left_out: list[str]
+) -> Iterable[StoredEpisode]:
+    if cache is not None and not is_partial(path) and format_of(path).name == "json":
+        return cache.headers(path)
+    return read_headers(path, unfinished=partial, broken=broken, left_out=left_out)
+
+
 def _of_one_run(
-    files: Sequence[Path], *, partial: bool, broken: list[str] | None, left_out: list[str]
+    files: Sequence[Path], cache: HeaderCache | None, *, partial: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
     """Returns the episodes of these files; of those with the same id the first. Lone exports are a problem."""
     found: dict[str, StoredEpisode] = {}
@@ -223,7 +253,7 @@ def _of_one_run(
                 alone.setdefault(path.parent, []).append(path)
             continue
         try:
-            for episode in read_headers(path, unfinished=partial, broken=broken, left_out=left_out):
+            for episode in _headers(path, cache, partial=partial, broken=broken, left_out=left_out):
                 found.setdefault(episode.episode_id, episode)
         except TrajectoryFormatError as error:
             if broken is None:

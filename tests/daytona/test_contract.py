@@ -14,7 +14,9 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
+from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.testing.container_contract import ContainerContract
+from ares_exp.testing.door_contract import RelayedDoorContract
 from tests.daytona.conftest import emulated
 from tests.daytona.emulator import Emulator
 
@@ -39,6 +41,26 @@ class TestDaytonaContainer(ContainerContract):
     def spec(self) -> ContainerSpec:
         env = {"FROM_SPEC": "spec", "BOTH": "spec"}
         return ContainerSpec("contract", docker_image="debian:12.9", env=env)
+
+
+class TestDaytonaDoors(RelayedDoorContract):
+    """Over a service that runs one command per request."""
+
+    networks = frozenset({"no-network"})
+    large_bytes = 2**19
+
+    @pytest.fixture
+    async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
+        async with emulated(monkeypatch, box="local") as emulator:
+            yield emulator
+
+    @pytest.fixture
+    def factory(self, emulator: Emulator) -> ContainerFactory:
+        return DaytonaContainerFactory()
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("doors", docker_image="debian:12.9", network=NO_NETWORK)
 
 
 @pytest.mark.docker

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +13,16 @@ from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.network_namespace import obstacle
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.errors import UnsupportedTaskError
+from ares_exp.errors import DoorUnavailableError, UnsupportedTaskError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.testing.door_contract import DoorContract, greet
+from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
 from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose
+from tests.docker.engine_forwarder import forwarded_engine
+from tests.killed_door import killed_door
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 needs_root = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
 
 
@@ -29,6 +35,47 @@ class TestDockerDoors(DoorContract):
     @pytest.fixture
     def spec(self) -> ContainerSpec:
         return ContainerSpec("doors", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+
+
+class TestRelayedDockerDoors(RelayedDoorContract):
+    """An engine elsewhere: its containers have no address here, and an image of Debian has perl."""
+
+    networks = frozenset({"no-network", "public"})
+
+    @pytest.fixture
+    async def factory(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ContainerFactory]:
+        async with forwarded_engine() as host:
+            monkeypatch.setenv("DOCKER_HOST", host)
+            yield DockerContainerFactory()
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("doors", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+
+
+@pytest.mark.parametrize("program", ["python3", "node", "none"])
+async def test_images_with_other_programs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with Python, one with Node alone, one with nothing, which is refused by name."""
+    doors, mounts = DoorContract(), ()
+    if program == "node":
+        if (node := shutil.which("node")) is None:
+            pytest.skip("this machine has no node")
+        shutil.copy(Path(node).resolve(), tmp_path / "node")
+        mounts = (Mount(tmp_path, "/opt/node", "d1"),)
+    image = "python:3.12-slim" if program == "python3" else "debian:bookworm-slim"
+    spec = ContainerSpec(
+        "doors", docker_image=image, network=NO_NETWORK, mounts=mounts, env={"PATH": f"{PATH}:/opt/node"}
+    )
+    async with forwarded_engine() as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        async with DockerContainerFactory()(spec) as box:
+            await box.exec("rm -f /usr/bin/perl*")
+            if program == "none":
+                with pytest.raises(DoorUnavailableError, match=r"none of python3, perl and node.*or run as root"):
+                    await doors.open(box, Server(echo))
+                return
+            async with doors.opened(box) as (port, _):
+                assert await doors.run(box, greet(port)) == "hello\n"
 
 
 @pytest.fixture
@@ -94,3 +141,11 @@ async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
         elsewhere = await other.exec(f"bash -c 'exec 3<>/dev/tcp/main/{port}'; ls /opt/ares_exp")
         assert "Connection refused" in elsewhere.output
         assert "No such file" in elsewhere.output
+
+
+@needs_root
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_the_door_of_a_killed_process_is_closed(is_remote: bool) -> None:
+    async with forwarded_engine() as host, killed_door("docker", {"DOCKER_HOST": host} if is_remote else {}) as door:
+        assert len(door.relays) == is_remote
+        assert await asyncio.to_thread(door.is_gone)

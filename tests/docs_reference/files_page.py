@@ -44,6 +44,7 @@ OTHERS: Mapping[str, str] = {
     "trajectories.jsonl": "of `collector=jsonl`",
     "atif/": "of `collector=atif`",
     "parquet/": "of `collector=parquet`",
+    "report.html": "of `ares-exp report RUN`",
     "wandb/": "the W&B run; an offline one is uploaded by `ares-exp sync RUN`",
     ".hydra/": "Hydra's own records",
     "parts/": "of a run made by `python -m ares_exp.merge`: the records of each shard",

@@ -36,9 +36,11 @@ from ares_exp.containers.daytona.relay_stream import RelayStream
 from ares_exp.containers.daytona.sandbox_base import kept_base, sandbox_base
 from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
 from ares_exp.containers.daytona.transfer import FileTransfer
+from ares_exp.containers.door import DOOR_PORT, Door, OpenDoors, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.relay_door import open_relay_door
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -91,6 +93,7 @@ class DaytonaContainer(Container):
         self._image_env: Mapping[str, str] = {}
         self._policy: NetworkPolicy | None = spec.network
         self._stopping = asyncio.Lock()
+        self._doors = OpenDoors()
         self._stopped = False
 
     async def start(self) -> None:
@@ -286,6 +289,21 @@ class DaytonaContainer(Container):
             "Make the factory with capture='files' or 'provider', or call its check_snapshots() before."
         )
 
+    async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
+        """As `ServingContainer.open_door`, by a relay over the service, which it costs one more request at a time.
+
+        Raises:
+            DoorUnavailableError: The image lacks what a relay needs, or all ports that are tried are taken.
+            ContainerDiedError: The sandbox is gone.
+            ContainerServiceError: The service refused, or does not answer.
+        """
+        self._running_relay()
+        try:
+            return await self._doors.add(await open_relay_door(lambda: self._open_shell("root"), serve, port))
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
+
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`.
 
@@ -345,6 +363,7 @@ class DaytonaContainer(Container):
             if connection is None:
                 return
             try:
+                await self._doors.close()
                 if self._channels is not None:
                     await self._channels.close()
                 if self._relay is not None:

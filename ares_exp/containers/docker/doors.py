@@ -1,8 +1,9 @@
-"""Doors of a Docker container: sockets made inside its network where that can be, as for the egress proxy."""
+"""Doors of a Docker container: sockets made inside its network, or relays where none can be."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import socket
 
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
@@ -11,7 +12,11 @@ from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.door import Door, OpenDoors, Serve
 from ares_exp.containers.listening_door import listen_at_free_port, open_listening_door
 from ares_exp.containers.network_namespace import listen_inside
-from ares_exp.errors import DoorUnavailableError
+from ares_exp.containers.relay_door import open_relay_door
+from ares_exp.errors import ContainerError, DoorUnavailableError
+
+_REMEDY = ", or run as root on the engine's machine, which needs nothing in the image"
+_logger = logging.getLogger(__name__)
 
 
 class ContainerDoors:
@@ -36,18 +41,30 @@ class ContainerDoors:
             ContainerDiedError: The container is gone.
         """
         running.raise_if_closed()
-        failures: tuple[type[Exception], ...] = (DoorUnavailableError, *engine_errors())
+        failures: tuple[type[Exception], ...] = (ContainerError, *engine_errors())
         try:
-            if why := await in_thread(namespace_obstacle):
-                raise DoorUnavailableError(f"No socket can be made inside the container's network: {why}.")
-            found = await in_thread(lambda: engine.api.inspect_container(container), abandon=True)
-            listen = functools.partial(_listen, found["State"]["Pid"], found["Id"], port)
-            return await self._open.add(await open_listening_door(listen, serve))
+            door = await self._listening(engine, container, serve, port)
+            if door is None:
+                door = await open_relay_door(lambda: running.open_shell("0"), serve, port, remedy=_REMEDY)
+            return await self._open.add(door)
         except failures as error:
             await running.raise_if_dead(error)
             if isinstance(error, DoorUnavailableError):
                 raise
-            raise DoorUnavailableError(f"The engine does not open a door: {reason(error)}.") from error
+            raise DoorUnavailableError(f"No door can be opened in the container: {reason(error)}.") from error
+
+    async def _listening(self, engine: Engine, container: str, serve: Serve, port: int) -> Door | None:
+        """Opens a door inside the container's network; `None` where that cannot be."""
+        why = await in_thread(namespace_obstacle)
+        if why is None:
+            found = await in_thread(lambda: engine.api.inspect_container(container), abandon=True)
+            listen = functools.partial(_listen, found["State"]["Pid"], found["Id"], port)
+            try:
+                return await open_listening_door(listen, serve)
+            except OSError as error:
+                why = str(error)
+        _logger.info("A door of %s is a relay: %s.", container, why)
+        return None
 
     async def close(self) -> None:
         """Closes all of them. Idempotent."""

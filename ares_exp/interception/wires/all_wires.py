@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ares_exp.interception.wires.chat_completions import ChatCompletionsWire
 from ares_exp.interception.wires.messages import MessagesWire
+from ares_exp.interception.wires.responses import ResponsesWire
 from ares_exp.interception.wires.wire import Wire
 
-WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), MessagesWire())
+WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire())
 """One of each."""
 
 

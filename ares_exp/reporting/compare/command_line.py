@@ -12,7 +12,7 @@ from itertools import combinations
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.reporting.compare.chosen_runs import choose_runs, differing_config
-from ares_exp.reporting.compare.pair import ComparedPair, compare_pairs
+from ares_exp.reporting.compare.pair import compare_pairs, pair_document
 from ares_exp.reporting.compare.report import print_report
 from ares_exp.statistics.comparison import ALPHA
 from ares_exp.statistics.run_statistics import THRESHOLD, json_ready
@@ -83,24 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
                 for run in runs
             ],
             "differing_config": differing_config(runs),
-            "pairs": list(map(_pair_document, pairs)),
+            "pairs": list(map(pair_document, pairs)),
         }
         sys.stdout.write(json.dumps(json_ready(document), indent=2, ensure_ascii=True, allow_nan=False) + "\n")
     else:
         print_report(runs, pairs)
     return EXIT_OK
-
-
-def _pair_document(pair: ComparedPair) -> dict[str, object]:
-    return {
-        "a": pair.a.letter,
-        "b": pair.b.letter,
-        "changed_tasks": pair.changed_tasks,
-        **pair.comparison.to_dict(),
-        "adjusted_p": pair.adjusted_p,
-        "verdict": pair.verdict,
-        "advice": pair.advice,
-    }
 
 
 def _number(text: str) -> float:

@@ -123,3 +123,16 @@ def adjust(p_values: dict[int, float]) -> dict[int, float]:
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
         adjusted[number] = largest
     return adjusted
+
+
+def pair_document(pair: ComparedPair) -> dict[str, object]:
+    """Returns the JSON form of a comparison."""
+    return {
+        "a": pair.a.letter,
+        "b": pair.b.letter,
+        "changed_tasks": pair.changed_tasks,
+        **pair.comparison.to_dict(),
+        "adjusted_p": pair.adjusted_p,
+        "verdict": pair.verdict,
+        "advice": pair.advice,
+    }

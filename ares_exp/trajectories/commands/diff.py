@@ -8,6 +8,7 @@ the model's name do not: two playings of the same thing have others.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from ares_exp.trajectories.commands.episode_printer import (
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import is_request
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
-from ares_exp.trajectories.request_diff import Difference, first_difference
+from ares_exp.trajectories.request_diff import Difference, compared_messages, first_difference
 from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ MEASURED = frozenset(
     }
 )  # fmt: skip
 """What of a response does not count."""
+MARK_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,46 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
         if tell(old) != tell(new):
             return Divergence(len(old.steps), Difference(name, str(tell(old)), str(tell(new))))
     return None
+
+
+def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
+    """Returns marks of what counts at each step: reply, commands, outcome, observation.
+
+    Two marks are equal where `find_divergence` finds no difference between what they stand for, so that any two
+    episodes can be aligned by their marks alone.
+    """
+    names, known = _CallNames(), _Marks()
+    return [_marks_of(step, names, known) for step in episode.steps]
+
+
+def _marks_of(step: StepRecord, names: _CallNames, known: _Marks) -> list[str]:
+    reply = _mark(_said(names, step))
+    commands = _mark([_command(command) for command in step.commands])
+    outcome = _mark([step.step_type, step.reward, step.discount])
+    observed = names.plain(step.observation)
+    return [reply, commands, outcome, known.of_request(observed) if is_request(observed) else _mark(observed)]
+
+
+def _mark(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:MARK_CHARS]
+
+
+class _Marks:
+    """Marks of the requests of one episode: a message that is in many of them is read once."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, tuple[Any, str]] = {}
+
+    def of_request(self, request: Mapping[str, Any]) -> str:
+        """Returns the mark of a request whose messages come from one `_CallNames`."""
+        rest = {name: value for name, value in request.items() if name not in ("messages", "origin")}
+        return _mark([[self._of_message(message) for message in request["messages"]], rest])
+
+    def _of_message(self, message: Any) -> str:
+        if (found := self._messages.get(id(message))) is None:
+            (counts,) = compared_messages({"messages": [message]})
+            found = self._messages[id(message)] = message, _mark(counts)
+        return found[1]
 
 
 _ENDS: dict[str, Callable[[EpisodeTrajectory], Any]] = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.commands.command_line import main
-from ares_exp.trajectories.commands.diff import find_divergence
+from ares_exp.trajectories.commands.diff import find_divergence, step_marks
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from ares_exp.trajectories.request_diff import Difference, first_difference
 from tests.unit.trajectories.chats import chat, said, with_step, write
@@ -54,8 +54,11 @@ def test_the_first_difference(
     number: int, changes: dict[str, Any], where: str, old: str | None, new: str | None
 ) -> None:
     later = with_step(chat(), 3, reward=0.25)  # is not the first one
-    divergence = find_divergence(chat(), with_step(later if number < 3 else chat(), number, **changes))
+    changed = with_step(later if number < 3 else chat(), number, **changes)
+    divergence = find_divergence(chat(), changed)
     assert divergence is not None
+    marks = zip(step_marks(chat()), step_marks(changed), strict=True)
+    assert [was == has for was, has in marks].index(False) == number
     assert (divergence.step, divergence.difference.where) == (number, where)
     if old or new:
         assert divergence.difference == Difference(where, old, new)

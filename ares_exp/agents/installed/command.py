@@ -1,0 +1,168 @@
+"""`agent=command`: any program of the user's, by its command, its environment and its files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, validate_call
+
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
+from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.cancellation import in_thread
+from ares_exp.containers.container import ExecResult, Mount
+from ares_exp.containers.door import DOOR_PORT
+from ares_exp.errors import AgentExitError, ConfigError, PreflightError
+from ares_exp.interception.line import KEEPALIVE_SEC
+
+MOUNT_TARGET = "/opt/ares_exp/agent"
+"""Where the directory of `agent.mount` is in the container."""
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+class CommandRecipe:
+    """A recipe made of options; see `CommandAgentFactory`."""
+
+    version: str | None = None
+    normalisers: Mapping[str, tuple[str, str]] = {}
+    supports: frozenset[str] = frozenset()
+    variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: str,
+        env: Mapping[str, str],
+        files: Mapping[str, Path],
+        mount: Path | None,
+        lane_headers: tuple[str, ...],
+        ok_exit_codes: frozenset[int],
+    ) -> None:
+        self.name = name
+        self.lane_headers = lane_headers
+        self._command = command
+        self._env = dict(env)
+        self._files = dict(files)
+        self._mount = mount
+        self._ok_exit_codes = ok_exit_codes
+        self._texts: dict[str, str] = {}
+        self._mounts: tuple[Mount, ...] = ()
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """The directory of the user's, if there is one."""
+        return self._mounts
+
+    async def preflight(self) -> None:
+        """Reads the files.
+
+        Raises:
+            PreflightError: One is missing, or is no text.
+        """
+        await in_thread(self._read)
+
+    def _read(self) -> None:
+        for target, source in self._files.items():
+            try:
+                self._texts[target] = source.read_text("utf-8")
+            except (OSError, UnicodeError) as error:
+                raise PreflightError(f"Expected `agent.files` to name text files, got {source}: {error}") from None
+        if self._mount is not None:
+            if not self._mount.is_dir():
+                raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
+            source = self._mount.resolve()
+            self._mounts = (Mount(source, MOUNT_TARGET, _digest(source)),)
+
+    async def find_program(self, container: AgentContainer) -> str:
+        """Finds the mounted directory; what is in it is the user's affair."""
+        return MOUNT_TARGET if self._mounts else ""
+
+    def command(self, launch: Launch) -> LaunchedCommand:
+        """Fills the episode's values into the variables."""
+        known = launch.variables | ({"ARES_AGENT_MOUNT": launch.program} if launch.program else {})
+        return LaunchedCommand(
+            self._command,
+            env={name: _filled(text, known) for name, text in self._env.items()}
+            | {name: value for name, value in known.items() if name == "ARES_AGENT_MOUNT"},
+            files=self._texts,
+        )
+
+    def ended(self, result: ExecResult) -> None:
+        """Refuses every exit code but those that are said to be no failure."""
+        if result.exit_code not in self._ok_exit_codes:
+            raise AgentExitError(
+                f"The command of the agent {self.name} ended with exit code {result.exit_code}. {last_lines(result)}"
+            )
+
+
+class CommandAgentFactory(InstalledAgentFactory):
+    """Makes agents that are a command of the user's."""
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        command: Annotated[str, Field(min_length=1)],
+        env: dict[str, str] | None = None,
+        files: dict[str, Path] | None = None,
+        mount: Path | None = None,
+        name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = "command",
+        model_name: str = "policy",
+        lane_headers: list[str] | None = None,
+        ok_exit_codes: list[int] | None = None,
+        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            command: Shell source, run in the container as the agent's user. Its standard input is the instruction; its
+                variables are `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`, `ARES_AGENT_DIR`
+                (kept as `files/<episode>/agent/`) and, with `mount`, `ARES_AGENT_MOUNT`.
+            env: More variables; `$ARES_LLM_URL` and the others stand for their values.
+            files: Text files that the container gets: path there → path here.
+            mount: A directory of this machine that the container sees, read-only, at `$ARES_AGENT_MOUNT`.
+            name: The agent's name in records.
+            model_name: The name of the model that it is told to ask for.
+            lane_headers: Names of request headers whose values tell its conversations apart.
+            ok_exit_codes: Exit codes that are no failure; by default 0 alone.
+            port: The port of its LLM in the container that is tried first.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+        """
+        wrong = [path for path in files or {} if not path.startswith("/")]
+        if wrong:
+            raise ConfigError(f"Expected the keys of `agent.files` to be absolute paths in the container, got {wrong}.")
+        recipe = CommandRecipe(
+            name=name,
+            command=command,
+            env=env or {},
+            files=files or {},
+            mount=mount,
+            lane_headers=tuple(header.lower() for header in lane_headers or ()),
+            ok_exit_codes=frozenset(ok_exit_codes if ok_exit_codes is not None else (0,)),
+        )
+        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
+
+
+def _filled(text: str, values: Mapping[str, Any]) -> str:
+    """Puts the episode's values in the place of their variables; other variables are left to the shell's own."""
+    return _VARIABLE.sub(lambda found: str(values.get(found[1] or found[2], found[0])), text)
+
+
+def _digest(folder: Path) -> str:
+    """Digests the names, modes and contents of a directory's files."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        digest.update(f"{path.relative_to(folder)}\0{path.lstat().st_mode:o}\0".encode(errors="surrogateescape"))
+        if path.is_symlink():
+            digest.update(str(path.readlink()).encode(errors="surrogateescape"))
+        elif path.is_file():
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{digest.hexdigest()}"

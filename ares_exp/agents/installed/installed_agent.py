@@ -1,0 +1,260 @@
+"""The agent that is a program in the container: its LLM calls come by HTTP through a door, and are answered here."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
+from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, LaunchedCommand
+from ares_exp.cancellation import finish, in_thread
+from ares_exp.containers.container import ExecResult, Mount
+from ares_exp.containers.door import DOOR_PORT, Door, ServingContainer
+from ares_exp.errors import AgentError, ConfigError, DoorUnavailableError, EndpointLostError, NoRequestError
+from ares_exp.interception.line import KEEPALIVE_SEC, Line, LineReport
+from ares_exp.llms.request import LLMClient
+from ares_exp.records.results import AgentFacts
+from ares_exp.tasks.agent_context import AgentContext
+
+if TYPE_CHECKING:
+    from ares_exp.interception.endpoint import Endpoint
+
+INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
+OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
+SHOWN_BYTES = 4000
+"""So much of the end of what it printed is looked at when it has ended."""
+SHOWN_LINES = 20
+_SETUP_SEC = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """How the LLM of an installed agent is served to it.
+
+    Attributes:
+        model_name: The name of the model that it is told to ask for; any other is answered, too.
+        port: The port in the container that is tried first.
+        keepalive_sec: After how many seconds, each time, a client that waits for an answer is sent something.
+        forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+    """
+
+    model_name: str = "policy"
+    port: int = DOOR_PORT
+    keepalive_sec: float = KEEPALIVE_SEC
+    forward_sampling: bool = False
+
+
+class InstalledAgentFactory(AgentFactoryBase):
+    """Makes agents by a recipe. They cannot be run again from a journal: what they do is theirs."""
+
+    deterministic = False
+    files_dir = AGENT_DIR
+
+    def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:
+        """Keeps both.
+
+        Args:
+            recipe: How the program is started.
+            options: How its LLM is served.
+        """
+        self.recipe = recipe
+        self._endpoint_options = options or EndpointOptions()
+
+    def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> InstalledAgent:
+        """Makes an agent."""
+        return InstalledAgent(self.recipe, self._endpoint_options, container=container, llm_client=llm_client)
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return self.recipe.name
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """As the recipe."""
+        return self.recipe.supports
+
+    @property
+    def normalisers(self) -> Mapping[str, tuple[str, str]]:
+        """As the recipe."""
+        return self.recipe.normalisers
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """As the recipe."""
+        return self.recipe.mounts
+
+    def check_snapshots(self) -> None:
+        """Refuses snapshots: a process cannot be put back.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"Expected `snapshot=none` with agent={self.name}, which is a process in its container: a snapshot has "
+            "files, and cannot put a process back. A run that was killed goes on without one (`resume=`): its recorded "
+            "answers are given again in a fresh container. What the agent leaves is kept in files/<episode>/agent/."
+        )
+
+    async def preflight(self) -> None:
+        """As the recipe."""
+        await self.recipe.preflight()
+
+
+class InstalledAgent:
+    """Starts the program, answers it until it ends, and judges how it ended."""
+
+    def __init__(
+        self, recipe: AgentRecipe, options: EndpointOptions, *, container: AgentContainer, llm_client: LLMClient
+    ) -> None:
+        self._recipe = recipe
+        self._options = options
+        self._container = container
+        self._context = AgentContext()
+        self._llm_client = llm_client
+        self._line: Line | None = None
+
+    def set_context(self, context: AgentContext) -> None:
+        """As `ContextualAgent`: handed to the recipe."""
+        self._context = context
+
+    @property
+    def facts(self) -> AgentFacts:
+        """What the program asked so far."""
+        report = self._line.report if self._line is not None else LineReport()
+        return AgentFacts(
+            self._recipe.name,
+            self._recipe.version,
+            requests=report.requests,
+            retries=report.retries,
+            lanes=report.lanes,
+            dropped=report.dropped,
+        )
+
+    async def run(self, task: str) -> None:
+        """Has the program work on `task` until it ends.
+
+        Raises:
+            NoRequestError: It ended without a request.
+            AgentExitError: It ended with an exit code that says it failed.
+            AgentInstallError: It does not run in this container.
+            DoorUnavailableError: The container cannot have a door.
+            EndpointLostError: The way to its LLM broke.
+            ContainerError: The container failed.
+        """
+        program = await self._recipe.find_program(self._container)
+        async with self._served() as (line, door):
+            launch = self._launch(door, line, program)
+            launched = self._recipe.command(launch)
+            await self._make_files({INSTRUCTION_FILE: task, **launched.files})
+            result = await self._execute(launched, launch.variables, door)
+        self._judge(result)
+
+    def _launch(self, door: Door, line: Line, program: str) -> Launch:
+        return Launch(
+            url=door.url,
+            key=line.key,
+            model=self._options.model_name,
+            instruction_file=INSTRUCTION_FILE,
+            program=program,
+            context=self._context,
+        )
+
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[tuple[Line, Door]]:
+        """Opens a door to a line of its own; both are closed in the end."""
+        from ares_exp.interception.endpoint import Endpoint
+
+        if not isinstance(self._container, ServingContainer):
+            raise DoorUnavailableError(
+                f"Expected a container that doors can be opened in, got {type(self._container).__name__}."
+            )
+        options, endpoint = self._options, Endpoint.of_loop()
+        line = self._line = Line(
+            self._llm_client,
+            lane_headers=self._recipe.lane_headers,
+            forward_sampling=options.forward_sampling,
+            keepalive_sec=options.keepalive_sec,
+        )
+        door = await self._container.open_door(lambda client: endpoint.serve(line, client), port=options.port)
+        try:
+            yield line, door
+        finally:
+            await finish(_close(door, endpoint, line))
+
+    async def _make_files(self, files: Mapping[str, str]) -> None:
+        """Makes files in the container that belong to the agent's user. What is in them is recorded nowhere."""
+        staging = f"{AGENT_DIR}/.files"
+        await self._succeed(f"mkdir -p {AGENT_DIR} && chmod 777 {AGENT_DIR}", user="root")
+        with tempfile.TemporaryDirectory(prefix="ares_exp-agent-") as folder:
+            await in_thread(lambda: _write_numbered(Path(folder), list(files.values())))
+            await self._container.upload(folder, staging)
+        moves = [
+            f"mkdir -p {shlex.quote(str(Path(path).parent))} && cp {staging}/{number} {shlex.quote(path)}"
+            for number, path in enumerate(files)
+        ]
+        await self._succeed(" && ".join(moves))
+        await self._succeed(f"rm -rf {staging}", user="root")
+
+    async def _succeed(self, command: str, *, user: str | None = None) -> None:
+        result = await self._container.exec(command, user=user, cwd="/", timeout_sec=_SETUP_SEC)
+        if result.exit_code != 0:
+            raise AgentError(f"Expected `{command:.200}` to succeed before the agent is started: {result.output:.500}")
+
+    async def _execute(self, launched: LaunchedCommand, variables: Mapping[str, str], door: Door) -> ExecResult:
+        """Runs the command to its end, or until its door is lost.
+
+        Raises:
+            EndpointLostError: The door is lost.
+        """
+        command = (
+            f"(\n{launched.command}\n) <{INSTRUCTION_FILE} >{OUTPUT_FILE} 2>&1; code=$?; "
+            f"tail -c {SHOWN_BYTES} {OUTPUT_FILE}; exit $code"
+        )
+        running = asyncio.create_task(self._container.exec(command, env={**variables, **launched.env}))
+        lost = asyncio.create_task(door.lost())
+        try:
+            await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise EndpointLostError(f"The agent can no longer reach its LLM: {lost.result()}")
+            return running.result()
+        finally:
+            for task in (running, lost):
+                task.cancel()
+            await finish(asyncio.wait({running, lost}))
+
+    def _judge(self, result: ExecResult) -> None:
+        """Raises what the end of the program means."""
+        if self.facts.requests == 0:
+            raise NoRequestError(
+                f"The agent {self._recipe.name} ended with exit code {result.exit_code} without one request to its "
+                f"LLM. It has to be told of it by {', '.join(self._recipe.variables)}. {last_lines(result)}"
+            )
+        self._recipe.ended(result)
+
+
+def last_lines(result: ExecResult) -> str:
+    """Says what a program printed last."""
+    lines = result.output.strip().splitlines()[-SHOWN_LINES:]
+    return "It printed last:\n" + "\n".join(lines) if lines else "It printed nothing."
+
+
+async def _close(door: Door, endpoint: Endpoint, line: Line) -> None:
+    try:
+        await door.close()
+    finally:
+        await endpoint.close(line)
+
+
+def _write_numbered(folder: Path, texts: list[str]) -> None:
+    folder.chmod(0o755)
+    for number, text in enumerate(texts):
+        path = folder / str(number)
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        path.chmod(0o644)

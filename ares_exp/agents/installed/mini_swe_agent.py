@@ -1,0 +1,106 @@
+"""`agent=mini_swe_agent`: mini-swe-agent, unmodified, run by the container's own Python."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+from pydantic import Field, validate_call
+
+from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory
+from ares_exp.agents.installed.packaged import LibcChoice, PackagedRecipe
+from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.toolbox.placing import Placed
+from ares_exp.containers.door import DOOR_PORT
+from ares_exp.interception.line import KEEPALIVE_SEC
+
+_LAUNCH = """\
+import os
+import sys
+
+sys.path.insert(0, sys.argv.pop(1))
+if sys.argv[1:] == ["--version"]:
+    import minisweagent
+    import pydantic_core
+    import yaml
+
+    print(minisweagent.__version__)
+else:
+    from minisweagent.run.mini import app
+
+    with open(os.environ["ARES_INSTRUCTION_FILE"], encoding="utf-8", errors="replace") as file:
+        sys.argv[1:1] = ["--task", file.read()]
+    app()
+"""
+"""Its packages are found by this program alone: a variable would reach what the agent runs, too."""
+_WAIT_SEC = 24 * 3600
+
+
+class MiniSweAgentRecipe(PackagedRecipe):
+    """How `mini` is started."""
+
+    package_name = "mini_swe_agent"
+    variables = ("model.model_kwargs.api_base", "OPENAI_API_KEY")
+
+    def program(self, placed: Placed) -> str:
+        """Returns the interpreter, the launching program, and the directory of the packages."""
+        return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
+
+    def check(self, placed: Placed) -> str:
+        """Returns the command with a directory of its own: it makes one for its settings even then."""
+        quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
+        return f"{quiet} {self.program(placed)} --version"
+
+    def command(self, launch: Launch) -> LaunchedCommand:
+        """Writes the command; the instruction is read from its file."""
+        arguments = [
+            *("--model", f"openai/{launch.model}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
+            *("--output", f"{launch.directory}/mini.traj.json", "-c", "mini"),
+            *("-c", f"model.model_kwargs.api_base={launch.url}/v1", "-c", f"model.model_kwargs.timeout={_WAIT_SEC}"),
+            *self.extra_args,
+        ]
+        env = {
+            "OPENAI_API_KEY": launch.key,
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_SILENT_STARTUP": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/ares_exp-mini",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_TELEMETRY": "False",
+            **self.env,
+        }
+        return LaunchedCommand(f"{launch.program} {shlex.join(arguments)}", env=env)
+
+
+class MiniSweAgentFactory(InstalledAgentFactory):
+    """Makes agents that are mini-swe-agent."""
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        model_name: str = "policy",
+        pythons: list[str] | None = None,
+        extra_args: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        libc: LibcChoice = "auto",
+        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            model_name: The name of the model that it is told to ask for.
+            pythons: Minor versions of Python (`3.12`) that the images have, for which it is installed; by default what
+                is installed already, else the one that runs this.
+            extra_args: More arguments of `mini`, such as `-c agent.step_limit=50`.
+            env: More variables of it.
+            libc: The build to be installed: `glibc`, `musl` (for images without glibc), or `auto`: what is installed
+                already, else glibc's.
+            port: The port of its LLM in the container that is tried first.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+        """
+        recipe = MiniSweAgentRecipe(extra_args=extra_args or (), env=env, libc=libc, pythons=pythons or ())
+        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))

@@ -1,0 +1,1 @@
+"""The commands of `ares-exp agents`, each a module."""

@@ -1,0 +1,169 @@
+"""Which builds of a package containers get, and which of them fits a container.
+
+Containers are started with every build that is installed, as what fits an image is known only inside. The C library is
+glibc where its loader is, whatever else is there: packages of musl on a glibc system are no reason to use musl.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.toolbox.installing import ensure
+from ares_exp.agents.toolbox.package import AgentPackage, Build, this_machine
+from ares_exp.agents.toolbox.pinned import PYTHONS
+from ares_exp.agents.toolbox.store import AgentStore, Installed
+from ares_exp.cancellation import in_thread
+from ares_exp.errors import AgentInstallError, ToolboxError
+
+GLIBC_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+_LOOK_SEC = 60.0
+_CHECK_SEC = 120.0
+_SHOWN_CHARS = 1500
+_PYTHON_PLACES = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python{minor}" for minor in PYTHONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The build that fits a container.
+
+    Attributes:
+        build: The build.
+        python: The container's interpreter that it is for, or empty.
+    """
+
+    build: Build
+    python: str = ""
+
+    def path(self, *names: str) -> str:
+        """Returns a path in the container below the build's directory."""
+        return "/".join((self.build.target, *names))
+
+
+def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()) -> list[Build]:
+    """Returns the builds that are installed unless others are asked for: glibc's, for the Python that runs this.
+
+    Raises:
+        ToolboxError: There are none for this machine.
+    """
+    builds = [build for build in package.for_machine() if build.libc in (libc or "glibc", "any")]
+    if not builds:
+        raise ToolboxError(
+            f"{package.title} {package.version} has no pinned build for {this_machine()} with {libc or 'glibc'}. "
+            f"Pinned are: {', '.join(build.key for build in package.builds)}."
+        )
+    if builds[0].python is None:
+        return builds
+    wanted = pythons or [_our_python()]
+    return [build for build in builds if build.python in wanted]
+
+
+async def ready_builds(
+    package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()
+) -> list[Installed]:
+    """Returns the installed builds of a package; installs the default one where there is none.
+
+    Args:
+        package: The package.
+        libc: The C library whose build is installed if it is not there.
+        pythons: Minor versions of Python for which builds are installed if they are not there.
+
+    Raises:
+        ToolboxError: One cannot be installed.
+    """
+    store = AgentStore()
+    there = await in_thread(lambda: [build for build in package.for_machine() if store.find(build) is not None])
+    wanted = there
+    if not there or libc is not None or pythons:
+        asked = default_builds(package, libc=libc, pythons=pythons)
+        wanted = [*there, *(build for build in asked if build not in there)]
+    return await ensure(wanted)
+
+
+async def fitting_build(container: AgentContainer, package: AgentPackage, builds: Sequence[Build]) -> Placed:
+    """Finds the build that fits a container.
+
+    Args:
+        container: The container, in which the builds are mounted.
+        package: The package.
+        builds: Those that are mounted.
+
+    Raises:
+        AgentInstallError: None does; with the command that installs one, if there is one.
+    """
+    libc = "any" if any(build.libc == "any" for build in builds) else await _libc(container)
+    chosen = [build for build in builds if build.libc == libc]
+    if not chosen:
+        raise AgentInstallError(
+            f"This container has {_described(libc)}, and the build of {package.title} for {libc} is not installed: "
+            f"`ares-exp agents install {package.name} --libc {libc}`."
+        )
+    if chosen[0].python is None:
+        return Placed(chosen[0])
+    return await _for_python(container, package, {build.python or "": build for build in chosen})
+
+
+async def check_runs(container: AgentContainer, package: AgentPackage, build: Build, command: str) -> None:
+    """Sees that a command of the agent's runs in this container and names the pinned version.
+
+    Raises:
+        AgentInstallError: It does not; with what the build needs, and what it printed.
+    """
+    result = await container.exec(command, cwd="/", timeout_sec=_CHECK_SEC)
+    if result.exit_code == 0 and build.version in result.output:
+        return
+    floor = package.floors.get(build.libc)
+    found = await container.exec(_SHOW_LIBC, cwd="/", timeout_sec=_LOOK_SEC)
+    has = found.output.strip() or "none that can be named"
+    needs = f"It needs {floor} or newer; the container has {has}. " if floor else ""
+    raise AgentInstallError(
+        f"{package.title} {build.version} does not run in this container. {needs}"
+        f"`{command:.200}` ended with exit code {result.exit_code}: {result.output.strip()[-_SHOWN_CHARS:]}"
+    )
+
+
+_SHOW_LIBC = "{ getconf GNU_LIBC_VERSION || ldd --version 2>&1 | head -n 1; } 2>/dev/null"
+
+
+async def _libc(container: AgentContainer) -> str:
+    tests = " || ".join(f"[ -e {path} ]" for path in GLIBC_LOADERS)
+    result = await container.exec(f"if {tests}; then echo glibc; else echo musl; fi", cwd="/", timeout_sec=_LOOK_SEC)
+    return result.output.strip()
+
+
+def _described(libc: str) -> str:
+    return "glibc" if libc == "glibc" else f"no glibc ({GLIBC_LOADERS[0]})"
+
+
+async def _for_python(container: AgentContainer, package: AgentPackage, by_python: dict[str, Build]) -> Placed:
+    """Finds an interpreter of the container for which a build is mounted."""
+    show = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+    look = "; ".join(f"{place} -I -c {shlex.quote(show)} 2>/dev/null" for place in _PYTHON_PLACES)
+    result = await container.exec(look, cwd="/", timeout_sec=_LOOK_SEC)
+    found: dict[str, str] = {}
+    for line in result.output.splitlines():
+        minor, _, path = line.partition(" ")
+        if path.startswith("/"):
+            found.setdefault(minor, path)
+    for minor, path in found.items():
+        if minor in by_python:
+            return Placed(by_python[minor], path)
+    usable = [minor for minor in found if minor in PYTHONS]
+    if not usable:
+        has = f"only Python {', '.join(found)}" if found else "no Python"
+        raise AgentInstallError(
+            f"{package.title} is run by the container's own Python, {PYTHONS[0]} to {PYTHONS[-1]}, and this container "
+            f"has {has}. Choose an image with one of them, or another agent."
+        )
+    raise AgentInstallError(
+        f"This container has Python {', '.join(usable)}, for which {package.title} is not installed (it is for "
+        f"{', '.join(by_python)}): `ares-exp agents install {package.name} --python {usable[0]}`."
+    )
+
+
+def _our_python() -> str:
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ours if ours in PYTHONS else PYTHONS[-1]

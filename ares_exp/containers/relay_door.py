@@ -1,0 +1,366 @@
+"""A door over the stdin and stdout of one process in the container, for backends that give no more than a shell.
+
+The process is a relay (`relays`), which listens in the container. It is whatever its image's programs made of it: its
+frames are checked, and what it may have in memory here is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shlex
+import socket
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from importlib import resources
+
+from ares_exp.cancellation import finish
+from ares_exp.containers.door import DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
+from ares_exp.containers.shell_channel import ChannelStream
+from ares_exp.errors import ContainerError, DoorUnavailableError
+
+OPEN_SEC = 60.0
+"""Bound on the start of a relay, which takes some tenths of a second, or some requests to a service."""
+
+_CLOSE_SEC = 2.0
+_LINE_BYTES = 500
+_WINDOW_BYTES = 256 * 1024
+_CHUNK_BYTES = 32 * 1024
+_WRITE_BYTES = 256 * 1024
+_END, _MORE, _BROKEN, _ACCEPTED = 0, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF
+_HEAD = struct.Struct(">II")
+_logger = logging.getLogger(__name__)
+
+OpenShell = Callable[[], Awaitable[ChannelStream]]
+"""Starts a `sh` in the container, as its root. Raises `ContainerError`."""
+
+# The agent's settings for these programs are not the relay's. A `sh` may read ahead: nothing may follow unasked.
+_FIND = """
+exec 2>/dev/null; unset PYTHONHOME PYTHONPATH PERL5LIB PERL5OPT PERL_UNICODE NODE_OPTIONS NODE_PATH; cd /
+if python3 -I -S -c 'import select, socket, struct' </dev/null; then echo python3
+elif perl -MIO::Socket::INET -e 1 </dev/null; then echo perl
+elif node -e 0 </dev/null; then echo node
+else echo none; fi
+"""
+_RUN = {
+    "python3": ("relay.py", "exec python3 -I -S -c {source} {ports}"),
+    "perl": ("relay.pl", "exec perl -e {source} {ports}"),
+    "node": ("relay.mjs", "exec node --input-type=module -e {source} {ports}"),
+}
+_NONE = (
+    "No address can be opened in the container: it has none of python3, perl and node, one of which has to carry the "
+    "connections. Add one to the image (Debian and Ubuntu: the package perl-base; Alpine: perl){remedy}."
+)
+
+
+class _RelayError(Exception):
+    """The relay did something that ours would not."""
+
+
+class _Relay:
+    """One relay that listens, with its connections.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, stream: ChannelStream, port: int, serve: Serve, rest: bytes) -> None:
+        self.port = port
+        self._stream = stream
+        self._serve = serve
+        self._heard = bytearray(rest)
+        self._connections: dict[int, _Connection] = {}
+        self._waiting: deque[bytes] = deque()
+        self._has_waiting = asyncio.Event()
+        self._carried: dict[int, asyncio.Task[None]] = {}
+
+    @classmethod
+    async def start(cls, open_shell: OpenShell, serve: Serve, ports: range, *, remedy: str = "") -> _Relay:
+        """Starts a relay at the first free one of `ports`.
+
+        Args:
+            open_shell: Starts the shell that becomes the relay.
+            serve: Called with each connection.
+            ports: The ports.
+            remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
+
+        Raises:
+            DoorUnavailableError: The image has no interpreter, or all ports are taken.
+            ContainerError: As `open_shell`.
+        """
+        stream = None
+        try:
+            async with asyncio.timeout(OPEN_SEC):
+                stream = await open_shell()
+                await stream.write(_FIND.encode())
+                found, _ = await _line(stream)
+                if found not in _RUN:
+                    raise DoorUnavailableError(_NONE.format(remedy=remedy))
+                name, command = _RUN[found]
+                source = resources.files("ares_exp.containers.relays").joinpath(name).read_text()
+                words = command.format(source=shlex.quote(source), ports=" ".join(map(str, ports)))
+                await stream.write(f"{words}\n".encode())
+                said, rest = await _line(stream)
+        except BaseException as error:
+            if stream is not None:
+                stream.close()
+            if isinstance(error, OSError):  # a time limit is one, too
+                why = str(error) or f"no answer within {OPEN_SEC:g} s"
+                raise DoorUnavailableError(f"No relay could be started in the container: {why}.") from error
+            raise
+        word, _, port = said.partition(" ")
+        if word == "door" and port.isdecimal() and int(port) in ports:
+            return cls(stream, int(port), serve, rest)
+        stream.close()
+        if word == "taken":
+            raise DoorUnavailableError(
+                f"Expected a free port among {ports[0]} to {ports[-1]} of the container's loopback; programs in the "
+                "container listen on all of them. Give the agent another one by `agent.port`."
+            )
+        raise DoorUnavailableError(f"The relay in the container ({found}) does not listen: it said {said!r}.")
+
+    async def run(self) -> str:
+        """Carries connections until the relay ends; returns why, as a clause. Cuts those that are left."""
+        writing = asyncio.create_task(self._write())
+        try:
+            self._take_in()
+            while data := await self._stream.read():
+                self._heard += data
+                self._take_in()
+            return "it ended"
+        except OSError as error:
+            return f"its connection broke ({error})"
+        except _RelayError as error:
+            return str(error)
+        finally:
+            self._stream.close()
+            tasks = {writing, *self._carried.values()}
+            for task in tasks:
+                task.cancel()
+            await finish(asyncio.wait(tasks))
+
+    def end(self) -> None:
+        """Asks the relay to end."""
+        self.put(0, _END)
+
+    def put(self, number: int, word: int, data: bytes = b"") -> None:
+        """Sends a frame, after those that wait to be sent: what there is of one connection is bounded by its credit."""
+        self._waiting.append(_HEAD.pack(number, word) + data)
+        self._has_waiting.set()
+
+    async def _write(self) -> None:
+        with contextlib.suppress(OSError):  # whoever reads sees the end
+            while True:
+                await self._has_waiting.wait()
+                whole = bytearray()
+                while self._waiting and len(whole) < _WRITE_BYTES:
+                    whole += self._waiting.popleft()
+                if not self._waiting:
+                    self._has_waiting.clear()
+                await self._stream.write(bytes(whole))
+
+    def _take_in(self) -> None:
+        """Does what the frames say that have arrived.
+
+        Raises:
+            _RelayError: They are not those of a relay of ours.
+        """
+        heard = self._heard
+        while len(heard) >= _HEAD.size:
+            number, word = _HEAD.unpack_from(heard)
+            end = _HEAD.size + (word if word < _MORE else 0)
+            if _CHUNK_BYTES < word < _MORE:
+                raise _RelayError(f"it sent {word} bytes at once")
+            if len(heard) < end:
+                return
+            data = bytes(heard[_HEAD.size : end])
+            del heard[:end]
+            if word == _ACCEPTED:
+                self._accept(number)
+            elif (connection := self._connections.get(number)) is not None:
+                if word == _BROKEN:
+                    self._carried[number].cancel()
+                else:
+                    connection.hear(word, data)
+
+    def _accept(self, number: int) -> None:
+        # Twice as many: what has ended over there is given to the server here, which may take a moment.
+        if number in self._connections or len(self._connections) >= 2 * MAX_CONNECTIONS:
+            raise _RelayError(f"it accepted connection {number} with {len(self._connections)} open")
+        connection = self._connections[number] = _Connection(self, number)
+        task = self._carried[number] = asyncio.create_task(connection.run(self._serve))
+        task.add_done_callback(lambda _: self._forget(number))
+
+    def _forget(self, number: int) -> None:
+        del self._connections[number], self._carried[number]
+
+
+class _Connection:
+    """One connection, carried between the relay and a socket whose other end is served."""
+
+    def __init__(self, relay: _Relay, number: int) -> None:
+        self._relay = relay
+        self._number = number
+        self._credit = _WINDOW_BYTES
+        self._allowed = _WINDOW_BYTES
+        self._has_credit = asyncio.Event()
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def hear(self, word: int, data: bytes) -> None:
+        """Takes in a frame of data, or of credit.
+
+        Raises:
+            _RelayError: There is more data than was allowed.
+        """
+        if word & _MORE:
+            self._credit = min(self._credit + (word & ~_MORE), _WINDOW_BYTES)
+            self._has_credit.set()
+        else:
+            self._allowed -= len(data)
+            if self._allowed < 0:
+                raise _RelayError("it sent more of a connection than it may")
+            self._arrived.put_nowait(data)
+
+    async def run(self, serve: Serve) -> None:
+        """Has it served, and carries its data until both halves have ended, or one is broken."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        try:
+            await self._hand_over(serve, theirs)
+            await self._carry(ours)
+        except OSError:
+            self._relay.put(self._number, _BROKEN)
+        finally:
+            ours.close()
+
+    async def _hand_over(self, serve: Serve, theirs: socket.socket) -> None:
+        try:
+            await serve(theirs)
+        except BaseException as error:
+            theirs.close()
+            if not isinstance(error, Exception):
+                raise
+            _logger.warning("A connection to a door could not be served: %r", error)
+            raise ConnectionError("not served") from error
+
+    async def _carry(self, ours: socket.socket) -> None:
+        """Carries both directions.
+
+        Raises:
+            OSError: The connection is broken.
+        """
+        up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
+        try:
+            done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            up.cancel()
+            down.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+
+    async def _up(self, ours: socket.socket) -> None:
+        """Sends what the server writes, as far as there is credit."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._credit == 0:
+                self._has_credit.clear()
+                await self._has_credit.wait()
+            data = await loop.sock_recv(ours, min(_CHUNK_BYTES, self._credit))
+            self._credit -= len(data)
+            self._relay.put(self._number, len(data), data)
+            if not data:
+                return
+
+    async def _down(self, ours: socket.socket) -> None:
+        """Gives the server what has arrived, and allows as much more."""
+        loop, taken = asyncio.get_running_loop(), 0
+        while True:
+            data = await self._arrived.get()
+            if not data:
+                ours.shutdown(socket.SHUT_WR)
+                return
+            await loop.sock_sendall(ours, data)
+            taken += len(data)
+            if taken >= _WINDOW_BYTES // 4:
+                self._allowed += taken
+                self._relay.put(self._number, _MORE + taken)
+                taken = 0
+
+
+class RelayDoor:
+    """A `Door`. A relay that ends, as when a program in the container kills it, is started again once."""
+
+    def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
+        """Takes over a relay, and begins to carry connections on the running event loop."""
+        self.url = f"http://{DOOR_HOST}:{relay.port}"
+        self._relay = relay
+        self._start_again = start_again
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._run(), name="relay of a door")
+
+    async def lost(self) -> str:
+        """As `Door.lost`."""
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """As `Door.close`."""
+        self._lose("The door was closed.")
+        if not self._running.done():
+            self._relay.end()
+            await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
+            self._running.cancel()
+            await finish(asyncio.wait({self._running}))
+
+    async def _run(self) -> None:
+        why = await self._relay.run()
+        if self._lost.done():
+            return
+        _logger.info("The relay of a door ended and is started again: %s.", why)
+        try:
+            self._relay = await self._start_again()
+        except ContainerError as error:
+            self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
+            return
+        why = await self._relay.run()
+        self._lose(f"The relay in the container ended twice: {why}.")
+
+    def _lose(self, why: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(why)
+
+
+async def open_relay_door(open_shell: OpenShell, serve: Serve, port: int, *, remedy: str = "") -> RelayDoor:
+    """Opens a door by a relay.
+
+    Args:
+        open_shell: Starts a shell that becomes the relay.
+        serve: As in `ServingContainer.open_door`.
+        port: As there.
+        remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
+
+    Raises:
+        DoorUnavailableError: The image has no interpreter, or all ports are taken.
+        ContainerError: As `open_shell`.
+    """
+    relay = await _Relay.start(open_shell, serve, range(port, port + PORTS_TRIED), remedy=remedy)
+    return RelayDoor(relay, lambda: _Relay.start(open_shell, serve, range(relay.port, relay.port + 1)))
+
+
+async def _line(stream: ChannelStream) -> tuple[str, bytes]:
+    """Reads a line; returns it, and what has come behind it.
+
+    Raises:
+        OSError: It does not come.
+    """
+    heard = b""
+    while b"\n" not in heard:
+        data = await stream.read()
+        if not data or len(heard) > _LINE_BYTES:
+            raise ConnectionError("the shell ended")
+        heard += data
+    line, _, rest = heard.partition(b"\n")
+    return line.decode("utf-8", "replace"), rest

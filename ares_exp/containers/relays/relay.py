@@ -1,0 +1,180 @@
+"""The relay in Python, of 3.6 or newer: sent to a container as source, never imported."""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+
+WINDOW = 262144
+CHUNK = 32768
+CONNECTIONS = 64
+MORE, BROKEN, ACCEPTED = 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF
+
+
+class Connection:
+    """One accepted connection: what may be sent of it, what waits to be written to it, and which halves are open."""
+
+    def __init__(self, number: int, accepted: socket.socket) -> None:
+        self.number = number
+        self.socket = accepted
+        self.credit = WINDOW
+        self.waiting = bytearray()
+        self.taken = 0
+        self.reads = self.writes = True
+        self.ending = False
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self.socket.fileno()
+
+
+class Relay:
+    """The listener and its connections."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.connections = {}  # type: dict[int, Connection]
+        self.count = 0
+        self.heard = bytearray()
+
+    def run(self) -> None:
+        """Carries data until stdin ends."""
+        while True:
+            everyone = list(self.connections.values())
+            readers = [one for one in everyone if one.reads and one.credit]  # type: list[Connection | int | socket.socket]
+            readers += [0, self.listener] if len(everyone) < CONNECTIONS else [0]
+            readable, writable, _ = select.select(readers, [one for one in everyone if one.waiting], [])
+            for one in readable:
+                if one == 0:
+                    self.hear()
+                elif one is self.listener:
+                    self.accept()
+                elif isinstance(one, Connection) and one.number in self.connections:
+                    self.read(one)
+            for one in writable:
+                if one.number in self.connections:
+                    self.write(one)
+
+    def put(self, number: int, word: int, data: bytes = b"") -> None:
+        """Sends a frame."""
+        left = memoryview(struct.pack(">II", number, word) + data)
+        while left:
+            left = left[os.write(1, left) :]
+
+    def accept(self) -> None:
+        """Takes a new connection."""
+        try:
+            accepted = self.listener.accept()[0]
+        except OSError:
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.count += 1
+        self.connections[self.count] = Connection(self.count, accepted)
+        self.put(self.count, ACCEPTED)
+
+    def hear(self) -> None:
+        """Reads frames."""
+        data = os.read(0, 65536)
+        if not data:
+            sys.exit()
+        self.heard += data
+        while len(self.heard) >= 8:
+            number, word = struct.unpack_from(">II", self.heard)
+            end = 8 + (word if word <= CHUNK else 0)
+            if len(self.heard) < end:
+                break
+            payload = bytes(self.heard[8:end])
+            del self.heard[:end]
+            if number == 0:
+                sys.exit()
+            if number in self.connections:
+                self.follow(self.connections[number], word, payload)
+
+    def follow(self, one: Connection, word: int, data: bytes) -> None:
+        """Does what a frame says."""
+        if word == BROKEN:
+            self.drop(one)
+        elif word & MORE:
+            one.credit += word & ~MORE
+        else:
+            one.waiting += data
+            one.ending = one.ending or word == 0
+            self.write(one)
+
+    def read(self, one: Connection) -> None:
+        """Sends what a program wrote."""
+        try:
+            data = one.socket.recv(min(CHUNK, one.credit))
+        except BlockingIOError:
+            return
+        except OSError:
+            self.put(one.number, BROKEN)
+            self.drop(one)
+            return
+        one.credit -= len(data)
+        self.put(one.number, len(data), data)
+        if not data:
+            one.reads = False
+            self.finish(one)
+
+    def write(self, one: Connection) -> None:
+        """Gives a program what waits for it."""
+        try:
+            while one.waiting:
+                sent = one.socket.send(one.waiting)
+                del one.waiting[:sent]
+                one.taken += sent
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.put(one.number, BROKEN)
+            self.drop(one)
+            return
+        if one.taken >= WINDOW // 4:
+            self.put(one.number, MORE + one.taken)
+            one.taken = 0
+        if one.ending and one.writes and not one.waiting:
+            one.writes = False
+            with contextlib.suppress(OSError):
+                one.socket.shutdown(socket.SHUT_WR)
+            self.finish(one)
+
+    def finish(self, one: Connection) -> None:
+        """Closes a connection whose halves have both ended."""
+        if not one.reads and not one.writes:
+            one.socket.close()
+            del self.connections[one.number]
+
+    def drop(self, one: Connection) -> None:
+        """Closes a connection at once, which its program sees as a reset."""
+        one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.socket.close()
+        del self.connections[one.number]
+
+
+def main() -> None:
+    """Listens at the first free port and relays."""
+    said = b"taken\n"
+    for port in sys.argv[1:]:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", int(port)))
+            listener.listen(CONNECTIONS)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                said = f"failed {error.strerror}\n".encode()
+            continue
+        listener.setblocking(False)
+        os.write(1, f"door {port}\n".encode())
+        Relay(listener).run()
+    os.write(1, said)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The conversations that the requests of one agent belong to.
+
+Agents run sub-agents, and ask for titles and summaries beside their work. Where the client names the conversation in a
+header, that counts. Otherwise a request belongs to the conversation that it continues: the one with the longest list
+of messages that it begins with. A request that continues none begins one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from ares_exp.environment import MAIN_LANE
+from ares_exp.llms.canonical import Canonical
+from ares_exp.llms.request import LLMRequest
+
+if TYPE_CHECKING:
+    from ares_exp.interception.line import Turn
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """One conversation.
+
+    Attributes:
+        name: `"main"`, or `sub-…` or `side-…` with the beginning of its first request's fingerprint: the same
+            conversations have the same names, in whatever order they begin. A side lane offers its LLM no tools,
+            although the main one does.
+        key: What the client named it; empty where it names none.
+        has_tools: Whether its requests offer tools.
+        last: Digests of its last request.
+        turns: Its last calls, by the fingerprints of their requests.
+    """
+
+    name: str
+    key: str
+    has_tools: bool
+    last: Canonical
+    turns: dict[str, Turn] = field(default_factory=dict)
+
+
+class Lanes:
+    """The conversations of one agent so far."""
+
+    def __init__(self) -> None:
+        self._lanes: list[Lane] = []
+        self._names: set[str] = set()
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Iterates over them in the order in which they began."""
+        return iter(self._lanes)
+
+    def __len__(self) -> int:
+        """Counts them."""
+        return len(self._lanes)
+
+    def find(self, request: LLMRequest, key: str, asked: Canonical) -> Lane:
+        """Finds the conversation of a request, which is its last one then.
+
+        Args:
+            request: The request.
+            key: What the client named the conversation; empty where it names none.
+            asked: Digests of the request.
+        """
+        lane = self._of_key(request, key, asked) if key else _longest(self._lanes, asked)
+        if lane is None:
+            lane = Lane(self._new_name(request, asked.fingerprint), key, bool(request.tools), asked)
+            self._lanes.append(lane)
+        lane.last = asked
+        lane.has_tools = lane.has_tools or bool(request.tools)
+        return lane
+
+    def _of_key(self, request: LLMRequest, key: str, asked: Canonical) -> Lane | None:
+        """Finds the lane of that name. A call without tools beside a conversation with tools is another lane."""
+        lanes = [lane for lane in self._lanes if lane.key == key]
+        fitting = [lane for lane in lanes if lane.has_tools <= bool(request.tools)]
+        return _longest(fitting, asked) or _longest(lanes, asked) or next(iter(fitting), None)
+
+    def _new_name(self, request: LLMRequest, digest: str) -> str:
+        if not self._lanes:
+            name = MAIN_LANE
+        else:
+            kind = "side" if self._lanes[0].has_tools and not request.tools else "sub"
+            names = (f"{kind}-{digest[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
+            name = next(name for name in names if name not in self._names)
+        self._names.add(name)
+        return name
+
+
+def _longest(lanes: Sequence[Lane], asked: Canonical) -> Lane | None:
+    """Finds the lane whose last request is the longest beginning of the one that is asked."""
+    begun = [lane for lane in lanes if asked.continues(lane.last)]
+    return max(begun, key=lambda lane: len(lane.last.messages), default=None)

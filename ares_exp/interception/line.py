@@ -1,0 +1,225 @@
+"""The line between one agent and its LLM: which of its requests are calls, and which ask for an answer once more.
+
+Clients of providers send a request again when they did not get all of the answer: after a timeout, a lost connection, a
+stream that ended early. What tells such a retry from a new call is not in their headers, so it is found out here:
+
+- While a call is pending, the same request in the same lane waits for the same answer.
+- An answer that was not delivered is given to the same request again. It was delivered when the whole of it was
+  written and the client then ended the connection in order, or went on using it.
+- An answer that was delivered is given again if the client says that it retries (`x-stainless-retry-count`). If not,
+  the agent asks anew, as it may, and that is a new call.
+
+A call whose client has gone is kept until the agent asks something else in that lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ares_exp.errors import EpisodeStateError
+from ares_exp.interception.keys import is_key, new_key
+from ares_exp.interception.lanes import Lane, Lanes
+from ares_exp.llms.canonical import canonical
+from ares_exp.llms.request import LLMClient, LLMRequest, Origin
+from ares_exp.llms.response import LLMResponse
+
+KEEPALIVE_SEC = 10.0
+RETRY_HEADER = "x-stainless-retry-count"
+MAIN_KEY = "main"
+"""The lane of a request without any of the headers that name lanes."""
+_FORWARDED = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "max_output_tokens": "max_output_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+}
+"""Sampling parameters by their names on the wires → the field of an `LLMRequest`."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """One LLM call of the agent.
+
+    Attributes:
+        request: What was asked.
+        call: Waits for its answer, which is on record when it is there.
+        waiting: How many clients wait for the answer, or are being given it.
+        is_delivered: Whether a client has got all of it.
+    """
+
+    request: LLMRequest
+    call: asyncio.Task[LLMResponse]
+    waiting: int = 0
+    is_delivered: bool = False
+
+    async def answer(self, timeout_sec: float | None = None) -> LLMResponse | None:
+        """Waits for the answer, so long at most; `None` when it is not there by then.
+
+        Raises:
+            LineClosedError: There will be none: the agent's time is over.
+        """
+        await asyncio.wait({self.call}, timeout=timeout_sec)
+        if not self.call.done():
+            return None
+        if self.call.cancelled() or isinstance(self.call.exception(), EpisodeStateError):
+            raise LineClosedError
+        return self.call.result()
+
+
+class LineClosedError(Exception):
+    """The agent gets no answers any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineReport:
+    """What came over a line.
+
+    Attributes:
+        requests: Requests for an answer, retries included.
+        retries: Those of them that asked for an answer once more.
+        lanes: Names of the conversations, in the order in which they began.
+        dropped: What requests had that could not be carried, sorted.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    lanes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+class Line:
+    """The line of one episode.
+
+    Attributes:
+        key: What its requests have to bear.
+        keepalive_sec: After how many seconds, each time, a client that waits is sent something.
+    """
+
+    def __init__(
+        self,
+        llm_client: LLMClient,
+        *,
+        lane_headers: Sequence[str] = (),
+        forward_sampling: bool = False,
+        keepalive_sec: float = KEEPALIVE_SEC,
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            llm_client: Answers the calls.
+            lane_headers: Names of headers, lower case, whose values name conversations.
+            forward_sampling: Whether calls have the agent's own sampling parameters.
+            keepalive_sec: After how many seconds, each time, a client that waits is sent something.
+        """
+        self.keepalive_sec = keepalive_sec
+        self.key = new_key()
+        self._llm_client = llm_client
+        self._lane_headers = tuple(lane_headers)
+        self._forward_sampling = forward_sampling
+        self._lanes = Lanes()
+        self._requests = 0
+        self._retries = 0
+        self._dropped: set[str] = set()
+        self._calls: set[asyncio.Task[LLMResponse]] = set()
+        self._is_closed = False
+
+    @property
+    def report(self) -> LineReport:
+        """What came over it so far."""
+        lanes = tuple(lane.name for lane in self._lanes)
+        return LineReport(self._requests, self._retries, lanes, tuple(sorted(self._dropped)))
+
+    def opens_for(self, key: str | None) -> bool:
+        """Whether `key` is the line's."""
+        return is_key(key, self.key)
+
+    def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
+        """Takes a request: makes a call of it, or finds the call that it asks for again.
+
+        Args:
+            request: With its origin, but for the lane.
+            headers: Of HTTP; their names compare without case.
+
+        Raises:
+            LineClosedError: The agent's time is over.
+        """
+        if self._is_closed:
+            raise LineClosedError
+        self._requests += 1
+        asked, key = canonical(request), self._key_of(headers)
+        digest = asked.fingerprint
+        if (turn := self._asked_again(digest, key, headers)) is not None:
+            self._retries += 1
+            return turn
+        lane = self._lanes.find(request, key, asked)
+        self._leave_behind(lane)
+        self._name_losses(request)
+        turn = lane.turns[digest] = self._call(request, lane)
+        return turn
+
+    def _key_of(self, headers: Mapping[str, str]) -> str:
+        """Returns what the client named the conversation; empty for clients that name none."""
+        if not self._lane_headers:
+            return ""
+        return next((value for name in self._lane_headers if (value := headers.get(name))), MAIN_KEY)
+
+    def _asked_again(self, digest: str, key: str, headers: Mapping[str, str]) -> Turn | None:
+        """Finds the call that a request asks for again."""
+        says_so = headers.get(RETRY_HEADER, "0").strip() not in ("", "0")
+        turns = (turn for lane in self._lanes if lane.key == key and (turn := lane.turns.get(digest)) is not None)
+        return next((turn for turn in turns if says_so or not turn.is_delivered), None)
+
+    def _leave_behind(self, lane: Lane) -> None:
+        """Forgets the calls of a lane that goes on, and gives up the one that nobody waits for any more."""
+        for digest, turn in list(lane.turns.items()):
+            if not turn.waiting:
+                turn.call.cancel()
+                del lane.turns[digest]
+
+    def _name_losses(self, request: LLMRequest) -> None:
+        """Logs, once each, what of a request is not carried."""
+        origin = request.origin
+        if origin is not None and (new := set(origin.dropped) - self._dropped):
+            self._dropped |= new
+            _logger.info("Left out of what the agent asks (%s): %s.", origin.wire, ", ".join(sorted(new)))
+
+    def _call(self, request: LLMRequest, lane: Lane) -> Turn:
+        origin = replace(request.origin or Origin(""), lane=lane.name)
+        sampling = _sampling(origin.sampling) if self._forward_sampling else {}
+        request = replace(request, origin=origin, **sampling)
+        call = asyncio.get_running_loop().create_task(_answered(self._llm_client, request), name="LLM call of an agent")
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        return Turn(request, call)
+
+    def _ended(self, call: asyncio.Task[LLMResponse]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # told to the waiting clients, if there are any; asyncio would report it
+
+    async def close(self) -> None:
+        """Gives up all calls. Idempotent."""
+        self._is_closed = True
+        for call in list(self._calls):
+            call.cancel()
+        if self._calls:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait(self._calls)
+
+
+async def _answered(llm_client: LLMClient, request: LLMRequest) -> LLMResponse:
+    return await llm_client(request)
+
+
+def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of an `LLMRequest` for what the agent's client asked of the engine."""
+    return {_FORWARDED[name]: value for name, value in asked.items() if name in _FORWARDED and value is not None}

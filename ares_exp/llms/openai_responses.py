@@ -1,0 +1,497 @@
+"""Converters to and from the wire format of OpenAI's Responses.
+
+Format: https://platform.openai.com/docs/api-reference/responses. Bodies are JSON-ready dicts. Messages of an
+`LLMRequest` are in the chat-completions form (see `chat_messages`). As in `openai_chat`, nothing is lost silently: what
+one side cannot carry is a `WireFormatError` that names it, or with `strict=False` left out with a warning.
+
+| here | on the wire |
+|---|---|
+| `system_prompt` | `instructions` |
+| messages | items of type `message`; neighbouring items of the assistant's are one message |
+| `tool_calls` | `function_call`, `custom_tool_call`, `local_shell_call` (see `responses_tools`) |
+| messages of role tool | `function_call_output` and the like |
+| reasoning | `reasoning`: the text as its summary (read from its content, too), the signature or the redacted form as \
+`encrypted_content`, sealed by us where there is none in an answer (see `sealed_reasoning`) |
+| images, files | `input_image`, `input_file` with their bytes, or with a URL |
+| `tools`, `tool_choice` | see `responses_tools` |
+| `max_output_tokens` | the same; `stop_sequences` and `top_k` have no counterpart |
+| `finish_reason` | `status` and `incomplete_details` |
+| `usage.cached_tokens`, `cache_write_tokens` | `usage.input_tokens_details` |
+| `usage.reasoning_tokens` | `usage.output_tokens_details` |
+
+Refused, because the rest makes no sense without it: what the provider keeps (`previous_response_id`, `conversation`,
+`prompt`, items of type `item_reference`). No counterpart: calls of the provider's tools, `compaction`,
+`text`, `reasoning` and `parallel_tool_calls` (what is asked of the engine), `phase` of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
+from ares_exp.llms.chat_messages import call_part, content_of, image_part, text_part
+from ares_exp.llms.reasoning import reasoning_of_message, reasoning_to_message
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
+from ares_exp.llms.responses_tools import (
+    call_from_item,
+    call_item,
+    tool_choice_from_wire,
+    tool_to_wire,
+    tools_from_wire,
+)
+from ares_exp.llms.sealed_reasoning import seal, unsealed
+from ares_exp.llms.tool_forms import ToolForm
+from ares_exp.llms.wire import (
+    Report,
+    WireFormatError,
+    check_keys,
+    count_of,
+    list_of,
+    on_loss,
+    optional,
+    required,
+    shorten,
+    typed,
+)
+
+_NUMBER = (int, float)
+_KEPT_BY_PROVIDER = ("previous_response_id", "conversation", "prompt")
+_REQUEST_KEYS = {
+    "model",
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "stream",
+    "metadata",
+    "service_tier",
+    "store",
+    "include",
+}
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+_MESSAGE_KEYS = {"type", "id", "role", "content", "status"}
+_OUTPUT_KEYS = {"type", "id", "call_id", "output", "status", "name", "namespace"}
+_REASONING_KEYS = {"type", "id", "summary", "content", "encrypted_content", "status"}
+_INCLUDED = "reasoning.encrypted_content"
+
+
+def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
+    """Reads the request in a body. Its `model` is left to the caller, as `body["model"]`; so are `tool_forms(body)`.
+
+    Raises:
+        WireFormatError: `body` is malformed, refers to what the provider keeps, or has a field that an `LLMRequest`
+            cannot carry and `strict`.
+    """
+    lose = on_loss(strict, report)
+    given = required(typed(body, "the request", Mapping), "input", str, list)
+    for name in _KEPT_BY_PROVIDER:
+        if body.get(name) not in (None, "", {}):
+            raise WireFormatError(
+                f"Expected no `{name}`: nothing is stored here. Send the whole `input`, `store: false`."
+            )
+    items = [typed(item, "input[]", Mapping) for item in given] if isinstance(given, list) else []
+    messages = list(_messages(items, lose)) if isinstance(given, list) else [{"role": "user", "content": given}]
+    check_keys(body, _REQUEST_KEYS, "request", lose)
+    if optional(body, "store", bool):
+        lose("`store`, which asks to keep the answer")
+    if set(list_of(body, "include", str) or ()) - {_INCLUDED}:
+        lose(f"`include` of more than {_INCLUDED}")
+    tools = tools_from_wire(body, lose)
+    return LLMRequest(
+        messages=messages,
+        system_prompt=optional(body, "instructions", str),
+        tools=tools or None,
+        tool_choice=tool_choice_from_wire(body, lose) if tools else None,
+        max_output_tokens=optional(body, "max_output_tokens", int),
+        temperature=optional(body, "temperature", *_NUMBER),
+        top_p=optional(body, "top_p", *_NUMBER),
+        stream=bool(optional(body, "stream", bool)),
+        metadata=optional(body, "metadata", Mapping),
+        service_tier=optional(body, "service_tier", str),
+    )
+
+
+def request_to_body(
+    request: LLMRequest, *, model: str, strict: bool = True, report: Report | None = None
+) -> dict[str, Any]:
+    """Makes the request body for `request`, sent to `model`. Nothing is to be stored; reasoning is to come sealed.
+
+    Raises:
+        UnsendableRequestError: `request` has what the wire format cannot carry, and `strict`; or is malformed.
+    """
+    lose = on_loss(strict, report, UnsendableRequestError)
+    try:
+        return _request_body(request, model, lose)
+    except UnsendableRequestError:
+        raise
+    except WireFormatError as error:
+        raise UnsendableRequestError(str(error)) from None
+
+
+def response_to_body(
+    response: LLMResponse,
+    *,
+    model: str | None = None,
+    response_id: str = "resp_0",
+    created: int = 0,
+    forms: Mapping[str, ToolForm] | None = None,
+) -> dict[str, Any]:
+    """Makes the answer for `response`.
+
+    Args:
+        response: The answer.
+        model: The name in it. Default: the one that answered.
+        response_id: Its id; those of its items are made of it.
+        created: Epoch seconds.
+        forms: `tool_forms` of the request's body.
+    """
+    pieces = [piece for piece in response.data if not isinstance(piece, ThinkingData) or _says_something(piece)]
+    tail = response_id.removeprefix("resp_")
+    items = [_item_of_piece(piece, f"{tail}_{number}", forms or {}) for number, piece in enumerate(pieces)]
+    status, reason = _status(response)
+    return empty_response(model or response.model or "", response_id, created) | {
+        "status": status,
+        "incomplete_details": None if reason is None else {"reason": reason},
+        "output": items,
+        "usage": usage_to_wire(response.usage),
+    }
+
+
+def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]:
+    """Makes the object that an answer is before there is any output."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
+    """Reads the answer in a parsed body.
+
+    Raises:
+        MalformedAnswerError: `body` is no response, one that failed, or has a field that an `LLMResponse` cannot carry
+            and `strict`.
+    """
+    try:
+        return _response(typed(body, "the answer", Mapping), on_loss(strict, report))
+    except WireFormatError as error:
+        raise MalformedAnswerError(str(error)) from None
+
+
+def usage_to_wire(usage: Usage) -> dict[str, Any]:
+    """Makes the counts with both break-downs."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens},
+        "output_tokens": usage.generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+# Requests, from the wire
+
+
+def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict[str, Any]]:
+    """Yields the messages that items are; those of the assistant are gathered until another one speaks."""
+    said: list[Piece] = []
+    for item in items:
+        kind = optional(item, "type", str) or "message"
+        if (pieces := _pieces_of_item(item, kind, lose)) is not None:
+            said += pieces
+        elif (message := _message(item, kind, lose)) is not None:
+            yield from _assistant_messages(said)
+            said = []
+            yield message
+    yield from _assistant_messages(said)
+
+
+def _assistant_messages(pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+    if not pieces:
+        return
+    texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
+    calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    message |= reasoning_to_message([piece for piece in pieces if isinstance(piece, ThinkingData)])
+    yield message | ({"tool_calls": calls} if calls else {})
+
+
+def _pieces_of_item(item: Mapping[str, Any], kind: str, lose: Report) -> list[Piece] | None:
+    """Reads what an item of the assistant's says; `None` of any other item."""
+    if kind in _CALLS:
+        return [call_from_item(item, lose)]
+    if kind == "reasoning":
+        return _reasoning(item, lose)
+    if kind == "message" and required(item, "role", str) == "assistant":
+        check_keys(item, _MESSAGE_KEYS, "message", lose)
+        parts = _parts(required(item, "content", str, list), lose)
+        return [TextData(part["text"]) for part in _texts_alone(parts)]
+    return None
+
+
+def _texts_alone(parts: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    for part in parts:
+        if part["type"] != "text":
+            raise WireFormatError(f"Expected text in a message of the assistant's `content`, got {shorten(part)}")
+    return parts
+
+
+def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any] | None:
+    if kind == "message":
+        check_keys(item, _MESSAGE_KEYS, "message", lose)
+        role = required(item, "role", str)
+        if role not in ("user", "system", "developer"):
+            raise WireFormatError(f"Expected `role` to be user, assistant, system or developer, got {shorten(role)}")
+        return {"role": role, "content": content_of(_parts(required(item, "content", str, list), lose))}
+    if kind in _OUTPUTS:
+        check_keys(item, _OUTPUT_KEYS, "output of a tool", lose)
+        answered = optional(item, "call_id", str) or required(item, "id", str)
+        content = content_of(_parts(required(item, "output", str, list), lose))
+        return {"role": "tool", "tool_call_id": answered, "content": content}
+    if kind == "item_reference":
+        raise WireFormatError(
+            "Expected no `item_reference`: nothing is stored here. Send the item itself, `store: false`."
+        )
+    if kind != "additional_tools":  # these are read with the other tools
+        lose(f"`input[{kind}]`, an item that has no counterpart here")
+    return None
+
+
+def _parts(content: str | list[Any], lose: Report) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [text_part(content)]
+    return [made for part in content if (made := _part(typed(part, "content[]", Mapping), lose)) is not None]
+
+
+def _part(part: Mapping[str, Any], lose: Report) -> dict[str, Any] | None:
+    kind = required(part, "type", str)
+    if kind in ("input_text", "output_text", "text", "summary_text"):
+        return text_part(required(part, "text", str))
+    if kind == "refusal":
+        return text_part(required(part, "refusal", str))
+    if kind == "input_image":
+        check_keys(part, {"type", "image_url", "detail"}, "image", lose)
+        detail = optional(part, "detail", str) or "auto"
+        return image_part(required(part, "image_url", str), **({} if detail == "auto" else {"detail": detail}))
+    if kind == "input_file":
+        check_keys(part, {"type", "file_data", "filename"}, "file", lose)
+        file = {"filename": optional(part, "filename", str) or "file", "file_data": required(part, "file_data", str)}
+        return {"type": "file", "file": file}
+    lose(f"`content[{kind}]`, a part that has no counterpart here")
+    return None
+
+
+def _reasoning(item: Mapping[str, Any], lose: Report) -> list[Piece]:
+    check_keys(item, _REASONING_KEYS, "reasoning", lose)
+    summary, content = _reasoning_texts(item, "summary"), _reasoning_texts(item, "content")
+    if summary and content:
+        lose("`summary` of reasoning whose text is there, too")
+    text = "\n\n".join(content or summary)
+    opaque = optional(item, "encrypted_content", str) or None
+    if opaque is None:
+        return [ThinkingData(text)] if text else []
+    return [unsealed(opaque, text) or (ThinkingData(text, opaque) if text else ThinkingData(opaque, redacted=True))]
+
+
+def _reasoning_texts(item: Mapping[str, Any], name: str) -> list[str]:
+    return [required(part, "text", str) for part in list_of(item, name, Mapping) or ()]
+
+
+# Requests, to the wire
+
+
+def _request_body(request: LLMRequest, model: str, lose: Report) -> dict[str, Any]:
+    items = [item for message in request.messages for item in _items_of_message(message, lose)]
+    body: dict[str, Any] = {"model": model, "input": items, "store": False, "include": [_INCLUDED]}
+    if request.system_prompt is not None:
+        body["instructions"] = request.system_prompt
+    if request.tools:
+        body["tools"] = [tool_to_wire(tool, lose) for tool in request.tools]
+        if request.tool_choice is not None:
+            body["tool_choice"] = _wire_tool_choice(request.tool_choice)
+    for name in ("max_output_tokens", "temperature", "top_p", "service_tier"):
+        if (value := getattr(request, name)) is not None:
+            body[name] = value
+    for name in ("top_k", "stop_sequences"):
+        if getattr(request, name) not in (None, ()):
+            lose(f"`{name}`, which the Responses form does not have")
+    if request.stream:
+        body["stream"] = True
+    texts = {key: value for key, value in (request.metadata or {}).items() if isinstance(value, str)}
+    check_keys(request.metadata or {}, texts, "metadata", lose)
+    return body | ({"metadata": texts} if texts else {})
+
+
+def _items_of_message(message: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
+    role = required(message, "role", str)
+    content = message.get("content")
+    if role == "tool":
+        output = content if isinstance(content, str) else _wire_parts(content, "input_text", lose)
+        return [{"type": "function_call_output", "call_id": required(message, "tool_call_id", str), "output": output}]
+    if role != "assistant":
+        return [{"type": "message", "role": role, "content": _wire_parts(content, "input_text", lose)}]
+    items = [_reasoning_item(piece) for piece in reasoning_of_message(message, lose)]
+    parts = content if isinstance(content, list | tuple) else ()
+    said = _wire_parts([part for part in parts if part.get("type") != "thinking"] or content, "output_text", lose)
+    if said:
+        items.append({"type": "message", "role": "assistant", "content": said})
+    for call in message.get("tool_calls") or ():
+        function = required(call, "function", Mapping)
+        name, arguments = required(function, "name", str), required(function, "arguments", str)
+        items.append(call_item(ToolCallData(required(call, "id", str), name, arguments), None, None))
+    return items
+
+
+def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, Any]]:
+    if not isinstance(content, list | tuple):
+        return [{"type": text_type, "text": content}] if content else []
+    parts = []
+    for part in content:
+        kind = required(part, "type", str)
+        if kind in ("text", "refusal"):
+            parts.append({"type": text_type, "text": required(part, kind, str)})
+        elif kind == "image_url":
+            image = required(part, "image_url", Mapping)
+            detail = image.get("detail") or "auto"
+            parts.append({"type": "input_image", "image_url": required(image, "url", str), "detail": detail})
+        elif kind == "file":
+            file = required(part, "file", Mapping)
+            name = optional(file, "filename", str) or "file"
+            parts.append({"type": "input_file", "filename": name, "file_data": required(file, "file_data", str)})
+        else:
+            lose(f"`content[{kind}]`, which the Responses form does not have")
+    return parts
+
+
+def _wire_tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    return {"type": "function", "name": required(required(choice, "function", Mapping), "name", str)}
+
+
+def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
+    """Returns reasoning as its own endpoint wants it back; only endpoints that seal nothing look at the text."""
+    if piece.redacted:
+        return {"type": "reasoning", "summary": [], "encrypted_content": piece.content}
+    if piece.signature:
+        return {"type": "reasoning", "summary": _summary(piece), "encrypted_content": piece.signature}
+    text = {"type": "reasoning_text", "text": piece.content}
+    return {"type": "reasoning", "id": "rs_0", "summary": [], "content": [text]}
+
+
+# Pieces of answers, both ways
+
+
+def _item_of_piece(piece: Piece, tail: str, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
+    if isinstance(piece, ToolCallData):
+        form = forms.get(piece.name)
+        prefix = {"custom": "ctc_", "local_shell": "lsh_"}.get(form.kind if form else "", "fc_")
+        return call_item(piece, prefix + tail, form)
+    if isinstance(piece, ThinkingData):
+        summary = [] if piece.redacted else _summary(piece)
+        return {"id": f"rs_{tail}", "type": "reasoning", "summary": summary, "encrypted_content": _opaque(piece)}
+    text = {"type": "output_text", "text": piece.content, "annotations": [], "logprobs": []}
+    return {"id": f"msg_{tail}", "type": "message", "status": "completed", "role": "assistant", "content": [text]}
+
+
+def _says_something(piece: ThinkingData) -> bool:
+    return bool(piece.content or piece.signature)
+
+
+def _summary(piece: ThinkingData) -> list[dict[str, Any]]:
+    return [{"type": "summary_text", "text": piece.content}] if piece.content else []
+
+
+def _opaque(piece: ThinkingData) -> str:
+    """Returns what stands for a piece beside its text: its own seal where a reader finds out all from that."""
+    if piece.redacted:
+        return seal(piece) if piece.signature else piece.content
+    return piece.signature if piece.signature and piece.content else seal(piece)
+
+
+def _status(response: LLMResponse) -> tuple[str, str | None]:
+    if response.finish_reason == "length":
+        return "incomplete", "max_output_tokens"
+    if response.finish_reason == "content_filter":
+        return "incomplete", "content_filter"
+    return "completed", None
+
+
+# Answers, from the wire
+
+
+def _response(body: Mapping[str, Any], lose: Report) -> LLMResponse:
+    status = optional(body, "status", str)
+    if status in ("failed", "cancelled"):
+        raise WireFormatError(
+            f"Expected an answer that is complete, got one that {status}: {shorten(body.get('error'))}"
+        )
+    data: list[Piece] = []
+    refused = False
+    for item in required(body, "output", list):
+        kind = required(typed(item, "output[]", Mapping), "type", str)
+        pieces = _pieces_of_item(item, kind, lose)
+        if pieces is None:
+            lose(f"`output[{kind}]`, an item that has no counterpart here")
+            continue
+        data += pieces
+        refused = refused or _is_refusal(item)
+    return LLMResponse(
+        data=data,
+        usage=_usage(optional(body, "usage", Mapping) or {}),
+        finish_reason="refusal" if refused else _finish_reason(body, status, data),
+        model=optional(body, "model", str) or None,
+    )
+
+
+def _is_refusal(item: Mapping[str, Any]) -> bool:
+    content = item.get("content")
+    return isinstance(content, list) and any(part.get("type") == "refusal" for part in content)
+
+
+def _finish_reason(body: Mapping[str, Any], status: str | None, data: Sequence[Piece]) -> str | None:
+    if status == "incomplete":
+        reason = optional(optional(body, "incomplete_details", Mapping) or {}, "reason", str)
+        return "length" if reason in (None, "max_output_tokens") else reason
+    if status is None:
+        return None
+    return "tool_calls" if any(isinstance(piece, ToolCallData) for piece in data) else "stop"
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    given = optional(usage, "input_tokens_details", Mapping) or {}
+    made = optional(usage, "output_tokens_details", Mapping) or {}
+    return Usage(
+        prompt_tokens=count_of(usage, "input_tokens"),
+        generated_tokens=count_of(usage, "output_tokens"),
+        cached_tokens=count_of(given, "cached_tokens"),
+        cache_write_tokens=count_of(given, "cache_write_tokens"),
+        reasoning_tokens=count_of(made, "reasoning_tokens"),
+    )

@@ -1,0 +1,203 @@
+"""Tools on the wire of OpenAI's Responses, and their calls.
+
+| on the wire | in the chat-completions form |
+|---|---|
+| `function` | the same |
+| `custom`: its input is free text, perhaps of a grammar | a function with one argument `input`; the grammar is in its \
+description |
+| `namespace`: a group of the two | functions by the name `NAMESPACE__NAME` |
+| `local_shell`: commands as lists of words | a function `local_shell` |
+| any other: a tool of the provider's own | none |
+
+What a call is on the wire follows from the tool: `tool_forms` of a request tells it for `call_item`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ares_exp.llms.chat_messages import arguments_object, function_tool, tool_name
+from ares_exp.llms.response import ToolCallData
+from ares_exp.llms.tool_forms import ToolForm
+from ares_exp.llms.wire import Report, WireFormatError, check_keys, list_of, optional, plain, required, shorten
+
+CUSTOM_ARGUMENT = "input"
+LOCAL_SHELL = "local_shell"
+_LOCAL_SHELL_PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+        "user": {"type": "string"},
+    },
+    "required": ["command"],
+}
+_FUNCTION_KEYS = {"type", "name", "description", "parameters", "strict"}
+_CUSTOM_KEYS = {"type", "name", "description", "format"}
+_CALL_KEYS = {"type", "id", "call_id", "name", "namespace", "status"}
+
+
+def tools_from_wire(body: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
+    """Reads the tools of a request, those among its `input` included; `lose` is told of the provider's own.
+
+    Raises:
+        WireFormatError: One is malformed.
+    """
+    return [made for tool, namespace in _wired_tools(body) if (made := _tool(tool, namespace, lose)) is not None]
+
+
+def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
+    """Returns how the calls of a request's tools are written, where that is not as calls of plain functions.
+
+    Raises:
+        WireFormatError: One is malformed.
+    """
+    forms = {}
+    for tool, namespace in _wired_tools(body):
+        kind, name = tool["type"], optional(tool, "name", str)
+        space = None if namespace is None else required(namespace, "name", str)
+        if kind == LOCAL_SHELL:
+            forms[LOCAL_SHELL] = ToolForm("local_shell", LOCAL_SHELL)
+        elif name is not None and (kind == "custom" or (kind == "function" and space is not None)):
+            forms[joined(space, name)] = ToolForm("custom" if kind == "custom" else "function", name, space)
+    return forms
+
+
+def joined(namespace: str | None, name: str) -> str:
+    """Returns the name by which a policy knows a tool."""
+    return name if not namespace else f"{namespace.removesuffix('__')}__{name}"
+
+
+def tool_to_wire(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
+    """Makes the definition of a function on the wire.
+
+    Raises:
+        WireFormatError: It is none.
+    """
+    name, function = tool_name(tool), tool["function"]
+    check_keys(function, {"name", "description", "parameters", "strict"}, "tool", lose)
+    made = {"type": "function", "name": name, "description": function.get("description")}
+    made |= {"parameters": plain(function.get("parameters")) or {"type": "object", "properties": {}}}
+    return {key: value for key, value in made.items() if value is not None} | {"strict": bool(function.get("strict"))}
+
+
+def tool_choice_from_wire(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] | None:
+    """Reads which tools may be called.
+
+    Raises:
+        WireFormatError: It is malformed.
+    """
+    choice: str | Mapping[str, Any] | None = optional(body, "tool_choice", str, Mapping)
+    if not isinstance(choice, Mapping):
+        if choice not in (None, "auto", "none", "required"):
+            raise WireFormatError(f"Expected `tool_choice` to be auto, none or required, got {shorten(choice)}")
+        return choice
+    kind = required(choice, "type", str)
+    if kind in ("function", "custom"):
+        name = joined(optional(choice, "namespace", str), required(choice, "name", str))
+        return {"type": "function", "function": {"name": name}}
+    lose(f"`tool_choice.{kind}`, which has no counterpart here")
+    return None
+
+
+def call_from_item(item: Mapping[str, Any], lose: Report) -> ToolCallData:
+    """Reads an item that is a call of a tool.
+
+    Raises:
+        WireFormatError: It is malformed.
+    """
+    kind, call_id = item["type"], required(item, "call_id", str)
+    if kind == "local_shell_call":
+        action = required(item, "action", Mapping)
+        given = {key: value for key, value in plain(action).items() if key != "type" and value is not None}
+        return ToolCallData(call_id, LOCAL_SHELL, _dumps(given))
+    name = joined(optional(item, "namespace", str), required(item, "name", str))
+    if kind == "custom_tool_call":
+        check_keys(item, _CALL_KEYS | {"input"}, "call", lose)
+        return ToolCallData(call_id, name, _dumps({CUSTOM_ARGUMENT: required(item, "input", str)}))
+    check_keys(item, _CALL_KEYS | {"arguments"}, "call", lose)
+    return ToolCallData(call_id, name, required(item, "arguments", str))
+
+
+def call_item(call: ToolCallData, item_id: str | None, form: ToolForm | None) -> dict[str, Any]:
+    """Makes the item that a call is on the wire; without an id if that is `None`."""
+    form = form or ToolForm("function", call.name)
+    named = {"name": form.name} | ({} if form.namespace is None else {"namespace": form.namespace})
+    head = {} if item_id is None else {"id": item_id}
+    if form.kind == "custom":
+        text = _custom_input(call.arguments)
+        return {**head, "type": "custom_tool_call", "call_id": call.id, **named, "input": text, "status": "completed"}
+    if form.kind == "local_shell":
+        action = _action(call.arguments)
+        return {**head, "type": "local_shell_call", "call_id": call.id, "action": action, "status": "completed"}
+    called = {"type": "function_call", "call_id": call.id, **named, "arguments": call.arguments}
+    return {**head, **called, "status": "completed"}
+
+
+def _wired_tools(body: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Yields each tool of the wire with its namespace, or `None`."""
+    lists = [list_of(body, "tools", Mapping) or []]
+    items = body.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, Mapping) and item.get("type") == "additional_tools":
+            lists.append(list_of(item, "tools", Mapping) or [])
+    for tool in (one for some in lists for one in some):
+        if required(tool, "type", str) != "namespace":
+            yield tool, None
+            continue
+        for inner in list_of(tool, "tools", Mapping) or ():
+            required(inner, "type", str)
+            yield inner, tool
+
+
+def _tool(tool: Mapping[str, Any], namespace: Mapping[str, Any] | None, lose: Report) -> dict[str, Any] | None:
+    kind = tool["type"]
+    if kind == LOCAL_SHELL:
+        return function_tool(LOCAL_SHELL, "Runs a command and returns its output.", _LOCAL_SHELL_PARAMETERS)
+    if kind not in ("function", "custom"):
+        lose(f"`tools[{kind}]`, a tool of the provider's own")
+        return None
+    space, about = (None, None) if namespace is None else (required(namespace, "name", str), namespace)
+    name = joined(space, required(tool, "name", str))
+    said = optional(tool, "description", str)
+    if about is not None and (group := optional(about, "description", str)):
+        said = f"{group}\n\n{said}" if said else group
+    if kind == "custom":
+        check_keys(tool, _CUSTOM_KEYS, "tool", lose)
+        return function_tool(name, said, _custom_parameters(tool))
+    check_keys(tool, _FUNCTION_KEYS, "tool", lose)
+    parameters = optional(tool, "parameters", Mapping)
+    return function_tool(name, said, parameters, strict=optional(tool, "strict", bool) or None)
+
+
+def _custom_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    form = optional(tool, "format", Mapping) or {}
+    text: dict[str, Any] = {"type": "string"}
+    if form.get("type") == "grammar":
+        syntax, definition = optional(form, "syntax", str) or "", required(form, "definition", str)
+        text["description"] = f"Text of this {syntax} grammar:\n{definition}"
+    return {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT]}
+
+
+def _custom_input(arguments: str) -> str:
+    """Returns the text for a custom tool; of arguments in another form, all of it: its agent tells what is wrong."""
+    text = (arguments_object(arguments) or {}).get(CUSTOM_ARGUMENT)
+    return text if isinstance(text, str) else arguments
+
+
+def _action(arguments: str) -> dict[str, Any]:
+    """Returns the action of a shell call; of arguments in another form, a command that its agent does not find."""
+    given = arguments_object(arguments) or {}
+    command = given.get("command")
+    is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    words = command if is_list else ["bash", "-lc", command] if isinstance(command, str) else [arguments]
+    more = {key: value for key, value in given.items() if key in ("working_directory", "timeout_ms", "user")}
+    return {"type": "exec", "command": words, "env": given.get("env") or {}, **more}
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

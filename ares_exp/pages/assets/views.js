@@ -1,0 +1,174 @@
+// The views of a run, a pair of runs and a sweep.
+
+const tableStates = {};
+function stateOf(name) { return (tableStates[name] ??= {}); }
+
+function episodeAddress(index, id, step) {
+  return `#/${index}/e/${encodeURIComponent(id)}${step === null || step === undefined ? "" : "@" + step}`;
+}
+
+function episodeColumns(index, run) {
+  const threshold = run.results.statistics.threshold, link = (row) => el("a", { href: episodeAddress(index, row.episode_id), title: row.episode_id }, oneLine(row.task_name, 60));
+  const tokens = (row) => (row.prompt_tokens || 0) + (row.generated_tokens || 0);
+  const columns = [
+    { key: "task", name: "task", get: (row) => row.task_name, show: link },
+    { key: "attempt", name: "attempt", isNumber: true, get: (row) => row.attempt },
+    { key: "outcome", name: "outcome", get: (row) => row.outcome },
+    { key: "reward", name: "reward", isNumber: true, get: (row) => row.reward, show: (row) => figure(row.reward, score) },
+    { key: "verdict", name: "verdict", get: (row) => VERDICTS[verdict(row, threshold)], show: (row) => badge(row, threshold) },
+    { key: "steps", name: "steps", isNumber: true, get: (row) => row.num_steps },
+    { key: "tokens", name: "tokens", isNumber: true, get: tokens },
+    { key: "cost", name: "cost", isNumber: true, get: (row) => row.cost, show: (row) => figure(row.cost, dollars) },
+    { key: "seconds", name: "seconds", isNumber: true, get: (row) => row.seconds, show: (row) => figure(row.seconds, (value) => (value ?? 0).toFixed(1)) },
+    { key: "error", name: "error", get: (row) => (row.error ? `${row.error.type}: ${row.error.message}` : null), show: (row) => (row.error ? el("span", { class: "problem", title: row.error.message }, oneLine(`${row.error.type}: ${row.error.message}`, 60)) : "") },
+    { key: "retry", name: "retry", isNumber: true, get: (row) => row.retry || 0 },
+    { key: "model", name: "model", get: (row) => row.model },
+    { key: "id", name: "episode", get: (row) => row.episode_id, show: (row) => el("span", { class: "dim", title: row.episode_id }, oneLine(row.episode_id, 40)) },
+  ];
+  const seen = { cost: (row) => row.cost, tokens, error: (row) => row.error, retry: (row) => row.retry, model: (row) => row.model };
+  return columns.filter((column) => !seen[column.key] || run.episodes.some(seen[column.key]));
+}
+
+function episodesTable(index, run, query) {
+  const state = stateOf(index + "episodes");
+  if (query !== undefined) state.query = query;
+  return table("episodes", episodeColumns(index, run), run.episodes, { state, thing: "episode", example: "outcome:error reward<1 task:fix", sort: { key: "task", down: false },
+    onchange: (now) => { if (route().view === "episodes") remember(`#/${index}/episodes${now.query ? "?q=" + encodeURIComponent(now.query) : ""}`); } });
+}
+
+function tasksTable(index, run) {
+  const interval_ = (row) => run.intervals[row.task_name] || [null, null];
+  return table("tasks", [
+    { key: "task", name: "task", get: (row) => row.task_name, show: (row) => el("a", { href: `#/${index}/episodes?q=${encodeURIComponent('task="' + row.task_name + '"')}` }, oneLine(row.task_name, 80)) },
+    { key: "attempts", name: "attempts", isNumber: true, get: (row) => row.attempts },
+    { key: "passed", name: "passed", isNumber: true, get: (row) => row.passed },
+    { key: "reward", name: "mean reward", isNumber: true, get: (row) => row.mean_reward, show: (row) => interval({ value: row.mean_reward, low: interval_(row)[0], high: interval_(row)[1] }) },
+    { key: "flaky", name: "flaky", get: (row) => (row.flaky ? "flaky" : ""), },
+    { key: "outcomes", name: "outcomes", get: (row) => Object.entries(row.outcomes).map(([name, many]) => `${many} ${name}`).join(", ") },
+    { key: "errors", name: "errors", get: (row) => Object.entries(row.errors).map(([name, many]) => `${many} ${name}`).join(", ") },
+    { key: "steps", name: "steps", isNumber: true, get: (row) => row.num_steps },
+    { key: "tokens", name: "tokens", isNumber: true, get: (row) => row.tokens },
+    { key: "cost", name: "cost", isNumber: true, get: (row) => row.cost, show: (row) => figure(row.cost, dollars) },
+    { key: "seconds", name: "seconds", isNumber: true, get: (row) => row.seconds },
+  ], run.results.tasks, { state: stateOf(index + "tasks"), thing: "task", example: "flaky:flaky reward<1" });
+}
+
+function card(name, value, note) {
+  return el("div", { class: "card" }, el("span", { class: "name" }, name), el("span", { class: "value" }, value), note ? el("span", { class: "note" }, note) : null);
+}
+
+function overview(index, run) {
+  const { totals, statistics } = run.results, scored = statistics.scored_only, zero = statistics.errors_as_zero, state = run.state;
+  const running = run.episodes.filter((one) => one.outcome === "running"), tokens = (totals.prompt_tokens || 0) + (totals.generated_tokens || 0);
+  const told = [state.began ? `begun ${moment(state.began)}` : null, state.sessions > 1 ? count(state.sessions, "session") : null, totals.ended_by, totals.interrupted ? "interrupted" : null].filter((one) => one).join(" · ");
+  const failed = run.episodes.filter((one) => one.is_last && ["broken", "failed"].includes(verdict(one, statistics.threshold))).slice(0, 8);
+  return el("div", null, el("h2", null, run.name, " ", el("span", { class: "badge state " + state.name.replace(" ", "-") }, state.name)), el("p", { class: "dim" }, told),
+    el("div", { class: "cards" },
+      card("mean reward", interval(scored.mean_reward), scored.mean_reward ? `over ${number(scored.attempts)} scored${scored.mean_reward.unit === "attempts" ? ", of one task" : ""}` : "no reward yet"),
+      zero.attempts > scored.attempts ? card("errors as zero", interval(zero.mean_reward), `over all ${number(zero.attempts)}`) : null,
+      card("episodes", el("span", null, figure(totals.finished), " of ", figure(totals.planned)), running.length ? `${number(running.length)} under way` : statistics.retried ? `${number(statistics.retried)} retried` : "finished"),
+      card("tasks", figure(run.results.tasks.length), statistics.flaky && statistics.flaky.length ? `${number(statistics.flaky.length)} flaky` : null),
+      tokens ? card("tokens", figure(tokens), `${number(totals.generated_tokens)} generated`) : null,
+      totals.cost ? card("cost", figure(totals.cost, dollars), `${dollars(statistics.cost.mean)} an episode`) : null,
+      card("time", figure(totals.wall_sec, seconds), `median episode ${seconds(statistics.seconds.median)}`)),
+    statistics.errors && Object.keys(statistics.errors).length ? el("p", { class: "problem" }, "errors: " + Object.entries(statistics.errors).map(([name, many]) => `${many} ${name}`).join(", ")) : null,
+    run.problems.length ? fold(`${count(run.problems.length, "record")} cannot be read`, () => el("ul", null, run.problems.slice(0, 100).map((one) => el("li", null, one)))) : null,
+    leftOut(index, run),
+    failed.length ? el("section", null, el("h3", null, "Look here first"), el("ul", { class: "first" }, failed.map((row) => el("li", null, badge(row, statistics.threshold), " ", el("a", { href: episodeAddress(index, row.episode_id) }, oneLine(row.task_name, 80)), ` attempt ${row.attempt} `, el("span", { class: "dim" }, row.error ? oneLine(`${row.error.type}: ${row.error.message}`, 140) : `reward ${row.reward ?? none}, ${count(row.num_steps || 0, "step")}`))))) : null,
+    el("div", { class: "pictures" }, rewardByTask(run, index), heatMap(run, index), outcomeBars(run), passRates(run), costAndReward(run, index)),
+    el("h3", null, "Episodes"), episodesTable(index, run));
+}
+
+function leftOut(index, run) {
+  const rows = run.left_out || [];
+  if (!rows.length) return null;
+  return fold(`${count(rows.length, "trajectory").replace("trajectorys", "trajectories")} left out of this file`, () => el("div", null, el("p", null, "Tables and pictures are of all episodes. To read one of these:"),
+    el("ul", { class: "commands" }, rows.slice(0, 500).map((one) => el("li", null, el("code", null, one.command), el("span", { class: "dim" }, ` ${one.why}`)))), rows.length > 500 ? el("p", null, `and ${number(rows.length - 500)} more`) : null));
+}
+
+function chartsView(index, run) {
+  return el("div", { class: "pictures" }, rewardByTask(run, index), heatMap(run, index), outcomeBars(run), passRates(run), costAndReward(run, index), histograms(run));
+}
+
+function configView(index, run) {
+  const pairs = (rows) => rows.map(([key, value]) => ({ key, value }));
+  const columns = [{ key: "key", name: "key", get: (row) => row.key }, { key: "value", name: "value", get: (row) => row.value, show: (row) => block(row.value ?? "null") }];
+  return el("div", null, el("h3", null, "Config"), table("config", columns, pairs(run.config), { state: stateOf(index + "config"), thing: "key", example: "policy" }),
+    el("h3", null, "Provenance"), table("provenance", columns, pairs(run.provenance), { state: stateOf(index + "provenance"), thing: "fact", example: "commit" }),
+    run.replay ? [el("h3", null, "Replay"), block(JSON.stringify(run.replay, null, 2))] : null,
+    run.log ? [el("h3", null, "The end of run.log"), block(run.log)] : null);
+}
+
+function compareView(pair) {
+  const [a, b] = [source.run(0), source.run(1)], difference = pair.errors_as_zero, rows = pair.tasks;
+  const columns = [
+    { key: "task", name: "task", get: (row) => row.task_name },
+    { key: "a", name: "A", isNumber: true, get: (row) => row.a, show: (row) => figure(row.a, score) }, { key: "b", name: "B", isNumber: true, get: (row) => row.b, show: (row) => figure(row.b, score) },
+    { key: "difference", name: "B − A", isNumber: true, get: (row) => row.difference, show: (row) => figure(row.difference, score) },
+    { key: "passed_a", name: "A passed", get: (row) => `${row.a_passed}/${row.a_attempts}` }, { key: "passed_b", name: "B passed", get: (row) => `${row.b_passed}/${row.b_attempts}` },
+    { key: "flipped", name: "flipped", get: (row) => (row.flipped ? "flipped" : "") },
+    { key: "read", name: "", get: () => "", show: (row) => {
+      const of = (run, index) => run.episodes.find((one) => one.task_name === row.task_name && one.is_last && source.has(index, one.episode_id)), left = of(a, 0), right = of(b, 1);
+      return left && right ? el("a", { href: `#/diff/0/${encodeURIComponent(left.episode_id)}/1/${encodeURIComponent(right.episode_id)}` }, "side by side") : "";
+    } }];
+  return el("div", null, el("h2", null, "B against A"), el("p", { class: "verdict" }, pair.verdict), pair.advice ? el("p", { class: "dim" }, pair.advice) : null,
+    el("p", null, "A is ", el("a", { href: "#/0/overview" }, a.name), ", B is ", el("a", { href: "#/1/overview" }, b.name), "."),
+    el("div", { class: "cards" }, difference ? card("difference", interval(difference), `${difference.test}, p = ${number(difference.p)}`) : null, card("tasks in common", figure(rows.length)),
+      card("flipped", figure(rows.filter((one) => one.flipped).length), "pass not equally often"), card("mean reward of A", interval(a.results.statistics.errors_as_zero.mean_reward), "errors as zero"), card("mean reward of B", interval(b.results.statistics.errors_as_zero.mean_reward), "errors as zero")),
+    pair.changed_tasks.length ? el("p", { class: "problem" }, `Not the same in both: ${pair.changed_tasks.join(", ")}`) : null,
+    pair.only_a.length || pair.only_b.length ? el("p", { class: "dim" }, `Left out: ${number(pair.only_a.length)} only in A, ${number(pair.only_b.length)} only in B.`) : null,
+    el("div", { class: "pictures" }, pairedDots(rows)), table("paired", columns, rows, { state: stateOf("pair"), thing: "task", example: "flipped:flipped", sort: { key: "difference", down: false } }),
+    el("h3", null, "What differs in the config"), table("config-difference", [{ key: "key", name: "key", get: (row) => row.key }, { key: "a", name: "A", get: (row) => row.values[0] }, { key: "b", name: "B", get: (row) => row.values[1] }], pair.differing_config, { state: stateOf("pairconfig"), thing: "key", example: "policy" }));
+}
+
+function sweepView(sweep) {
+  const columns = [{ key: "job", name: "job", get: (row) => row.job, show: (row) => (row.run === null || row.run === undefined ? row.job : el("a", { href: `#/${row.run}/overview` }, row.job)) },
+    ...sweep.keys.map((key) => ({ key, name: key, get: (row) => { const value = row.overrides[key]; return value !== undefined && value !== "" && !isNaN(value) ? Number(value) : value; } })),
+    { key: "state", name: "state", get: (row) => row.state }, { key: "finished", name: "finished", isNumber: true, get: (row) => row.finished, show: (row) => `${row.finished}/${row.planned}` },
+    { key: "objective", name: sweep.objective, isNumber: true, get: (row) => row.objective, show: (row) => interval({ value: row.objective, low: row.low, high: row.high }) },
+    { key: "tokens", name: "tokens", isNumber: true, get: (row) => row.tokens }, { key: "cost", name: "cost", isNumber: true, get: (row) => row.cost, show: (row) => figure(row.cost, dollars) },
+    { key: "message", name: "message", get: (row) => row.message }];
+  const best = sweep.jobs.find((one) => one.job === sweep.best);
+  return el("div", null, el("h2", null, `Sweep of ${count(sweep.jobs.length, "job")}`), el("p", { class: "dim" }, sweep.path),
+    best ? el("p", { class: "verdict" }, `Best ${sweep.objective} (${sweep.minimize ? "least" : "greatest"}): job ${best.job}, `, interval({ value: best.objective, low: best.low, high: best.high }), `, ${Object.entries(best.overrides).map(([key, value]) => `${key}=${value}`).join(" ")}`) : null,
+    el("div", { class: "pictures" }, sweepMap(sweep)), table("jobs", columns, sweep.jobs, { state: stateOf("sweep"), thing: "job", example: "state:complete", sort: { key: "objective", down: !sweep.minimize }, rowClass: (row) => (row.job === sweep.best ? "best" : null) }));
+}
+
+function runsView(runs) {
+  const of = (row, key) => (row.summary ? row.summary[key] : null);
+  return el("div", null, el("h2", null, "Runs"), table("runs", [
+    { key: "run", name: "run", get: (row) => row.name, show: (row) => el("a", { href: `#/${row.index}/overview` }, row.name) },
+    { key: "state", name: "state", get: (row) => of(row, "state"), show: (row) => el("span", { class: "badge state " + String(of(row, "state")).replace(" ", "-") }, of(row, "state")) },
+    { key: "episodes", name: "episodes", isNumber: true, get: (row) => of(row, "finished"), show: (row) => `${of(row, "finished") ?? none}/${of(row, "planned") ?? none}` },
+    { key: "reward", name: "mean reward", isNumber: true, get: (row) => of(row, "mean_reward"), show: (row) => figure(of(row, "mean_reward"), score) },
+    { key: "cost", name: "cost", isNumber: true, get: (row) => of(row, "cost"), show: (row) => figure(of(row, "cost"), dollars) },
+    { key: "seconds", name: "time", isNumber: true, get: (row) => of(row, "wall_sec"), show: (row) => figure(of(row, "wall_sec"), seconds) },
+    { key: "began", name: "begun", isNumber: true, get: (row) => of(row, "began"), show: (row) => (of(row, "began") ? moment(of(row, "began")) : none) },
+  ], runs.map((run, index) => ({ ...run, index })), { state: stateOf("runs"), thing: "run", example: "state:under", sort: { key: "began", down: true } }));
+}
+
+// Every episode that is at hand is searched for some words; hits are shown as they are found.
+function searchView(index, run, words) {
+  const input = el("input", { type: "search", class: "filter", value: words || "", placeholder: "words in any step", "aria-label": "search all episodes", onkeydown: (event) => { if (event.key === "Enter") location.hash = `#/${index}/search?q=${encodeURIComponent(input.value)}`; } });
+  const list = el("ul", { class: "first" }), told = el("p", { class: "told", role: "status" });
+  const node = el("div", null, el("h2", null, "Search"), input, told, list), wanted = (words || "").toLowerCase();
+  async function look() {
+    let hits = 0, read = 0;
+    const rows = run.episodes.filter((one) => source.has(index, one.episode_id));
+    for (const row of rows) {
+      if (!node.isConnected && read) return;
+      const episode = await source.episode(index, row.episode_id);
+      read += 1;
+      if (!episode) continue;
+      episode.steps.forEach((step, n) => {
+        const text = stepText(episode, step), at = text.toLowerCase().indexOf(wanted);
+        if (at < 0 || ++hits > 500) return;
+        list.append(el("li", null, el("a", { href: episodeAddress(index, row.episode_id, n) }, `${oneLine(row.task_name, 50)} attempt ${row.attempt} step ${step.index}`), el("span", { class: "dim" }, " … " + oneLine(text.slice(Math.max(0, at - 50), at + 110), 160))));
+      });
+      replace(told, `${count(hits, "step")} in ${number(read)} of ${count(rows.length, "episode")}` + (hits > 500 ? "; the first 500 are shown" : ""));
+    }
+    if (!rows.length) replace(told, "No trajectories are at hand.");
+  }
+  if (wanted) setTimeout(look, 0);
+  return { node, search: input };
+}

@@ -1,0 +1,228 @@
+"""Reports and the live page in a real browser: nothing of what they show runs, and numbers are those of the records.
+
+One browser for all; skipped where there is no Chromium with its driver (`.ci/run` installs them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import ares_exp
+from ares_exp.pages import page as page_of
+from ares_exp.pages.episode_page import episode_page
+from ares_exp.report.command_line import main as report
+from ares_exp.reporting.compare.command_line import main as compare
+from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.view.server import listening
+from ares_exp.view.shelf import Shelf
+from tests.browser.chromium import OWNED, Page, chromium, is_here
+from tests.browser.hostile import IN_BROWSERS, PAYLOADS, hostile_run
+from tests.unit.report.recorded import row, run_of
+from tests.unit.trajectories.chats import chat
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(not is_here(), reason="a browser is not to be had here: chromium, chromium-driver, selenium"),
+]
+FIGURES = "return [...document.querySelector('.card').querySelectorAll('.figure')].map(one => +one.dataset.value)"
+"""The numbers of the first card, as recorded."""
+RUN_VIEWS = ("overview", "episodes", "tasks", "charts", "timeline", "config", "search?q=x")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium(tmp_path_factory.mktemp("profile")) as page:
+        page.size(1280)
+        yield page
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: one with snapshots, one whose replies solve nothing."""
+    folder = tmp_path_factory.mktemp("runs")
+    replies = "policy.replies=['```bash\nfalse\n```','```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```']"
+    common = ["env.tasks=[write-greeting,count-records]", "attempts=2", "tracker=none", "wrapper=none"]
+    ares_exp.run([*common, "snapshot=every_step", f"hydra.run.dir={folder / 'solved'}"])
+    ares_exp.run([*common, "policy=scripted", replies, f"hydra.run.dir={folder / 'failed'}"])
+    return folder
+
+
+def opened(page: Page, out: Path, *runs: Path, options: tuple[str, ...] = ()) -> None:
+    assert report([*map(str, runs), "-o", str(out), *options]) == 0
+    page.open(out.as_uri())
+
+
+def assert_quiet(page: Page, out: Path) -> None:
+    """No console error, no violation of the policy, no request but for the file."""
+    assert page.take_console() == []
+    assert [one for one in page.take_requests() if not one.startswith("blob:")] in ([out.as_uri()], [])
+    assert page.run(OWNED)
+
+
+def test_every_view_of_a_run_opens_without_a_request(page: Page, runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    opened(page, out, runs / "solved")
+    for view in RUN_VIEWS:
+        page.go(f"#/0/{view}")
+        assert page.run("return document.querySelector('main').innerText.length") > 20, view
+    for episode_id in page.run("return payload.runs[0].episodes.map(one => one.episode_id)"):
+        page.go(f"#/0/e/{episode_id}@1")
+        assert "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in page.text
+        assert "reward.txt" in page.text or "reward.json" in page.text
+        assert "changed since" in page.text
+    assert_quiet(page, out)
+
+
+def test_numbers_are_those_of_the_records(
+    page: Page, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pair.html"
+    opened(page, out, runs / "solved", runs / "failed")
+    capsys.readouterr()
+    assert compare([str(runs / "solved"), str(runs / "failed"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["pairs"][0]
+    assert told["verdict"] in page.text
+    assert page.run(FIGURES) == [told["errors_as_zero"][key] for key in ("value", "low", "high")]
+    for number, name in enumerate(("solved", "failed")):
+        recorded = json.loads((runs / name / "results.json").read_text())
+        assert page.run("return payload.runs[arguments[0]].results", number) == recorded
+        page.go(f"#/{number}/overview")
+        estimate = recorded["statistics"]["scored_only"]["mean_reward"]
+        shown = page.run(
+            "return [...document.querySelector('.card').querySelectorAll('.figure')].map(one => +one.dataset.value)"
+        )
+        assert shown == [estimate[key] for key in ("value", "low", "high")]
+    page.go("#/compare")
+    page.run("document.querySelector('[data-table=paired] tbody a').click()")
+    page.until("return document.body.innerText.includes('in common; then')")
+    assert_quiet(page, out)
+
+
+def test_forty_hostile_texts_are_text(page: Page, tmp_path: Path) -> None:
+    run, out = tmp_path / "hostile", tmp_path / "report.html"
+    assert len(PAYLOADS) == 40
+    hostile_run(run)
+    opened(page, out, run, options=("--max-mb", "60"))
+    assert page.run("return payload.runs[0].episodes.length") == 40
+    for view in (*(f"#/0/{view}" for view in RUN_VIEWS), "#/branches"):
+        page.go(view)
+        page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        shown = page.run("return document.body.innerText")
+        assert not set(IN_BROWSERS) & set(shown), view
+    for number in range(40):  # half a pair cannot be sent to the browser: the page is asked for its own texts
+        page.go(page.run(f"return episodeAddress(0, payload.runs[0].episodes[{number}].episode_id, null)"))
+        assert page.run("return document.querySelectorAll('.step').length") == 3, PAYLOADS[number]
+        page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        told = page.run("return document.body.innerText")
+        assert not set(IN_BROWSERS) & set(told)
+        text = page.run(f"return shown(payload.runs[0].episodes[{number}].note.replace(/\\x1b\\[\\d+m/g, ''))")
+        assert " ".join(text.split()) in " ".join(told.split()), PAYLOADS[number]
+    page.press("/")
+    page.press("=HYPER")
+    assert_quiet(page, out)
+
+
+def test_keys_links_filters_and_themes(page: Page, runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    opened(page, out, runs / "solved")
+    page.press("e")
+    page.until("return location.hash === '#/0/episodes'")
+    page.press("/")
+    page.press("task:greeting attempt=1")
+    page.until("return document.querySelectorAll('[data-table=episodes] tbody tr').length === 1")
+    page.run("document.activeElement.blur(); document.querySelector('[data-table=episodes] tbody a').click()")
+    page.until("return document.querySelectorAll('.step').length === 3")
+    page.press("j")
+    page.until("return document.querySelector('.step.here').id === 'step-1'")
+    linked = page.run("return location.href")
+    assert linked.endswith("@1")
+    page.open(linked)
+    assert page.run("return document.querySelector('.step.here').id") == "step-1"
+    page.press("d")
+    assert page.run("return getComputedStyle(document.body).backgroundColor") in (
+        "rgb(21, 25, 30)",
+        "rgb(255, 255, 255)",
+    )
+    page.press("?")
+    assert page.run("return document.querySelector('dialog').open")
+    for width in (1280, 800, 390):
+        page.size(width)
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth + 1"), width
+    page.size(1280)
+    assert_quiet(page, out)
+
+
+def test_what_does_not_fit_is_named_with_its_command(page: Page, runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    opened(page, out, runs / "solved", options=("--episodes", "failed"))
+    page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page.until("return document.body.innerText.includes('ares-exp show')")
+    assert "4 trajectories left out" in page.text
+    page.go(page.run("return episodeAddress(0, payload.runs[0].episodes[0].episode_id, null)"))
+    assert "not asked for (--episodes failed)" in page.text
+    assert_quiet(page, out)
+
+
+def test_the_script_has_no_way_to_read_text_as_code() -> None:
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser",
+                 "createContextualFragment", "srcdoc", "setTimeout(\"", "importScripts"):  # fmt: skip
+        assert word not in page_of.script()
+
+
+def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [row("done", 0, 1.0)])
+    lines = [*dump_episode(chat("live-0", "live", length=8))]
+    partial = run / "trajectories" / "live-0.json.partial"
+    partial.write_text("".join(lines[:3]))
+    with served(tmp_path) as first:
+        page.open(first)
+        page.until("return location.search === '' && document.body.innerText.includes('run')")
+        page.go("#/0/e/live-0")
+        page.until("return document.querySelectorAll('.step').length === 2")
+        with partial.open("a") as file:
+            file.write(lines[3])
+        page.until("return document.querySelectorAll('.step').length === 3")
+        run_of(tmp_path / "another", [row("done", 0, 1.0)])
+        page.go("#/runs")
+        page.until("return document.querySelectorAll('[data-table=runs] tbody tr').length === 2")
+        hosts = {urlsplit(one).netloc for one in page.take_requests() if not one.startswith(("blob:", "data:"))}
+        assert hosts == {urlsplit(first).netloc}
+        assert page.take_console() == []
+        page.driver.get("about:blank")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serves a folder from a thread; the first address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = listening(Shelf(folder), port=0)
+    try:
+        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+
+
+def test_the_page_of_one_episode(page: Page, tmp_path: Path) -> None:
+    out = tmp_path / "episode.html"
+    out.write_text(episode_page(chat("one", "task", length=80)), encoding="utf-8")
+    page.open(out.as_uri())
+    assert page.run("return document.querySelectorAll('.step').length") == 50
+    page.press("jjj")
+    page.until("return document.querySelector('.step.here').id === 'step-3'")
+    assert page.run("return document.querySelectorAll('nav.tabs a').length") == 0
+    assert_quiet(page, out)

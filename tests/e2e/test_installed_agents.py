@@ -1,0 +1,90 @@
+"""The real agents, unmodified, solve a bundled task by a script, in containers without a network.
+
+Each is played once, on one backend; `tests/soak/installed_agents.py` has all of both.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ares_exp.agents.toolbox.pinned import PACKAGES
+from ares_exp.agents.toolbox.store import AgentStore
+from tests.installed_agents import check_solved, local_python, play
+
+pytestmark = pytest.mark.once
+
+LOCAL = pytest.mark.local
+DOCKER = pytest.mark.docker
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("agent", "container"),
+    [
+        pytest.param("claude_code", "local", marks=[LOCAL, pytest.mark.npm("claude_code")]),
+        pytest.param("codex", "docker", marks=[DOCKER, pytest.mark.npm("codex")]),
+        pytest.param("opencode", "docker", marks=[DOCKER, pytest.mark.npm("opencode")]),
+        pytest.param("qwen_code", "local", marks=[LOCAL, pytest.mark.npm("qwen_code")]),
+        pytest.param("mini_swe_agent", "local", marks=[LOCAL, pytest.mark.npm("mini_swe_agent")]),
+    ],
+)
+def test_it_solves_a_task_by_a_script_without_a_network(agent: str, container: str) -> None:
+    more = [f"agent.pythons=['{local_python()}']"] if agent == "mini_swe_agent" else []
+    check_solved("run", play("run", agent, container, *more))
+
+
+@DOCKER
+@pytest.mark.npm("mini_swe_agent")
+def test_an_image_without_python_is_refused_by_name() -> None:
+    results = play("run", "mini_swe_agent", "docker", "retry=none")
+    [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+    assert results.exit_code == 1
+    assert row["outcome"] == "agent_error"
+    assert "this container has no Python. Choose an image with one of them" in row["error"]["message"]
+    assert row["num_steps"] == 0
+
+
+@LOCAL
+@pytest.mark.npm("codex")
+def test_codex_outlasts_a_slow_policy_by_keepalives_alone() -> None:
+    """Its limit is on events of a stream, and it may not ask twice here."""
+    impatient = ["agent.idle_timeout_ms=2000", "agent.extra_args=['-c','model_providers.ares.stream_max_retries=0']"]
+    kept = play("kept", "codex", "local", *impatient, "agent.keepalive_sec=0.5", delay_sec=4.0)
+    check_solved("kept", kept)
+    lost = play("lost", "codex", "local", *impatient, "agent.keepalive_sec=60", "retry=none", delay_sec=4.0)
+    assert lost.exit_code == 1
+    [row] = [json.loads(line) for line in Path("lost/episodes.jsonl").read_text().splitlines()]
+    assert row["error"]["type"] == "AgentExitError"
+    assert "idle timeout waiting for SSE" in row["error"]["message"]
+
+
+@LOCAL
+@pytest.mark.npm("claude_code")
+def test_the_cache_is_neither_readable_nor_writable_but_for_the_agent_itself() -> None:
+    """Agents bypass their own permissions: the container has to hold them."""
+    folder = AgentStore().folder
+    (build, *_) = PACKAGES["claude_code"].for_machine()
+    look = f"ls {folder} ~/.cache 2>&1; ls {build.target}; touch {build.target}/new 2>&1; ls -d {Path.cwd()} 2>&1"
+    replies = [
+        {"text": "", "tool_calls": [{"name": "Bash", "arguments": {"command": look, "description": "looks"}}]},
+        ".",
+    ]
+    play("run", "claude_code", "local", replies=replies)
+    [kept] = Path("run/files").glob("*/agent/output.txt")
+    [said] = [
+        block["content"]
+        for line in kept.read_text().splitlines()
+        if line.startswith('{"type":"user"')
+        for block in json.loads(line)["message"]["content"]
+    ]
+    assert said.count("No such file or directory") == 3, said
+    assert "Read-only file system" in said
+    assert "claude" in said.splitlines()

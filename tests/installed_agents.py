@@ -1,0 +1,83 @@
+"""Whole runs of the real agents by a script, for tests and for `tests/soak`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import ares_exp
+from ares_exp.scripting.run_results import RunResults
+from ares_exp.trajectories import load
+from ares_exp.trajectories.records import EpisodeTrajectory
+
+SOLVE = (
+    "echo 'Hello, harbor!' > /app/greeting.txt; cat /app/greeting.txt;"
+    " echo routes: $(tail -n +2 /proc/net/route | wc -l);"
+    " (exec 3<>/dev/tcp/1.1.1.1/443) 2>/dev/null || echo nobody outside"
+)
+"""Solves the task write-greeting, and tells of the network."""
+SHOWN = ("Hello, harbor!", "routes: 0", "nobody outside")
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"text": "I write it.", "tool_calls": [{"name": name, "arguments": arguments}]}
+
+
+DONE = "All done."
+SCRIPTS: dict[str, list[Any]] = {
+    "claude_code": [call("Bash", command=SOLVE, description="writes"), DONE],
+    "codex": [call("exec_command", cmd=SOLVE), DONE],
+    "opencode": [call("bash", command=SOLVE, description="writes"), DONE],
+    "qwen_code": [call("run_shell_command", command=SOLVE, description="writes", is_background=False), DONE],
+    "mini_swe_agent": [
+        call("bash", command=f"bash -c {json.dumps(SOLVE)}"),
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ],
+}
+"""Replies that solve write-greeting."""
+
+
+def local_python() -> str:
+    """The minor version of Python that a local container has."""
+    program = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or shutil.which("python3") or "python3"
+    show = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run([program, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def play(
+    run_dir: str, agent: str, container: str, *overrides: str, replies: list[Any] | None = None, delay_sec: float = 0.0
+) -> RunResults:
+    """Plays one episode of write-greeting in the working directory."""
+    folder = Path("options/policy")
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = {
+        "_target_": "tests.slow_policy.SlowPolicy",
+        "_convert_": "all",
+        "replies": SCRIPTS[agent] if replies is None else replies,
+        "delay_sec": delay_sec,
+    }
+    (folder / f"{run_dir}.yaml").write_text(json.dumps(policy))
+    words = ["env=harbor_samples", "env.tasks=[write-greeting]", f"agent={agent}", f"container={container}"]
+    words += [f"policy={run_dir}", "collector=json", "tracker=none", f"hydra.run.dir={run_dir}", *overrides]
+    return ares_exp.run(words, config_dirs=["options"], quiet=True)
+
+
+def check_solved(run_dir: str, results: RunResults) -> EpisodeTrajectory:
+    """Checks that the episode was solved with exactly the expected observations, and without a network."""
+    assert results.exit_code == 0, results
+    [episode] = load(Path(run_dir)).trajectories()
+    assert (episode.outcome, episode.total_reward) == ("completed", 1.0)
+    assert [step.step_type for step in episode.steps] == ["FIRST", "MID", "LAST"]
+    first, second = (step.observation for step in episode.steps[:2])
+    assert first is not None
+    assert second is not None
+    assert "Create the file `/app/greeting.txt`" in json.dumps(first["messages"])
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+    shown = json.dumps(second["messages"][-1])
+    assert all(text in shown for text in SHOWN), shown
+    [kept] = Path(run_dir).glob("files/*/agent")
+    assert (kept / "output.txt").stat().st_size > 0
+    return episode

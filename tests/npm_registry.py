@@ -1,0 +1,107 @@
+"""A real npm registry on 127.0.0.1 with tarballs of the test's own; it misbehaves on demand."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ares_exp.agents.toolbox.package import AgentPackage, Build, NpmTarball, this_machine
+
+
+def tgz(files: Mapping[str, bytes | tarfile.TarInfo]) -> bytes:
+    """A tarball as npm makes them: below `package/`. A `TarInfo` is taken as it is."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            if isinstance(content, tarfile.TarInfo):
+                archive.addfile(content)
+                continue
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def pinned(data: bytes, *, package: str = "@tests/tiny", version: str = "1.2.3", **more: Any) -> NpmTarball:
+    """What is pinned of a tarball."""
+    integrity = f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}"
+    return NpmTarball(package, version, integrity, len(data), 10_000_000, **more)
+
+
+def tiny_package(tarball: NpmTarball, *, name: str = "tiny") -> AgentPackage:
+    """An agent that is one tarball."""
+    build = Build(name, tarball.version, this_machine(), "any", (tarball,))
+    return AgentPackage(name, "Tiny", tarball.version, "MIT", ("messages",), (build,))
+
+
+class NpmRegistry:
+    """Serves `data` at every path; a context manager.
+
+    Attributes:
+        data: What is served.
+        cut: So many answers are cut in the middle.
+        hold: While it is set, an answer stops in the middle, when `reached` is set, until it is cleared.
+        redirect: Where every request is sent to, if anywhere.
+        requests: Path and `Authorization` of each request.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.cut = 0
+        self.redirect = ""
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+        self.requests: list[tuple[str, str | None]] = []
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                registry.requests.append((self.path, self.headers.get("Authorization")))
+                if registry.redirect:
+                    self.send_response(302)
+                    self.send_header("Location", f"{registry.redirect}{self.path}")
+                    self.end_headers()
+                    return
+                data, half = registry.data, len(registry.data) // 2
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                with suppress(OSError):  # whoever is refused bytes hangs up
+                    self._write(data, half)
+
+            def _write(self, data: bytes, half: int) -> None:
+                self.wfile.write(data[:half])
+                registry.reached.set()
+                registry.go_on.wait()
+                if registry.cut:
+                    registry.cut -= 1
+                    return
+                self.wfile.write(data[half:])
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> NpmRegistry:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,28 @@
+"""A scripted policy that takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.scripted import ScriptedPolicy
+
+
+class SlowPolicy(ScriptedPolicy):
+    """As a `ScriptedPolicy`, `delay_sec` later."""
+
+    def __init__(self, *, delay_sec: float, **more: Any) -> None:
+        super().__init__(**more)
+        self.delay_sec = delay_sec
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        client = super().for_episode(episode)
+
+        async def answer(request: LLMRequest) -> LLMResponse:
+            await asyncio.sleep(self.delay_sec)
+            return await client(request)
+
+        return answer
