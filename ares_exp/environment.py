@@ -36,7 +36,7 @@ from ares_exp.containers.container import Container
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.llms.message_edit import MessageEdit
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.results import EnvironmentUsage, StageResult
+from ares_exp.records.results import AgentFacts, EnvironmentUsage, StageResult
 
 if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -125,8 +125,9 @@ def check_action(action: object) -> None:
         )
 
 
-LimitName = Literal["steps", "time", "tokens", "cost", "format_errors"]
-"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`; `format_errors` is an agent's."""
+LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit"]
+"""A limit on episodes: `step_limit`, the time limits, `token_limit`, `cost_limit`. `format_errors` is an agent's own;
+`agent_exit` stands for an installed agent that ended as one that failed: what it did is scored all the same."""
 
 
 @runtime_checkable
@@ -192,13 +193,16 @@ class EpisodeReport:
     Attributes:
         task_name: Name of the task; `None` when the environment has no tasks, or before the first `reset()`.
         agent: Name of its code agent in records; `None` when it has none.
+        agent_facts: What came from its code agent, one that is installed; `None` for any other.
         seed: Seed of the episode; `None` when the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` when the environment does not count.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             when no limit did, or while the episode is running.
+        limit_note: More about that limit, in a sentence; `None` when there is no more.
         format_errors: Replies that its agents could not use, as far as they count them.
         rewards: Everything that the verifier scored, by key, and every scorer, by name; empty when none did.
-        note: Why the reward says nothing about the tests, if they could not be run or graded.
+        note: Why the reward says nothing about the tests, if they could not be run or graded, or why an episode that
+            a limit ended has none.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: What a running call is busy with: `start`, `agent`, `verify`, `score`, or a name that only this
             environment uses.
@@ -217,9 +221,11 @@ class EpisodeReport:
 
     task_name: str | None = None
     agent: str | None = None
+    agent_facts: AgentFacts | None = None
     seed: int | None = None
     attempt: int | None = None
     truncated_by: str | None = None
+    limit_note: str | None = None
     format_errors: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None

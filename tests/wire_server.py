@@ -30,6 +30,7 @@ class WireServer:
         self.response = LLMResponse.from_text("hi")
         self.keepalives = 0
         self.fails_with: str | None = None
+        self.bodies: list[Any] = []
         self.asked: list[Asked] = []
         self.keys: list[str | None] = []
         self.url = ""
@@ -66,6 +67,7 @@ class WireServer:
             body = parse_body(await http.read())
             if http.path == wire.count_path:
                 return web.Response(body=wire.count(body), content_type="application/json")
+            self.bodies.append(body)
             asked = wire.read(body, http.headers)
         except WireFormatError as error:
             return web.Response(status=400, body=wire.error(400, str(error)), content_type="application/json")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, Unpack, runtime_checkable
 from ares_exp.config.parts import completed, kind_of, name_of
 from ares_exp.containers.container import ExecOptions, ExecResult, Mount
 from ares_exp.llms.request import LLMClient
+from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
 
 
@@ -56,6 +57,18 @@ class CountingAgent(CodeAgent, Protocol):
     """
 
     format_errors: int
+
+
+@runtime_checkable
+class AccountedAgent(CodeAgent, Protocol):
+    """An agent that is a program of its own, for the row of its episode.
+
+    Attributes:
+        facts: What came from it so far.
+    """
+
+    @property
+    def facts(self) -> AgentFacts: ...  # noqa: D102
 
 
 @runtime_checkable
@@ -130,6 +143,14 @@ class AgentFactoryBase(CodeAgentFactory):
         return ()
 
     @property
+    def normalisers(self) -> Mapping[str, tuple[str, str]]:
+        """What of its requests differs whenever it is played again: name → pattern and replacement. Default: nothing.
+
+        Beside the built-in ones of `ares_exp.trajectories.normalisers`, in resumes.
+        """
+        return {}
+
+    @property
     def files_dir(self) -> str | None:
         """The directory in the container that is kept as `files/<episode>/agent/`. Default: none is."""
         return None
@@ -151,6 +172,13 @@ class AgentFactoryBase(CodeAgentFactory):
         except (OSError, TypeError):
             return None
         return f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
+
+    def check_snapshots(self) -> None:
+        """Checks, before `preflight`, that the state of its agents can be captured. Default: it can be.
+
+        Raises:
+            UserError: It cannot be.
+        """
 
     async def preflight(self) -> None:
         """Checks, before the first episode, what its agents need.

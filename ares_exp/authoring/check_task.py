@@ -9,12 +9,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 
 from ares_exp.authoring.candidates import find_candidates, with_problems
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun, play_both
 from ares_exp.authoring.verdict import Problem, TaskVerdict, judge
 from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.schema import keys, validate
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import CHECKS
 from ares_exp.records.results import HOST_IMAGE
@@ -60,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         overrides = [f"container={arguments.container}", *overrides]
     folders = [] if arguments.config_dir is None else [arguments.config_dir]
     config = compose_config(["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=folders)
+    validate({item.name: config[item.name] for item in keys()})
     candidates = with_problems(find_candidates(paths), config)
     playable = [one for one in candidates if one.problem is None]
     played: dict[str, PlayedRun] = {}
@@ -126,7 +129,10 @@ def _print(verdicts: Sequence[TaskVerdict], played: dict[str, PlayedRun], *, as_
 
 
 def _rewards(rewards: Sequence[float | None]) -> str:
-    return " ".join("-" if reward is None else format_number(reward) for reward in rewards) or "-"
+    """Writes the rewards of the attempts, equal ones in a row together: `1.00 x4, 0.00 x2`."""
+    shown = ["-" if reward is None else format_number(reward) for reward in rewards]
+    together = [(one, len(list(same))) for one, same in groupby(shown)]
+    return ", ".join(one if count == 1 else f"{one} x{count}" for one, count in together) or "-"
 
 
 def _word(verdict: TaskVerdict) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.added_arguments import added_defaults
 from ares_exp.config.moved_targets import with_moved_targets
+from ares_exp.config.targets import explain_target
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.secrets import scrub
 
@@ -26,6 +27,9 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "budget": ("a budget", ("sweep",)),
 }
 """What the options of a group make, and what that has at least."""
+
+_OF_AN_AGENT = {"container", "llm_client"}
+"""What agents are made with, each episode its own; a class that takes it is no factory of agents."""
 
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
@@ -99,6 +103,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
     _name_anew(config, group)
     node = OmegaConf.select(config, group)
+    _refuse_agent_as_factory(group, node)
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
@@ -107,6 +112,8 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
             if OmegaConf.is_dict(part) and "_target_" in part:
                 instantiate_node(config, f"{group}.{name}")  # raises, if that is what is wrong
         cause = error.__cause__ or error
+        if isinstance(cause, ImportError | AttributeError) and (why := explain_target(str(node["_target_"]))):
+            raise ConfigError(f"`{group}` cannot be made: {why}") from error
         unknown = None if isinstance(cause, ImportError) else _unknown_argument(group, node)
         raise ConfigError(unknown or _explain(group, cause)) from error
     except MissingMandatoryValue as error:
@@ -114,6 +121,16 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(f"`{key}` is needed and has no default: set `{key}=…`.") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"`{group}`: {str(error).splitlines()[0]}") from None
+
+
+def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
+    """Refuses the class of an agent, which each episode makes of its own, where a factory of agents is expected."""
+    if group == "agent" and "_partial_" not in node and {str(key) for key in node} >= _OF_AN_AGENT:
+        raise ConfigError(
+            f"Expected the option of `agent` to make a factory of agents, got {node['_target_']}, which is an agent "
+            "itself: it takes the `container` and the `llm_client` of an episode. Add the line `_partial_: true` to "
+            "the option's file, which makes a factory of the class."
+        )
 
 
 def _name_anew(config: DictConfig, group: str) -> None:

@@ -6,18 +6,21 @@ are never imported.
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 from ares_exp.config.moved_targets import MOVED_TARGETS
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.parts import import_name
 from ares_exp.config.plugins import OPTION_GROUPS, installed_plugins
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, close_matches
 
 _CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
 
@@ -55,7 +58,38 @@ def import_target(target: str) -> Any:
     try:
         return resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"`{target}`, which an option names, cannot be imported: {error}.") from error
+        why = explain_target(target) or f"it cannot be imported: {error}."
+        raise ConfigError(f"`{target}` is not to be had: {why}") from error
+
+
+def explain_target(target: str) -> str | None:
+    """Says why a dotted name cannot be imported, and where it was looked for; `None` if it can be, or is none."""
+    *path, _ = parts = target.split(".")
+    if not path or not all(part.isidentifier() for part in parts):
+        return None
+    for length in range(len(path), 0, -1):
+        name = ".".join(path[:length])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                return f"`{name}` cannot be imported: {error}."  # a module that it imports
+        except Exception as error:  # anybody's module may raise anything
+            return f"`{name}` cannot be imported: {type(error).__name__}: {error}"
+        else:
+            return _explain_attribute(module, parts[length])
+    return (
+        f"there is no module `{path[0]}` for `{target}`. Looked for in {Path.cwd()}, in the folders of PYTHONPATH and "
+        f"among the packages of {sys.prefix}. Start the command where the module is, or name its folder in PYTHONPATH."
+    )
+
+
+def _explain_attribute(module: ModuleType, name: str) -> str | None:
+    if hasattr(module, name):
+        return None
+    place = f" ({module.__file__})" if module.__file__ else ""
+    known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+    return f"the module `{module.__name__}`{place} has no `{name}`.{close_matches(name, known)}"
 
 
 def find_part(group: str, name: str) -> Any:

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{_size(leftover)}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(f"kept {count} of {whose}: still running, or not verifiable from this machine")
+        _say(f"kept       {_things(count)} of {whose}: it still runs, or cannot be looked at from here")
     _say(_total(stale, remaining, dry_run=dry_run))
     return EXIT_REMAINS if remaining or failed else EXIT_OK
 
@@ -131,11 +131,15 @@ def _size(leftover: Leftover) -> str:
     return "" if leftover.size is None else f", {format_size(leftover.size)}"
 
 
+def _things(count: int) -> str:
+    return "1 thing" if count == 1 else f"{count} things"
+
+
 def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
     count, size = len(stale), sum(leftover.size or 0 for leftover in stale)
     if not count:
         return "No leftovers found."
-    things = "1 thing" if count == 1 else f"{count} things"
+    things = _things(count)
     if dry_run:
         return f"{things} would be removed{f', up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from ares_exp.agents.code_agent import CodeAgent, CodeAgentFactory, CountingAgent
+from ares_exp.agents.code_agent import AccountedAgent, CodeAgent, CodeAgentFactory, CountingAgent
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, Shell, User
 from ares_exp.environments.hosted_agent import AgentState, HostedLLM, with_context, with_state
@@ -31,6 +31,7 @@ from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry
 from ares_exp.journal.runtime import AgentRuntime
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
 
 NO_CONTEXT = AgentContext()
@@ -103,6 +104,11 @@ class AgentHost:
     def format_errors(self) -> int:
         """Number of replies that the agent could not use, as far as it counts them."""
         return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
+
+    @property
+    def agent_facts(self) -> AgentFacts | None:
+        """What came from the agent so far, if it is installed."""
+        return self.agent.facts if isinstance(self.agent, AccountedAgent) else None
 
     def start(
         self,

@@ -358,7 +358,9 @@ class CodeEnvironment(
             task_name=episode.task.name,
             agent=agent,
             format_errors=episode.format_errors,
+            agent_facts=episode.agent_facts,
             truncated_by=episode.truncated_by,
+            limit_note=episode.limit_note,
             rewards=dict(episode.verdict.rewards) if episode.verdict is not None else {},
             note=episode.verdict.note if episode.verdict is not None else None,
             stages=results_of(episode.task, episode.past_stages),
@@ -375,7 +377,8 @@ class CodeEnvironment(
         if self._episode is None or self._episode.host is None or self.time_step is None:
             return ()
         return tuple(
-            PendingRequest(call_id, MAIN_LANE, request) for call_id, request in self._episode.pending_requests()
+            PendingRequest(call_id, MAIN_LANE if request.origin is None else request.origin.lane, request)
+            for call_id, request in self._episode.pending_requests()
         )
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:

@@ -24,7 +24,7 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
-from ares_exp.errors import EpisodeStateError, RepeatedFormatError, SnapshotUnsupportedError
+from ares_exp.errors import AgentExitError, EpisodeStateError, RepeatedFormatError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
@@ -32,6 +32,7 @@ from ares_exp.llms.message_edit import MessageEdit, edited
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
 from ares_exp.tasks.task import Stage, Task, Verdict
 
@@ -45,6 +46,7 @@ class Episode:
         seed: Seed of what the agent draws.
         usage: What its steps came to.
         truncated_by: The limit that cut it short.
+        limit_note: More about that limit, if there is more.
         verdict: What the verifiers said, taken together.
         past_stages: Stages that are over, of a task with several.
         clock: What it is busy with.
@@ -67,6 +69,7 @@ class Episode:
         self.seed = seed
         self.usage = EpisodeUsage()
         self.truncated_by: LimitName | None = None
+        self.limit_note: str | None = None
         self.verdict: Verdict | None = None
         self.past_stages: list[PastStage] = []
         self.clock = PhaseClock()
@@ -288,6 +291,12 @@ class Episode:
         """Number of replies that the agents of all stages could not use."""
         return sum(host.format_errors for host in self._hosts)
 
+    @property
+    def agent_facts(self) -> AgentFacts | None:
+        """What came from the agents of all stages, where they are installed."""
+        facts = [host.agent_facts for host in self._hosts if host.agent_facts is not None]
+        return sum(facts[1:], start=facts[0]) if facts else None
+
     def _make_host(self, container: Container, journal: Journal | None) -> AgentHost:
         host = AgentHost(
             container,
@@ -324,6 +333,9 @@ class Episode:
             return False
         except RepeatedFormatError:
             self.truncated_by = "format_errors"
+            return False
+        except AgentExitError as error:
+            self.truncated_by, self.limit_note = "agent_exit", str(error)
             return False
         if request is not None:
             self.truncated_by = self.setup.limits.reached(self.usage)

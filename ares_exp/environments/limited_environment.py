@@ -19,6 +19,9 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.episode_usage import EpisodeUsage
 
+GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
+"""Why an episode has no reward that a limit of the run has ended."""
+
 
 class LimitedEnvironment(EnvironmentWrapper):
     """Wraps any environment and has it keep limits, whether or not it knows of them.
@@ -49,11 +52,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._pending: TimeStep[Any] | None = None
         self._last: TimeStep[Any] | None = None
         self._truncated_by: LimitName | None = None
+        self._is_given_up = False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode, whose time runs from its first observation."""
         self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
         self._pending = self._last = self._truncated_by = None
+        self._is_given_up = False
         self._pending = await super().reset(seed=seed, options=options)
         self._keeps_time = not super().is_timed
         self._deadline = Deadline(self._limits.time.agent(None) if self._keeps_time else None)
@@ -99,7 +104,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     async def _give_up(self, limit: LimitName) -> TimeStep[Any]:
         observation = self._pending.observation if self._pending is not None else None
-        self._truncated_by = limit
+        self._truncated_by, self._is_given_up = limit, True
         self._pending = self._last = TimeStep("LAST", None, 1.0, observation)
         await super().close()
         return self._last
@@ -113,7 +118,10 @@ class LimitedEnvironment(EnvironmentWrapper):
     def report(self) -> EpisodeReport:
         """The wrapped environment's, with the limit that ended the episode here."""
         report = super().report()
-        return report if self._truncated_by is None else replace(report, truncated_by=self._truncated_by)
+        if self._truncated_by is None:
+            return report
+        note = report.note or (GIVEN_UP.format(type(self.unwrapped).__name__) if self._is_given_up else None)
+        return replace(report, truncated_by=self._truncated_by, note=note)
 
     @property
     def step_count(self) -> int:

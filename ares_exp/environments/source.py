@@ -133,6 +133,11 @@ class SourceBase(EnvironmentSource):
         """The tasks that were fetched from git repositories, by name, for the run's provenance. Default: none."""
         return {}
 
+    @property
+    def spenders(self) -> Sequence[str]:
+        """What makes model calls of its own in its episodes (`environment_usage`), in words. Default: nothing known."""
+        return ()
+
     def digest(self, task_name: str) -> str | None:
         """Returns what tells whether a task has changed since it was played. Blocking. Default: `None`, unknown."""
         return None

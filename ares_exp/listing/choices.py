@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ares_exp.config.moved_targets import MOVED_TARGETS
 from ares_exp.config.options import BUILT_IN, Option, find_options
 from ares_exp.config.plugins import installed_plugins
+from ares_exp.config.targets import explain_target
 from ares_exp.errors import PresetError, UserError
 from ares_exp.presets.configured_preset import ConfiguredPreset
 
@@ -27,6 +29,8 @@ GROUP_OF: Mapping[str, str] = {
     "experiments": "experiment",
 }
 """The sections that list a group's options."""
+WITHOUT_TARGET = ("experiment", "scorer")
+"""Groups with options that make nothing themselves."""
 PLUGINS = "plugins"
 COUNT_TIMEOUT_SEC = 10.0
 """What counting the tasks of one environment may take: a plugin may do anything."""
@@ -40,7 +44,8 @@ def section(name: str, config_dirs: Sequence[Path], report: Callable[[str], None
     Args:
         name: One of `GROUP_OF`, or `plugins`.
         config_dirs: Folders of options of the user's own.
-        report: Called with a sentence about environments, not built in, whose tasks cannot be counted.
+        report: Called with a sentence about options, not built in, that cannot be used, and about environments
+            whose tasks cannot be counted.
     """
     return _plugins() if name == PLUGINS else _options(GROUP_OF[name], config_dirs, report)
 
@@ -48,11 +53,36 @@ def section(name: str, config_dirs: Sequence[Path], report: Callable[[str], None
 def _options(group: str, config_dirs: Sequence[Path], report: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     for option in find_options(group, config_dirs):
+        problem = None if option.origin == BUILT_IN else option_problem(option)
+        if problem is not None:
+            report(f"`{group}={option.name}` ({option.origin}) cannot be used: {problem}")
         row: Row = {"name": option.name}
         if group == "env":
-            row["tasks"] = count_tasks(option, config_dirs, report)
+            row["tasks"] = count_tasks(option, config_dirs, report) if problem is None else None
         rows.append(row | {"description": option.description, "from": option.origin, "file": str(option.path)})
     return rows
+
+
+def option_problem(option: Option) -> str | None:
+    """Says what is wrong with the file of an option, so that choosing it would be refused; `None`: nothing is seen.
+
+    What it names is imported, and not made.
+    """
+    import yaml
+
+    try:
+        node = yaml.safe_load(option.path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return f"{option.path}: {' '.join(str(error).split())}"
+    if not isinstance(node, Mapping):
+        return f"{option.path}: expected `key: value` lines, got {type(node).__name__}."
+    target = node.get("_target_")
+    if isinstance(target, str):
+        why = None if target in MOVED_TARGETS else explain_target(target)
+        return None if why is None else f"{option.path}: {why}"
+    if option.group in WITHOUT_TARGET or "defaults" in node:
+        return None
+    return f"{option.path} has no `_target_`: name the class that it makes."
 
 
 def count_tasks(option: Option, config_dirs: Sequence[Path], report: Callable[[str], None]) -> int | None:

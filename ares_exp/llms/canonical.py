@@ -100,7 +100,7 @@ def canonical_answer(response: LLMResponse, request: LLMRequest) -> dict[str, An
 
 
 def _canonical(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    numbers: dict[Any, int] = {}
+    numbers: dict[str, int] = {}
     count = 0
     for message in messages:
         made = {key: _value(value) for key, value in message.items() if key not in _LEFT_OUT and value not in _NOTHING}
@@ -108,19 +108,18 @@ def _canonical(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
             made["content"] = content
         calls = []
         for call in message.get("tool_calls") or ():
-            numbers[_id(call)] = count
+            numbers[_text(call.get("id") if isinstance(call, Mapping) else None)] = count
             calls.append({"number": count} | _call(call))
             count += 1
         if calls:
             made["tool_calls"] = calls
         if message.get("tool_call_id") is not None:
-            made["answers"] = numbers.get(message["tool_call_id"])
+            made["answers"] = numbers.get(_text(message["tool_call_id"]))
         yield made
 
 
-def _id(call: Any) -> Any:
-    value = call.get("id") if isinstance(call, Mapping) else None
-    return value if isinstance(value, str) else None
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.wire import optional, required, shorten, typed
 
+_ROLES = ("system", "developer", "user", "assistant", "function")
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,(.*)", re.DOTALL)
 
 
@@ -40,8 +41,11 @@ def check_message(value: Any) -> Mapping[str, Any]:
         kind = required(typed(part, "content[]", Mapping), "type", str)
         if kind == "text":
             required(part, "text", str)
+    optional(message, "tool_call_id", str)
     if role == "tool":
         required(message, "tool_call_id", str)
+    elif role not in _ROLES:
+        raise WireFormatError(f"Expected `role` to be one of {', '.join(_ROLES)} or tool, got {shorten(role)}")
     for call in optional(message, "tool_calls", list) or ():
         function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
         required(call, "id", str), required(function, "name", str), required(function, "arguments", str)

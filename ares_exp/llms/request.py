@@ -76,6 +76,27 @@ class Origin:
     dropped: tuple[str, ...] = ()
 
 
+def origin_to_dict(origin: Origin) -> Mapping[str, Any]:
+    """Makes a JSON-ready dict of an origin, frozen; what is at its default is left out."""
+    values = {item.name: getattr(origin, item.name) for item in fields(Origin)}
+    defaults = Origin("")
+    return Message({name: freeze(value) for name, value in values.items() if value != getattr(defaults, name)})
+
+
+def origin_from_dict(data: Mapping[str, Any]) -> Origin:
+    """Reads back an origin as `origin_to_dict` wrote it; fields of later versions are left out.
+
+    Raises:
+        ValueError: It is none.
+    """
+    texts = {name: data[name] for name in ("wire", "lane", "model") if name in data}
+    dropped, sampling = data.get("dropped", ()), data.get("sampling", Message())
+    are_names = isinstance(dropped, list | tuple) and all(isinstance(name, str) for name in dropped)
+    if not all(isinstance(text, str) for text in texts.values()) or not are_names or not isinstance(sampling, Mapping):
+        raise ValueError(f"Expected the origin of a request, got {data!r:.80}")
+    return Origin(**{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped))
+
+
 @dataclass(frozen=True, slots=True)
 class LLMRequest:
     """One request to an LLM, independent of any provider's wire format. Immutable, all the way down.

@@ -86,10 +86,10 @@ class ErrorInfo:
     limit: str | None = None
 
     @classmethod
-    def of_limit(cls, limit: str | None) -> Self:
-        """Makes the record of a limit; `None`: the environment does not say which."""
+    def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
+        """Makes the record of a limit, with a note on it; `None`: the environment does not say which."""
         name = limit or "unknown"
-        return cls("limit", f"{_LIMIT_REACHED}{name}", name)
+        return cls("limit", _bounded(f"{_LIMIT_REACHED}{name}{f': {note}' if note else ''}"), name)
 
     def to_dict(self) -> dict[str, str]:
         """Returns the JSON-ready form; `limit` only where there is one."""
@@ -106,10 +106,11 @@ class ErrorInfo:
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """Makes the record of an exception."""
-        text = str(error) or type(error).__name__
-        if len(text) > MAX_MESSAGE:
-            text = f"{text[:MAX_MESSAGE]}… ({len(text):,} characters)"
-        return cls(type(error).__name__, text)
+        return cls(type(error).__name__, _bounded(str(error) or type(error).__name__))
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}… ({len(text):,} characters)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,38 @@ class EnvironmentUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What came from an installed agent in one episode.
+
+    Attributes:
+        name: Its name.
+        version: Its version, where it is pinned.
+        requests: HTTP requests for an answer, retries included.
+        retries: Those of them that asked for an answer once more; they cost none.
+        lanes: Names of its conversations, in the order in which they began.
+        dropped: What its requests had that could not be carried.
+    """
+
+    name: str
+    version: str | None = None
+    requests: int = 0
+    retries: int = 0
+    lanes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    def __add__(self, other: AgentFacts) -> AgentFacts:
+        """Adds those of a later stage."""
+        return AgentFacts(
+            self.name,
+            self.version,
+            self.requests + other.requests,
+            self.retries + other.retries,
+            tuple(dict.fromkeys((*self.lanes, *other.lanes))),
+            tuple(sorted({*self.dropped, *other.dropped})),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StageResult:
     """Result of one stage of a multi-step task.
 
@@ -206,7 +239,8 @@ class EpisodeResult:
         reward: The episode's reward: the verifier's, or with scorers the weighted sum of it and theirs; `None` when
             there is none (never 0.0 for want of a better number).
         rewards: Everything the verifier scored, by key, and every scorer, by name.
-        note: Why the reward says nothing about the tests, if they could not be run or graded; for people.
+        note: Why the reward says nothing about the tests, if they could not be run or graded, or why an episode that
+            a limit ended has none; for people.
         error: What went wrong, or the limit that truncated it.
         num_steps: Steps after the first request: policy answers, and any that did not come in time. The trajectory's
             `num_steps` counts the record of the first request, too.
@@ -227,6 +261,7 @@ class EpisodeResult:
         stages: Results of its stages; empty for a single-stage task.
         environment_usage: Spending of its environment in this try, beside the policy's; `None` for an environment that
             makes no model calls. Answers taken over from an earlier try are counted in that try alone.
+        agent: What came from its agent, an installed one; `None` for any other.
     """
 
     episode_id: str
@@ -254,6 +289,7 @@ class EpisodeResult:
     length_stops: int = 0
     format_errors: int = 0
     note: str | None = None
+    agent: AgentFacts | None = None
 
     @property
     def limit(self) -> str | None:
@@ -275,6 +311,7 @@ class EpisodeResult:
             "replayed": asdict(self.replayed) if self.replayed is not None else None,
             "stages": tuple(map(asdict, self.stages)),
             "environment_usage": asdict(self.environment_usage) if self.environment_usage is not None else None,
+            "agent": asdict(self.agent) if self.agent is not None else None,
         }
 
     def to_row(self) -> dict[str, Any]:
@@ -313,7 +350,7 @@ class EpisodeResult:
 
 _FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _validator: TypeAdapter[EpisodeResult] | None = None
-_MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage"})
+_MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
 """Fields of a row with keys or fields of their own, some of them `None`: they become columns where they have some."""
 
 
@@ -334,6 +371,15 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
         if slot not in last or result.retry >= last[slot].retry:
             last[slot] = result
     return tuple(last.values())
+
+
+def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
+    """Returns the names of the rewards that are something else than the reward of their episode, as first met."""
+    named: dict[str, bool] = {}
+    for result in results:
+        for name, value in result.rewards.items():
+            named[name] = named.get(name, False) or name != "reward" or value != result.reward
+    return [name for name, is_another in named.items() if is_another]
 
 
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:

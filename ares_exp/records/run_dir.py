@@ -261,7 +261,10 @@ class RunDir:
         for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
             (self.path / ".hydra" / name).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
-        for folder in (self.path / ".hydra", self.path):
+        folders = [self.path / ".hydra", self.path]
+        if self.path.parent.parent.name == "outputs":  # the default place: outputs/NAME/TIME
+            folders += [self.path.parent, self.path.parent.parent]
+        for folder in folders:
             if folder.resolve() != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 

@@ -27,6 +27,7 @@ class RunSummary:
         threshold: The reward from which on an attempt has passed.
         must_pass: Whether an attempt that has not passed means that something is broken: the tasks' own solutions were
             played.
+        spenders: What made the model calls of `environment_usage`, in words; empty where that is not known.
     """
 
     planned: int
@@ -40,6 +41,7 @@ class RunSummary:
     max_loop_lag_sec: float = 0.0
     threshold: float = 1.0
     must_pass: bool = False
+    spenders: tuple[str, ...] = ()
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:

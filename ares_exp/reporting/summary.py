@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes
+from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.statistics.estimate import Estimate
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 _MAX_TASKS = 200
 _MAX_UNSCORED = 10
+_MAX_ALIKE = 3
+"""Attempts that are named for one reason."""
+_MAX_REWARDS = 4
+_VERIFIER = "verifier"
+"""The column of the verifier's own reward, where scorers have one beside it."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
 """Characters of an error; those after them are left out, never those in its middle."""
@@ -85,29 +90,34 @@ def _table(results: Sequence[EpisodeResult]) -> Table:
 
     table = Table(header_style="bold")
     table.add_column("task", overflow="fold")
-    for name in ("attempts", "reward"):
-        table.add_column(name, justify="right")
+    named = reward_names(results)
+    shown = named[:_MAX_REWARDS]
+    for name in ("attempts", "reward", *(_VERIFIER if name == "reward" else name for name in shown)):
+        table.add_column(Text(name), justify="right", overflow="fold")
     table.add_column("outcome", overflow="fold")
     for name in ("steps", "seconds"):
         table.add_column(name, justify="right")
     tasks = groupby(sorted(results, key=_task_name), key=_task_name)
-    rows = [_row(name, list(attempts)) for name, attempts in tasks]
+    rows = [_row(name, list(attempts), shown) for name, attempts in tasks]
     for row in rows[:_MAX_TASKS]:
         table.add_row(*map(Text, row))
     if len(rows) > _MAX_TASKS:
         table.caption = f"and {len(rows) - _MAX_TASKS} more tasks, in episodes.jsonl"
+    elif len(named) > len(shown):
+        table.caption = f"and {len(named) - len(shown)} more rewards, in episodes.jsonl"
     elif len(results) > len(rows):
-        table.caption = "reward, steps and seconds: means over the attempts"
+        table.caption = "rewards, steps and seconds: means over the attempts"
     return table
 
 
-def _row(name: str, attempts: Sequence[EpisodeResult]) -> tuple[str, ...]:
-    rewards = [result.reward for result in attempts if result.reward is not None]
+def _row(name: str, attempts: Sequence[EpisodeResult], named: Sequence[str]) -> tuple[str, ...]:
+    rewards = [[result.reward for result in attempts if result.reward is not None]]
+    rewards += [[result.rewards[one] for result in attempts if one in result.rewards] for one in named]
     steps = _mean([result.num_steps for result in attempts])
     return (
         name,
         str(len(attempts)),
-        format_number(_mean(rewards)) if rewards else "-",
+        *(format_number(_mean(values)) if values else "-" for values in rewards),
         _outcomes(attempts),
         f"{steps:.0f}" if steps.is_integer() else f"{steps:.1f}",
         f"{_mean([result.duration_sec for result in attempts]):.1f}",
@@ -136,7 +146,8 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
     if totals["cost"] > 0:
         yield f"${totals['cost']:,.4f}"
     if (used := summary.environment_usage) is not None and (used.tokens or used.cost):
-        yield f"the environment's own: {used.tokens:,} tokens" + (f", ${used.cost:,.4f}" if used.cost else "")
+        who = " and ".join(summary.spenders) or "the environment's own"
+        yield f"{who}: {used.tokens:,} tokens" + (f", ${used.cost:,.4f}" if used.cost else "")
     yield format_duration(summary.wall_sec)
     if summary.interrupted:
         yield "interrupted"
@@ -248,10 +259,14 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
         return
     yield ""
     yield "Without a reward:"
-    for result in failed[:_MAX_UNSCORED]:
-        yield f"  {result.task_name} (attempt {result.attempt}): {_why(result)}"
-    if len(failed) > _MAX_UNSCORED:
-        yield f"  and {len(failed) - _MAX_UNSCORED} more, in episodes.jsonl"
+    reasons: dict[str, list[str]] = {}
+    for result in failed:
+        reasons.setdefault(_why(result), []).append(f"{result.task_name} (attempt {result.attempt})")
+    for why, attempts in list(reasons.items())[:_MAX_UNSCORED]:
+        more = f" and {len(attempts) - _MAX_ALIKE} more" if len(attempts) > _MAX_ALIKE else ""
+        yield f"  {', '.join(attempts[:_MAX_ALIKE])}{more}: {why}"
+    if hidden := sum(map(len, list(reasons.values())[_MAX_UNSCORED:])):
+        yield f"  and {hidden} more, in episodes.jsonl"
     if cut_short := len(results) - len(failed):
         yield f"  {count_of(cut_short, 'attempt')} cut short"
     if never_begun > 0:
@@ -260,6 +275,11 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
 
 def _why(result: EpisodeResult) -> str:
     """Formats outcome and error in one line."""
+    why = _error(result)
+    return why if result.note is None else f"{why}; {result.note}"
+
+
+def _error(result: EpisodeResult) -> str:
     if result.error is None:
         return result.outcome.value
     text = " ".join(result.error.message.split())

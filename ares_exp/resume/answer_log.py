@@ -11,7 +11,7 @@ written. Older logs have none of these three: in them, a request without an answ
 An answer that was asked for ahead of its turn has a line of its own when it comes, which numbers it (`"ahead": 3`);
 `{"applied": 3}` stands where its turn came. One whose turn never came is in `ahead`, also when this log begins with it
 because an earlier try paid for it (`"taken_over": true`). The version in the first line is 2 since then; older logs
-have none, and are read.
+have none, and are read. Since version 3 a request may have an `origin`, with its lane.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class AnswerLog:
         self._encoder, self._count, self._ahead = StepEncoder(), 0, len(ahead)
         names = (field.name for field in fields(self._episode) if field.name not in _CONTENT)
         head = {name: getattr(self._episode, name) for name in names}
-        head |= {"taken_over": len(taken_over), "schema_version": 2}
+        head |= {"taken_over": len(taken_over), "schema_version": 3}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
@@ -334,7 +334,7 @@ class _Head(BaseModel):
     started_at: Annotated[float, Field(ge=0, lt=MAX_COUNT)]
     parent: Text | None
     taken_over: Count
-    schema_version: Literal[1, 2] = 1
+    schema_version: Literal[1, 2, 3] = 1
 
 
 def _head(line: str) -> dict[str, Any]:

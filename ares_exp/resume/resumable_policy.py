@@ -5,9 +5,9 @@ So is that there was no answer in time: the stage of the task that it ended ends
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ares_exp.asking.asked_ahead import AskedAhead, concurrency_of, is_asked_ahead
 from ares_exp.asking.checked_answer import checked_answer
@@ -18,9 +18,11 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient
 from ares_exp.resume.answer_log import AnswerLog, Exchange, answers
+from ares_exp.resume.recorded_lanes import RecordedLanes
 from ares_exp.rollout import EpisodeEvents
+from ares_exp.trajectories.normalisers import Normaliser
 from ares_exp.trajectories.records import deserialize_llm_request, serialize_llm_request
-from ares_exp.trajectories.request_diff import Match, RequestComparison
+from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison
 
 OnDivergence = Literal["continue", "restart"]
 """Action when a replayed episode sends a different request: continue from there with the policy, or restart the
@@ -59,8 +61,10 @@ class _Answered(NamedTuple):
 class ResumablePolicy:
     """Gives the answers of an earlier try again while the requests are the same; then asks the policy.
 
-    Times, process ids and the like may differ (see `normalisers`). Answers that were asked ahead are logged when they
-    come; those of the earlier try whose turn never came are given to the requests that they answer, in whatever order.
+    Times, process ids and the like may differ (see `normalisers`). The conversations of an agent are lanes, each with
+    an order of its own: a request is compared with the next one of its lane. Answers that were asked ahead are logged
+    when they come; those of the earlier try whose turn never came are given to the requests that they answer, in
+    whatever order.
 
     Attributes:
         given_again: The answers given again so far.
@@ -76,6 +80,7 @@ class ResumablePolicy:
         begin_at: int = 0,
         events: EpisodeEvents | None = None,
         on_divergence: OnDivergence = "continue",
+        normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
         """Advances the client past the exchanges before `begin_at`.
 
@@ -89,14 +94,17 @@ class ResumablePolicy:
             events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
                 that is to be paid for.
             on_divergence: What to do where a request is another one.
+            normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
         """
         self._client = client
         self._log = log
-        self._earlier = list(earlier)
+        self._logged = list(earlier)
+        self._recorded = RecordedLanes(earlier, used=begin_at)
         self._position = begin_at
         self._events = events or EpisodeEvents()
         self._on_divergence = on_divergence
-        self._comparison = RequestComparison()
+        self._normalisers = normalisers
+        self._comparison = RequestComparison(normalisers)
         self._advance = client.advance if isinstance(client, AdvancingClient) else _stay
         self._asked = AskedAhead(
             self._ask,
@@ -105,7 +113,7 @@ class ResumablePolicy:
             on_wait=self._events.waited,
         )
         self._pending: Sequence[PendingRequest] = ()
-        self._is_live = False
+        self._is_live = self._has_gone_live = False
         self._left_over = dict(enumerate(ahead))
         self.given_again = GivenAgain(answers(earlier[:begin_at]))
         for exchange in earlier[:begin_at]:
@@ -136,37 +144,53 @@ class ResumablePolicy:
         """
         position = self._position
         self._position += 1
-        if self.given_again.diverged_at is None and position < len(self._earlier):
-            if self._earlier[position].stage > self._events.num_stages:
-                await self._end_stage(request, position)
+        asked = serialize_llm_request(request)
+        if self._recorded and (exchange := self._recorded.next_of(asked, self._is_same)) is not None:
+            if exchange.stage > self._events.num_stages:
+                await self._end_stage(asked, exchange)
                 raise UnansweredError("The stage of the task had ended before this request.")
-            recorded, answer, _ = self._earlier[position]
-            compared = self._comparison.compare(position, recorded, serialize_llm_request(request))
+            compared = self._comparison.compare(position, exchange.request, asked)
             if compared.match in _SAME:
-                self._advance(request, answer)
-                if answer is None:
+                self._recorded.use(asked)
+                self._advance(request, exchange.answer)
+                if exchange.answer is None:
                     raise UnansweredError("There was no answer to this request in time.")
-                self._give_again(answer)
-                return answer
-            self.given_again.diverged_at = position
-            if self._on_divergence == "restart":
-                raise ResumeDivergedError(
-                    f"Played again, the episode asks something else at step {position} than it did: the attempt is "
-                    "started anew (resume_diverged=restart).",
-                    step=position,
-                    why=f"{compared.where}: {'; '.join(compared.diff)}",
-                )
-            await self._begin_log(self._earlier[:position])
-        if not self._is_live:
-            self._go_live()
+                self._give_again(exchange.answer)
+                return exchange.answer
+            await self._diverge(position, asked, compared)
+        self._go_live()
         return await self._answer(request)
 
+    def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+        return RequestComparison(self._normalisers).compare(0, recorded, asked).match in _SAME
+
+    async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
+        """Notes that a lane goes another way: its later recorded answers are not used.
+
+        Raises:
+            ResumeDivergedError: The attempt is to start from the beginning.
+        """
+        if self.given_again.diverged_at is None:
+            self.given_again.diverged_at = position
+        if self._on_divergence == "restart":
+            raise ResumeDivergedError(
+                f"Played again, the episode asks something else at step {position} than it did: the attempt is "
+                "started anew (resume_diverged=restart).",
+                step=position,
+                why=f"{compared.where}: {'; '.join(compared.diff)}",
+            )
+        forgotten = set(map(id, self._recorded.forget(asked)))
+        await self._begin_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
+
     def _go_live(self) -> None:
-        """Asks the policy from now on. What was asked ahead is paid for, whether or not its turn comes."""
-        self._is_live = True
-        for answer in answers(self._left_over.values()):
-            self._give_again(answer)
-        self._asked.expect(self._pending)
+        """Asks the policy from now on, ahead, too, when nothing is given again any more."""
+        if not self._has_gone_live:
+            self._has_gone_live = True
+            for answer in answers(self._left_over.values()):  # paid for, whether or not its turn comes
+                self._give_again(answer)
+        if not self._is_live and not self._recorded:
+            self._is_live = True
+            self._asked.expect(self._pending)
 
     def _give_again(self, answer: LLMResponse) -> None:
         self.given_again.answers.append(answer)
@@ -187,6 +211,7 @@ class ResumablePolicy:
             raise
         if ahead is not None:
             self._log.apply(ahead)
+        self._note(request, answer)
         if is_taken:
             self._advance(request, answer)
         return answer
@@ -215,28 +240,32 @@ class ResumablePolicy:
             return None
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, (recorded, answer, own_stage) in self._left_over.items():
-            is_same = own_stage == stage and RequestComparison().compare(0, recorded, request).match in _SAME
-            if is_same and answer is not None:
+            if own_stage == stage and answer is not None and self._is_same(recorded, request):
                 del self._left_over[number]
                 return _Answered(answer, number, is_taken=True)
         return None
 
     def _note_unanswered(self, request: LLMRequest) -> None:
         """Logs that the last request had no answer before the environment's time was up."""
-        is_logged = self.given_again.diverged_at is None and self._position <= len(self._earlier)
-        if not is_logged:
-            self._log.append(request, None, stage=self._events.num_stages)
+        self._log.append(request, None, stage=self._events.num_stages)
+        self._note(request, None)
 
-    async def _end_stage(self, request: LLMRequest, position: int) -> None:
-        """Logs the end of a stage whose agent was interrupted by its time limit."""
-        unasked = Exchange(serialize_llm_request(request), None, self._events.num_stages)
-        self._earlier.insert(position, unasked)
-        await self._begin_log(self._earlier)
+    def _note(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Remembers what the log has more than the earlier try, as long as it may have to be begun anew."""
+        if self._recorded:
+            self._logged.append(Exchange(serialize_llm_request(request), answer, self._events.num_stages))
 
-    async def _begin_log(self, earlier: Sequence[Exchange]) -> None:
+    async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
+        """Logs the end of a stage whose agent was interrupted by its time limit, before the next exchange."""
+        place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
+        self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
+        await self._begin_log(self._logged)
+
+    async def _begin_log(self, logged: Sequence[Exchange]) -> None:
         """Begins the log anew with other exchanges than it had."""
+        self._logged = list(logged)
         ahead = list(self._left_over.values())
-        await in_thread(lambda: self._log.begin(earlier, ahead))
+        await in_thread(lambda: self._log.begin(self._logged, ahead))
 
 
 def _stay(request: LLMRequest, answer: LLMResponse | None) -> None:

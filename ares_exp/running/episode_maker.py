@@ -27,6 +27,7 @@ from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
+from ares_exp.trajectories.normalisers import with_own
 
 if TYPE_CHECKING:
     from ares_exp.environments.restoring import Continuation
@@ -203,6 +204,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             begin_at=episode.from_snapshot or 0,
             events=episode,
             on_divergence=self._settings.resume_diverged,
+            normalisers=with_own(self._parts.agent_factory.normalisers),
         )
         episode.given_again = policy.given_again
         return policy

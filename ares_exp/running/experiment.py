@@ -198,6 +198,7 @@ class Experiment:
             max_loop_lag_sec=self._max_loop_lag_sec,
             threshold=self._settings.reward_threshold,
             must_pass=self._parts.policy.must_pass,
+            spenders=tuple(self._parts.source.spenders),
         )
 
     def _write_totals(self, summary: RunSummary) -> None:

@@ -45,7 +45,7 @@ async def prepare(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
-    parts.snapshots.check(parts.source, parts.container_factory)
+    parts.snapshots.check(parts.source, parts.container_factory, parts.agent_factory)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     if parts.source.needs_container:
         checks += [parts.container_factory.preflight(), parts.agent_factory.preflight()]

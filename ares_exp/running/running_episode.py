@@ -120,7 +120,8 @@ class RunningEpisode(EpisodeEvents):
             failure: The exception that ended the episode, if one did.
         """
         planned, usage, report = self.planned, self.usage, self.report()
-        outcome, error, reward = ending(self.last or self._last_step(), failure, limit=report.truncated_by)
+        limit, note = report.truncated_by, report.limit_note
+        outcome, error, reward = ending(self.last or self._last_step(), failure, limit=limit, note=note)
         waited = {"rate_limit": self.waited_sec} if self.waited_sec else {}
         return EpisodeResult(
             episode_id=planned.episode_id,
@@ -148,6 +149,7 @@ class RunningEpisode(EpisodeEvents):
             environment_usage=report.environment_usage,
             length_stops=usage.length_stops,
             format_errors=report.format_errors,
+            agent=report.agent_facts,
         )
 
     def _last_step(self) -> TimeStep[Any] | None:

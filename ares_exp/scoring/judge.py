@@ -114,6 +114,11 @@ class Judge(ScorerBase):
         self._lowest, self._highest = lowest, highest
         self._command, self._tries, self._max_chars = command, tries, max_chars
 
+    @property
+    def asks_model(self) -> bool:
+        """Yes."""
+        return True
+
     def set_name(self, name: str) -> None:
         """Takes the name, for messages."""
         self._model.name, self._model.key = f"The judge `{name}`", f"env.scorers.{name}.policy"

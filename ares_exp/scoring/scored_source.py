@@ -71,6 +71,12 @@ class ScoredSource(StandIn, SourceBase):
     def origins(self) -> Mapping[str, TaskOrigin]:  # noqa: D102
         return self._source.origins
 
+    @property
+    def spenders(self) -> Sequence[str]:
+        """What the source names, and the scorers that ask models."""
+        asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
+        return [*self._source.spenders, *asking]
+
     def digest(self, task_name: str) -> str | None:  # noqa: D102
         return self._source.digest(task_name)
 

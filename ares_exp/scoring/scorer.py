@@ -133,6 +133,11 @@ class ScorerBase(Scorer):
         """Returns the rewards of an episode; see `Scorer`."""
         raise NotImplementedError
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether it spends tokens of a model on a score, so that the summary names it. Default: no."""
+        return False
+
     def set_name(self, name: str) -> None:
         """Is told the name that the scorer has in the run, before anything else. Default: nothing."""
 

@@ -27,10 +27,10 @@ class Exporting(Protocol):
 
 
 class Capturing(Protocol):
-    """What is asked of a container factory; see `ContainerFactoryBase`."""
+    """What is asked of the factories of containers and agents."""
 
     def check_snapshots(self) -> None:
-        """Raises a `UserError` where its containers cannot be captured."""
+        """Raises a `UserError` where what it makes cannot be captured."""
         ...
 
 
@@ -39,7 +39,7 @@ class NoSnapshots:
 
     output_dir: Path | None = None
 
-    def check(self, source: Exporting, container_factory: Capturing) -> None:
+    def check(self, source: Exporting, *parts: Capturing) -> None:
         """There is nothing to refuse."""
 
     def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
@@ -91,8 +91,12 @@ class SnapshotSchedule:
         self._has_garbage = False
         self._told: set[str] = set()
 
-    def check(self, source: Exporting, container_factory: Capturing) -> None:
+    def check(self, source: Exporting, *parts: Capturing) -> None:
         """Refuses, before anything starts, what cannot be captured.
+
+        Args:
+            source: Makes the environments.
+            parts: The factories of their containers and agents.
 
         Raises:
             UserError: With the reason and the remedy.
@@ -102,7 +106,8 @@ class SnapshotSchedule:
                 f"Expected environments that have `export_state` for snapshots, and {name_of(source)} does not "
                 "say that its own have it (`exports_state = True`). Set `snapshot=none`."
             )
-        container_factory.check_snapshots()
+        for part in parts:
+            part.check_snapshots()
 
     def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
         """`env` with snapshots."""

@@ -10,11 +10,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from ares_exp.errors import PreflightError
 from ares_exp.terminal.subcommands import run_module
+from ares_exp.testing.failures import Failure, told
 
 PROGRAM = "python -m ares_exp.testing"
 DESCRIPTION = """\
@@ -30,7 +33,11 @@ Examples:
 Exit codes: 0 every test passes; 1 one fails, or a part cannot be tested; 2 the command line is wrong.
 """
 EXIT_OK, EXIT_FAILED = 0, 1
+INSTALL = "pip install pytest pytest-asyncio."
 TIMEOUT_SEC = 3600.0
+MAX_CHARS = 100_000
+"""How much of what pytest printed is passed on."""
+NEEDED = ("pytest", "pytest_asyncio")
 
 _MODULE = """
 import pytest
@@ -92,11 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reply", action="append", help="agent, environment: what the policy says, in this order")
     parser.add_argument("--image", help="container: image of the containers, where the backend needs one")
     parser.add_argument("--user", help="container: a user of the containers besides root")
+    parser.add_argument("--traceback", action="store_true", help="all that pytest says of tests that fail")
     parser.add_argument("--network", action="append", default=[], help="container: a network mode that it offers")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    if missing := [name.replace("_", "-") for name in NEEDED if find_spec(name) is None]:
+        raise PreflightError(f"A suite is run by pytest, and {' and '.join(missing)} is missing: {INSTALL}")
     columns = {part: results_of(part, arguments) for part in arguments.parts}
     print_table(arguments.kind, columns)
     return EXIT_FAILED if "no" in {word for column in columns.values() for word in column.values()} else EXIT_OK
@@ -130,12 +140,17 @@ def results_of(part: str, given: argparse.Namespace) -> dict[str, str]:
         if not report.exists():
             raise SystemExit(f"{part}: pytest did not run:\n{run.stdout}{run.stderr}")
         found: dict[str, list[str]] = {}
+        failures: list[tuple[str, Failure]] = []
         for case in ElementTree.parse(report).iter("testcase"):
-            failed = case.find("failure") is not None or case.find("error") is not None
-            word = "no" if failed else "-" if case.find("skipped") is not None else "yes"
-            found.setdefault(case.attrib["name"].partition("[")[0], []).append(word)
-        if not found or "no" in {word for words in found.values() for word in words}:
-            sys.stderr.write(run.stdout[-4000:])
+            name = case.attrib["name"].partition("[")[0]
+            if (failure := Failure.of(case)) is not None:
+                failures.append((_sentence(name), failure))
+            word = "no" if failure is not None else "-" if case.find("skipped") is not None else "yes"
+            found.setdefault(name, []).append(word)
+        if not found or (failures and given.traceback):
+            sys.stderr.write(run.stdout[-MAX_CHARS:])
+        elif failures:
+            sys.stderr.write(f"{part}:\n" + "".join(f"{paragraph}\n" for paragraph in told(failures)) + "\n")
         if not found:
             raise SystemExit(f"{part}: no test of the suite was run.")
     return {name: "no" if "no" in words else "yes" if "yes" in words else "-" for name, words in found.items()}

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import resource
+import secrets
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Shell
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
+from ares_exp.containers.user_cache import user_cache_dir
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, UnsupportedTaskError
 from ares_exp.testing.host_server import hello_server
 
@@ -44,6 +46,23 @@ async def until_alive(box: Container, what: str, count: int) -> None:
 def _ask(where: str, what: str) -> str:
     """Makes a command that sends a request through its own socket."""
     return f"exec 3<>/dev/tcp/{where} && printf 'GET {what} HTTP/1.1\\r\\n\\r\\n' >&3 && timeout 50 cat <&3"
+
+
+@contextlib.contextmanager
+def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
+    """Creates a file in each folder that this user may write to; removes them, and the folders that it made."""
+    with contextlib.ExitStack() as made:
+        files = []
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                for missing in [path for path in (folder, *folder.parents) if not path.exists()][::-1]:
+                    missing.mkdir()
+                    made.callback(missing.rmdir)
+                file = folder / name
+                file.write_text(text)
+                made.callback(file.unlink)
+                files.append(file)
+        yield files
 
 
 class ContainerContract:
@@ -433,6 +452,38 @@ class ContainerContract:
             await box.set_network(NO_NETWORK)
             with pytest.raises(ValueError, match=r"Expected one of the .*policies"):
                 await box.set_network(PUBLIC)
+
+    # What is not in it
+
+    async def test_home_keys_runs_and_cache_are_out_of_reach(
+        self, factory: ContainerFactory, spec: ContainerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = f"ares_exp-contract-{secrets.token_hex(8)}"
+        key = f"key-{secrets.token_hex(8)}"
+        monkeypatch.setenv("ARES_EXP_CONTRACT_API_KEY", key)
+        folders = (
+            Path.home(),
+            Path.home() / ".ssh",
+            user_cache_dir() / "contract",
+            Path.cwd(),
+            tmp_path / "outputs" / "run",
+        )
+        with _files(folders, name, key) as files:
+            assert files
+            async with factory(spec) as other, factory(spec) as box:
+                await other.exec(f"echo {key} >/tmp/{name}; mkdir -p /home/{name}; (sleep 100; : {key}) &", user="root")
+                for file in files:
+                    reach = f"cat {file}; mkdir -p {file.parent} && echo written >{file}; rm -rf {file}"
+                    assert key not in (await box.exec(reach, user="root", timeout_sec=SLACK_SEC)).output
+                    assert file.read_text() == key
+                elsewhere = "\\( -path '/proc/*' -o -path '/sys/*' -o -path '/usr/*' \\) -prune"
+                by_process = " ".join(f"$p/{place}/{name}" for place in ("cwd", "root/tmp", "fd/*"))
+                look = f"find / {elsewhere} -o -name {name} -print; for p in /proc/[0-9]*; do ls -d {by_process}; done"
+                read = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\0' '\\n'"
+                seen = await box.exec(f"{{ {look}; {read}; }} 2>/dev/null", user="root", timeout_sec=SLACK_SEC)
+                assert key not in seen.output
+                assert [line for line in seen.output.splitlines() if line.endswith(f"/{name}")] == []
+                assert (await other.exec(f"cat /tmp/{name}", user="root")).output == f"{key}\n"
 
     # Its life
 

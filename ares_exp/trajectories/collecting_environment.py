@@ -240,7 +240,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         if self._listener is not None:
             self._listener.reached_last(last)
         report = self.report()
-        await self._end(ending(last, limit=report.truncated_by), rewards=report.rewards)
+        await self._end(ending(last, limit=report.truncated_by, note=report.limit_note), rewards=report.rewards)
 
     async def _end(
         self, ended: Ending, unfinished: StepRecord | None = None, *, rewards: Mapping[str, float] | None = None

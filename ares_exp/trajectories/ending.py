@@ -31,13 +31,16 @@ class Ending(NamedTuple):
     reward: float | None = None
 
 
-def ending(last: LastStep | None, failure: BaseException | None = None, *, limit: str | None = None) -> Ending:
+def ending(
+    last: LastStep | None, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
+) -> Ending:
     """Decides how an episode ended. A LAST step that was reached counts, whatever came after it.
 
     Args:
         last: The LAST step; `None` when none was reached.
         failure: The exception that ended the episode, if one did.
         limit: The limit that cut it short, where that is known.
+        note: More about that limit.
     """
     if last is None:
         ended = failure or RuntimeError("the episode ended without a LAST step")
@@ -46,5 +49,5 @@ def ending(last: LastStep | None, failure: BaseException | None = None, *, limit
     if reward is not None and not math.isfinite(reward):
         return Ending(Outcome.ERRORED, ErrorInfo("ValueError", f"the environment's reward is {reward}"))
     if last.discount:
-        return Ending(Outcome.TRUNCATED, ErrorInfo.of_limit(limit), reward)
+        return Ending(Outcome.TRUNCATED, ErrorInfo.of_limit(limit, note), reward)
     return Ending(Outcome.COMPLETED, reward=reward)

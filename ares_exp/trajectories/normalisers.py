@@ -115,6 +115,12 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
     return tuple(made)
 
 
+def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
+    """Compiles the built-in ones, and those of an agent: name → pattern and replacement."""
+    compiled = (Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
+    return (*compiled, *make_normalisers(list(BUILT_IN)))
+
+
 def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> Any:
     """Normalises every text in JSON-like `value`; `used` takes the names of normalisers that changed one.
 

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.containers.activity import CommandRecord
-from ares_exp.environment import StepType
-from ares_exp.llms.request import REQUEST_DEFAULTS, FrozenList, LLMRequest, Message, freeze
+from ares_exp.environment import MAIN_LANE, StepType
+from ares_exp.llms.request import (
+    REQUEST_DEFAULTS,
+    FrozenList,
+    LLMRequest,
+    Message,
+    freeze,
+    origin_from_dict,
+    origin_to_dict,
+)
 from ares_exp.llms.response import (
     OPTIONAL_RESPONSE_FIELDS,
     ORACLE_MODEL,
@@ -24,16 +32,26 @@ from ares_exp.records.results import ErrorInfo, Outcome
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
     """Returns a JSON-ready dict of `request`, frozen; fields at their default are left out."""
-    data = {"messages": request.messages}
+    data: dict[str, Any] = {"messages": request.messages}
     for name, default in REQUEST_DEFAULTS.items():
         if (value := getattr(request, name)) != default:
             data[name] = value
+    if request.origin is not None:
+        data["origin"] = origin_to_dict(request.origin)
     return Message(data)
 
 
 def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
-    """Undoes `serialize_llm_request`. Raises `TypeError` for unknown or missing fields."""
-    return LLMRequest(**data)
+    """Undoes `serialize_llm_request`. Raises `TypeError` for unknown or missing fields, `ValueError` for no origin."""
+    origin = data.get("origin")
+    return LLMRequest(**{**data, "origin": origin_from_dict(origin) if isinstance(origin, Mapping) else None})
+
+
+def lane_of(request: Mapping[str, Any]) -> str:
+    """Returns the lane of a request as `serialize_llm_request` gives it."""
+    origin = request.get("origin")
+    lane = origin.get("lane") if isinstance(origin, Mapping) else None
+    return lane if isinstance(lane, str) else MAIN_LANE
 
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:

@@ -6,8 +6,9 @@ or different. Resume and branches normalise what the clock, the kernel and rando
 config says; `diff` nothing. An agent that is run again against its journal is compared by digests of the same parts
 (`journal.call_identity`), exactly: it is shown the recorded times.
 
-Reasoning that an agent keeps in its messages is no part of what is compared: it is the model's, as log-probabilities
-are, and an answer that is given again brings its own.
+Where a request came from (`origin`) is no part of what is compared, and neither is reasoning that an agent keeps in its
+messages: it is the model's, as log-probabilities are, and an answer that is given again brings its own. Requests that
+came over HTTP are also equal where they only spell the same in other ways (see `llms.canonical`).
 
 A request repeats the conversation so far. A message that came out differently is therefore in all later requests, too:
 it counts once, at the step where it first shows, so that one random number at the beginning does not hide that
@@ -25,9 +26,13 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from ares_exp.llms.canonical import fingerprint
 from ares_exp.llms.reasoning import REASONING_FIELDS
 from ares_exp.trajectories.normalisers import BUILT_IN, Normaliser, make_normalisers, normalise
+from ares_exp.trajectories.records import deserialize_llm_request
 
+SPELLING = "spelling"
+"""Stands among the normalisers for what is the same in canonical form."""
 DIFF_LINES = 12
 LINE_CHARS = 160
 COMPARED_LINES = 400
@@ -96,11 +101,23 @@ class RequestComparison:
                 different = different or (where, short_diff(was, now))
             elif used:
                 equal = (where, used) if equal is None else (equal[0], equal[1] | used)
+        if different is not None and self._is_same_spelt_otherwise(recorded, asked):
+            return StepComparison(step, Match.NORMALISED, different[0], normalisers=(SPELLING,))
         if different is not None:
             return StepComparison(step, Match.DIFFERENT, different[0], diff=different[1])
         if equal is not None:
             return StepComparison(step, Match.NORMALISED, equal[0], normalisers=tuple(sorted(equal[1])))
         return StepComparison(step, Match.EXACT)
+
+    def _is_same_spelt_otherwise(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+        """Whether two requests that came over HTTP have the same canonical form, normalised."""
+        if "origin" not in recorded or "origin" not in asked:
+            return False
+        old, new = (fingerprint(deserialize_llm_request(one), self._normalise) for one in (recorded, asked))
+        return old == new
+
+    def _normalise(self, message: Any) -> Any:
+        return normalise(message, self._normalisers, set())
 
 
 class Difference(NamedTuple):
@@ -139,7 +156,7 @@ def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None
         yield f"message {index} ({role})", was, has
-    for name in sorted({*old, *new} - {"messages"}):
+    for name in sorted({*old, *new} - {"messages", "origin"}):
         yield f"`{name}`", old.get(name), new.get(name)
 
 

@@ -86,7 +86,7 @@ class EpisodeTally:
         }
         if time_step.step_type == "LAST":
             report = self._env.report()
-            ended = ending(time_step, limit=report.truncated_by)
+            ended = ending(time_step, limit=report.truncated_by, note=report.limit_note)
             info["outcome"] = ended.outcome.value
             info["limit"] = ended.error.limit if ended.error is not None else None
             info["rewards"] = {key: float(value) for key, value in report.rewards.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
@@ -17,7 +19,7 @@ from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, UserError, close_matches
 from ares_exp.presets.task_sampling_environment import TaskSamplingEnvironment
 from ares_exp.tasks.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
@@ -48,6 +50,24 @@ def container_factory(value: Any) -> ContainerFactoryBase:
     return as_container_factory(import_target(targets[value])())
 
 
+def agent_factory(value: Any) -> Callable[..., CodeAgent]:
+    """Converts the argument `agent` to a factory, for pydantic.
+
+    Raises:
+        ValueError: The value makes no agents.
+    """
+    targets = option_targets("agent")
+    if isinstance(value, str) and value in targets:
+        value = import_target(targets[value])()
+    if value is None:
+        value = ShellAgentFactory()
+    if not callable(value):
+        names = ", ".join(map(repr, targets))
+        raise ValueError(f"expected {names} or a factory of agents, got {value!r:.80}")
+    made: Callable[..., CodeAgent] = value
+    return made
+
+
 def explained(init: Callable[Concatenate[SelfT, P], None]) -> Callable[Concatenate[SelfT, P], None]:
     """Turns pydantic's report on wrong arguments into one paragraph."""
 
@@ -55,15 +75,35 @@ def explained(init: Callable[Concatenate[SelfT, P], None]) -> Callable[Concatena
     def checked(self: SelfT, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             init(self, *args, **kwargs)
+        except UserError as error:
+            if isinstance(self, SourceGym):
+                error.args = tuple(_as_arguments(one) for one in error.args)
+            raise
         except pydantic.ValidationError as error:
             problems = []
             for item in error.errors(include_url=False):
                 text = item["msg"].removeprefix("Value error, ")
+                if item["type"] == "unexpected_keyword_argument":
+                    problems.append(f"there is no argument `{item['loc'][-1]}`.{_near(type(self), item['loc'][-1])}")
+                    continue
                 got = "" if "got " in text or item["type"].startswith("missing") else f" (got {item['input']!r:.80})"
                 problems.append(f"`{'.'.join(map(str, item['loc']))}`: {text}{got}")
-            raise ConfigError(f"{type(self).__name__} cannot be made: {'; '.join(problems)}.") from None
+            said = "; ".join(problems)
+            end = "" if said.endswith(("?", ".")) else "."
+            raise ConfigError(f"{type(self).__name__} cannot be made: {said}{end}") from None
 
     return checked
+
+
+def _as_arguments(message: Any) -> Any:
+    """Names the keys of `env` in a message as the arguments that they are here: `path=` for `env.path=`."""
+    return re.sub(r"\benv\.(?=[a-z])", "", message) if isinstance(message, str) else message
+
+
+def _near(kind: type[Any], name: object) -> str:
+    """Returns the arguments that `name` may have meant, as a sentence behind a space."""
+    makers: list[Callable[..., Any]] = [kind, kind.source] if issubclass(kind, SourceGym) else [kind]
+    return close_matches(str(name), [name for make in makers for name in inspect.signature(make).parameters])
 
 
 class SourceGym(GymWrapper):
@@ -85,7 +125,7 @@ class SourceGym(GymWrapper):
         /,
         *,
         container: Annotated[str | ContainerFactory, pydantic.PlainValidator(container_factory)] = "local",
-        agent: Callable[..., CodeAgent] | None = None,
+        agent: Annotated[str | Callable[..., CodeAgent] | None, pydantic.PlainValidator(agent_factory)] = None,
         step_limit: AtLeastOne | None = None,
         token_limit: AtLeastOne | None = None,
         cost_limit: Positive | None = None,
@@ -104,7 +144,8 @@ class SourceGym(GymWrapper):
         Args:
             container: An option of the `container` group (`"local"`, `"docker"`), or a factory with options of your
                 own, which stays yours to close.
-            agent: Makes the code agent; `None` for the shell agent.
+            agent: An option of the `agent` group (`"shell"`, `"tools"`), or what makes the code agent; `None` for the
+                shell agent.
             step_limit: LLM responses after which the verifier scores the current state, and the episode is truncated.
                 Gymnasium's `max_episode_steps` cuts it without a verdict.
             token_limit: Prompt and generated tokens of an episode, likewise.
@@ -136,7 +177,7 @@ class SourceGym(GymWrapper):
         )
         parts = EpisodeParts(
             container_factory=container_factory(container),
-            code_agent_factory=as_agent_factory(agent or ShellAgentFactory()),
+            code_agent_factory=as_agent_factory(agent_factory(agent)),
             limits=limits,
             seed=seed,
             provide_solution=provide_solution,

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.container import ContainerSpec, Mount
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
 from ares_exp.containers.daytona.options import DaytonaOptions
 from ares_exp.containers.daytona.sandbox_request import (
@@ -267,3 +268,9 @@ async def test_what_the_sdk_uploads_is_what_the_dockerfile_needs(tmp_path: Path)
     with tarfile.open(fileobj=io.BytesIO(bytes(data))) as tar:
         files = {entry.name.removeprefix("./"): (entry.type, entry.mode & 0o777) for entry in tar if not entry.isdir()}
     assert files == {"link": (tarfile.REGTYPE, 0o644), "d/script": (tarfile.REGTYPE, 0o755)}
+
+
+def test_directories_of_this_machine_are_refused_before_a_run(tmp_path: Path) -> None:
+    spec = ContainerSpec("t", docker_image="debian:12.9", mounts=(Mount(tmp_path, "/opt/tool", "d1"),))
+    with pytest.raises(UnsupportedTaskError, match=r"Task t: .*/opt/tool.*Use container=local"):
+        DaytonaContainerFactory().check(spec)

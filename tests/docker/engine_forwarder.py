@@ -30,6 +30,8 @@ async def forwarded_engine() -> AsyncIterator[str]:
             sending = asyncio.create_task(copy(reader, far_writer))
             await copy(far_reader, writer)
             sending.cancel()
+        except asyncio.CancelledError:
+            pass
         finally:
             writer.transport.abort()
             far_writer.transport.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
 from tests.docker.compose_tasks import IMAGE, compose_spec, needs_compose
 from tests.docker.engine_forwarder import forwarded_engine
+from tests.killed_door import killed_door
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -139,3 +141,11 @@ async def test_main_of_several_services(tmp_path: Path, tool: Mount) -> None:
         elsewhere = await other.exec(f"bash -c 'exec 3<>/dev/tcp/main/{port}'; ls /opt/ares_exp")
         assert "Connection refused" in elsewhere.output
         assert "No such file" in elsewhere.output
+
+
+@needs_root
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_the_door_of_a_killed_process_is_closed(is_remote: bool) -> None:
+    async with forwarded_engine() as host, killed_door("docker", {"DOCKER_HOST": host} if is_remote else {}) as door:
+        assert len(door.relays) == is_remote
+        assert await asyncio.to_thread(door.is_gone)

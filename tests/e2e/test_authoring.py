@@ -128,6 +128,7 @@ def test_attempts_are_judged_together(cli: Cli, tmp_path: Path) -> None:
         (["concurrency=2"], "Expected the path of a task"),
         (["tasks", "policy=scripted"], "Expected no `policy=`"),
         (["tasks", "env.path=elsewhere"], "Expected no `env.path=`"),
+        (["tasks", "attempts=0"], "Expected `attempts` to be at least 1"),
         (["tasks", "contaner=docker"], "Did you mean `container`?"),
         (["tasks", "--container=dokker"], "There is no option `dokker`"),
         (["tasks", "--out", "tasks"], "new or an empty folder"),

@@ -204,7 +204,8 @@ def test_training_data_is_made_of_them(tmp_path: Path, command: Command) -> None
     conversations = [json.loads(line)["messages"] for line in (tmp_path / "good.jsonl").read_text().splitlines()]
     [messages] = conversations  # both attempts are the same
     assert [one["content"] for one in messages if one["role"] == "assistant"] == FINISHED["write-greeting"]
-    code, said = command("ares_exp.trajectories", "convert", "sweep/0", "sweep/1", "pairs.jsonl", "--to", "preference")
+    words = ("convert", "sweep/0", "sweep/1", "pairs.jsonl", "--to", "preference", "--oracle")
+    code, said = command("ares_exp.trajectories", *words)
     assert code == 0, said
     pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
     for pair, task in zip(pairs, ("access-log-report", "write-greeting"), strict=True):

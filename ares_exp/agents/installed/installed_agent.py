@@ -16,9 +16,10 @@ from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, Lau
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT, Door, ServingContainer
-from ares_exp.errors import AgentError, DoorUnavailableError, EndpointLostError, NoRequestError
+from ares_exp.errors import AgentError, ConfigError, DoorUnavailableError, EndpointLostError, NoRequestError
 from ares_exp.interception.line import KEEPALIVE_SEC, Line, LineReport
 from ares_exp.llms.request import LLMClient
+from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
 
 if TYPE_CHECKING:
@@ -80,9 +81,26 @@ class InstalledAgentFactory(AgentFactoryBase):
         return self.recipe.supports
 
     @property
+    def normalisers(self) -> Mapping[str, tuple[str, str]]:
+        """As the recipe."""
+        return self.recipe.normalisers
+
+    @property
     def mounts(self) -> tuple[Mount, ...]:
         """As the recipe."""
         return self.recipe.mounts
+
+    def check_snapshots(self) -> None:
+        """Refuses snapshots: a process cannot be put back.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"Expected `snapshot=none` with agent={self.name}, which is a process in its container: a snapshot has "
+            "files, and cannot put a process back. A run that was killed goes on without one (`resume=`): its recorded "
+            "answers are given again in a fresh container. What the agent leaves is kept in files/<episode>/agent/."
+        )
 
     async def preflight(self) -> None:
         """As the recipe."""
@@ -107,9 +125,17 @@ class InstalledAgent:
         self._context = context
 
     @property
-    def line_report(self) -> LineReport:
+    def facts(self) -> AgentFacts:
         """What the program asked so far."""
-        return self._line.report if self._line is not None else LineReport()
+        report = self._line.report if self._line is not None else LineReport()
+        return AgentFacts(
+            self._recipe.name,
+            self._recipe.version,
+            requests=report.requests,
+            retries=report.retries,
+            lanes=report.lanes,
+            dropped=report.dropped,
+        )
 
     async def run(self, task: str) -> None:
         """Has the program work on `task` until it ends.
@@ -205,7 +231,7 @@ class InstalledAgent:
 
     def _judge(self, result: ExecResult) -> None:
         """Raises what the end of the program means."""
-        if self.line_report.requests == 0:
+        if self.facts.requests == 0:
             raise NoRequestError(
                 f"The agent {self._recipe.name} ended with exit code {result.exit_code} without one request to its "
                 f"LLM. It has to be told of it by {', '.join(self._recipe.variables)}. {last_lines(result)}"

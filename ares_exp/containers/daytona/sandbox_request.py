@@ -48,10 +48,16 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
         Warnings about deviations.
 
     Raises:
-        UnsupportedTaskError: The image cannot be made, or a network cannot be enforced.
+        UnsupportedTaskError: The image cannot be made, a network cannot be enforced, or there are mounts.
         TaskError: The task's definition of its image is malformed.
         ConfigError: The TTL of its sandboxes is too short.
     """
+    if spec.mounts:
+        raise UnsupportedTaskError(
+            f"Task {spec.name}: its container is to see directories of this machine "
+            f"({', '.join(one.target for one in spec.mounts)}), which a sandbox cannot. Use container=local, or "
+            "container=docker with an engine of this machine."
+        )
     warnings = list(plan_image(spec, options).warnings)
     ttl_minutes(spec, options)
     for policy in sorted(spec.networks, key=str):

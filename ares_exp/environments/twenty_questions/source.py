@@ -120,6 +120,11 @@ class TwentyQuestionsEnvironments(SourceBase):
             output_dir=parts.output_dir,
         )
 
+    @property
+    def spenders(self) -> Sequence[str]:
+        """The oracle, where it is a model."""
+        return () if self._answers_by_facts else ("the oracle",)
+
     async def close(self) -> None:
         """Closes the oracle. Idempotent."""
         await self._oracle.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from ares_exp.interception.wires.wire import Asked
@@ -44,17 +45,15 @@ def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
     data = []
     for piece in response.data:
         if isinstance(piece, ToolCallData):
-            piece = replace(piece, id=_free_id(piece.id or "call", used) if piece.id in used | {""} else piece.id)
+            piece = replace(piece, id=_free_id(used) if piece.id in used | {""} else piece.id)
             used.add(piece.id)
         data.append(piece)
     return replace(response, data=data)
 
 
-def _free_id(base: str, used: set[str]) -> str:
-    number = len(used)
-    while f"{base}_{number}" in used:
-        number += 1
-    return f"{base}_{number}"
+def _free_id(used: set[str]) -> str:
+    """Returns a new id. It is not made of another: Claude Code takes `X_2` for a copy of `X`, and loses its result."""
+    return next(name for number in count(len(used)) if (name := f"call-{number}") not in used)
 
 
 def _used_ids(asked: Asked) -> Iterator[str]:

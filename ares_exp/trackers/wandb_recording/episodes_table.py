@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.records.results import EpisodeResult
+from ares_exp.records.results import EpisodeResult, reward_names
 from ares_exp.records.secrets import mask_known_secrets
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ COLUMNS = (
     "generated_tokens", "cost", "duration_sec", "trajectory",
 )  # fmt: skip
 MAX_ERROR = 1000
+MAX_REWARDS = 16
+"""Further rewards by name have no column; they are in the rows of the run."""
 MAX_PAGES_BYTES = 128 * 2**20
 """Further episodes have no page; their trajectories are in the artifact all the same."""
 
@@ -81,11 +83,14 @@ class EpisodesTable:
             self.flush()
 
     def flush(self) -> None:
-        """Logs the table if it has rows that were not logged."""
+        """Logs the table if it has rows that were not logged. Rewards by name are columns behind the others."""
         import wandb
 
         if len(self._results) > self._logged:
-            self._run.log({KEY: wandb.Table(columns=[*COLUMNS], data=[self._row(result) for result in self._results])})
+            named = reward_names(self._results)[:MAX_REWARDS]
+            rows = [[*self._row(one), *(one.rewards.get(name) for name in named)] for one in self._results]
+            columns: list[str | int] = [*COLUMNS, *(f"rewards/{name}" for name in named)]
+            self._run.log({KEY: wandb.Table(columns=columns, data=rows)})
             self._logged = len(self._results)
 
     def _row(self, result: EpisodeResult) -> list[Any]:

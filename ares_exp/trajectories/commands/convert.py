@@ -37,7 +37,7 @@ EXPORTS = ("sft", "preference")
 EXPORT_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 OPTIONS_OF = {
     "failed": ("sft",),
-    "oracle": ("sft",),
+    "oracle": EXPORTS,
     "columns": EXPORTS,
     "tool_arguments": EXPORTS,
     "reasoning": EXPORTS,
@@ -56,7 +56,7 @@ that gets one file an episode. The formats:
 {chr(10).join(f"  {item.name:<11} {item.about} ({', '.join(item.suffixes)})" for item in FORMATS.values())}
   {"sft":<11} chat messages for supervised training, a row a conversation ({", ".join(EXPORT_SUFFIXES)}); of the
               episodes of a model with a reward of 1 or more, if no other bounds are given
-  {"preference":<11} pairs of a better and a worse attempt at a task ({", ".join(EXPORT_SUFFIXES)})
+  {"preference":<11} pairs of a better and a worse attempt of a model at a task ({", ".join(EXPORT_SUFFIXES)})
 
 json, jsonl and parquet hold everything, atif what other tools read; what it cannot hold is named. Runs are resumed,
 replayed and shown from json and jsonl alone: convert makes those of the others.
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--max-reward", type=float, metavar="X", help="at most this total reward")
     rows = parser.add_argument_group("rows for trainers")
     rows.add_argument("--failed", action="store_true", help="sft: also episodes with a reward below 1")
-    rows.add_argument("--oracle", action="store_true", help="sft: also episodes of the oracle")
+    rows.add_argument("--oracle", action="store_true", help="sft, preference: also episodes of the oracle")
     rows.add_argument("--columns", action="store_true", help="also task, episode_id and reward")
     rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
     rows.add_argument("--reasoning", choices=("field", "think"),
@@ -181,11 +181,14 @@ def _refuse_overwriting(out: Path, suffix: str, *, one_file: bool, force: bool) 
 
 
 def _wanted(target: _Target, arguments: argparse.Namespace) -> Wanted:
-    """Returns which episodes are meant: for supervised training the successes of a model, if not told otherwise."""
-    every = target.name != "sft"
+    """Returns which episodes are meant: for training those of a model, and for supervised training its successes."""
     bounds = arguments.min_reward, arguments.max_reward
     return Wanted(
-        arguments.task, arguments.outcome, *bounds, oracle=every or arguments.oracle, failed=every or arguments.failed
+        arguments.task,
+        arguments.outcome,
+        *bounds,
+        oracle=arguments.oracle or target.name not in EXPORTS,
+        failed=arguments.failed or target.name != "sft",
     )
 
 

@@ -1,4 +1,4 @@
-"""The Parquet file of episodes (schema version 2): a table for queries, one row a step, compressed with zstd.
+"""The Parquet file of episodes (schema version 3): a table for queries, one row a step, compressed with zstd.
 
 Needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (its `reset()` failed) has one
 row whose step columns are null. The rows of an episode stand together, in order. What a step did not have, or had in a
@@ -9,6 +9,7 @@ can make a record (JSON, JSON Lines) of the file; nothing else reads it.
 |---|---|
 | `episode_id`, `task_name`, `outcome`, `truncated` | as in `EpisodeTrajectory` |
 | `total_reward` | null where the episode has none |
+| `rewards` | what verifier and scorers said, by name, a map; empty where nothing was |
 | `start_time`, `end_time` | epoch seconds |
 | `num_steps` | its records, FIRST included |
 | `error_type`, `error_message` | null where nothing went wrong |
@@ -30,7 +31,7 @@ can make a record (JSON, JSON Lines) of the file; nothing else reads it.
 | `commands` | what the agent ran in the container: `command`, `exit_code`, `duration_sec`, `timed_out` |
 | `step_json` | the step as `step_encoding` writes it, JSON text |
 
-Version 1 had no columns `cached_tokens`, `reasoning_tokens` and `reasoning`.
+Version 2 had no column `rewards`; version 1 neither `cached_tokens`, `reasoning_tokens` nor `reasoning`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 PARQUET_SUFFIX = ".parquet"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = "ares_exp.schema_version"
 """The key of the schema version in the file's metadata."""
 
@@ -130,6 +131,7 @@ def parquet_schema() -> Any:
         "task_name": repeated,
         "outcome": repeated,
         "total_reward": number,
+        "rewards": pa.map_(text, number),
         "start_time": number,
         "end_time": number,
         "num_steps": integer,
@@ -190,6 +192,7 @@ def _episode_columns(trajectory: EpisodeTrajectory) -> dict[str, Any]:
         "task_name": _text(trajectory.task_name),
         "outcome": trajectory.outcome.value,
         "total_reward": _number(trajectory.total_reward),
+        "rewards": [(_text(name), _number(value)) for name, value in trajectory.rewards.items()],
         "start_time": _number(trajectory.start_time),
         "end_time": _number(trajectory.end_time),
         "num_steps": trajectory.num_steps,

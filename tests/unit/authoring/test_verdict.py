@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ares_exp.authoring.candidates import Candidate
+from ares_exp.authoring.check_task import _rewards
 from ares_exp.authoring.two_runs import NOTHING, SOLUTION, PlayedRun
 from ares_exp.authoring.verdict import Fault, TaskVerdict, _printed, judge
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
@@ -25,6 +26,14 @@ def played(path: Path, *rewards: float | None, **fields: Any) -> PlayedRun:
 
 def verdict(solution: PlayedRun, nothing: PlayedRun) -> TaskVerdict:
     return judge(Candidate(Path("t")), {SOLUTION: solution, NOTHING: nothing}, threshold=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shown"),
+    [([], "-"), ([1.0, None], "1.00, -"), ([1.0] * 6, "1.00 x6"), ([1, 1, 0, 1], "1.00 x2, 0.00, 1.00")],
+)
+def test_equal_rewards_are_written_together(rewards: list[float | None], shown: str) -> None:
+    assert _rewards(rewards) == shown
 
 
 @pytest.mark.parametrize("reward", [0.0, None])

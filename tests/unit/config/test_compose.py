@@ -34,7 +34,9 @@ def _schema() -> None:
 def composed(group: str, option: str) -> Any:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         node = compose("config", overrides=[f"{group}={option}"])[group]
-    return node.get(option, node)  # of some groups several options can be chosen: each has a node of its own
+    return (
+        node if "_target_" in node else node.get(option, node)
+    )  # of some groups several options can be chosen: each has a node of its own
 
 
 def test_the_endpoint_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.instantiate import instantiate_group
+from ares_exp.config.option_files import option_defaults
 from ares_exp.config.options import conf_dir
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
@@ -23,6 +26,28 @@ def _schema() -> None:
 def composed(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides=["env=twenty_questions", *overrides])
+
+
+def test_an_agent_in_the_place_of_its_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lone_agent.py").write_text("class Lone:\n    def __init__(self, container, llm_client, n=1): ...\n")
+    agent = option_defaults("agent", "lone_agent.Lone") | {"_target_": "lone_agent.Lone"}
+    with pytest.raises(ConfigError, match=r"got lone_agent\.Lone, which is an agent itself.* `_partial_: true`"):
+        instantiate_group(OmegaConf.create({"agent": agent}), "agent")
+    made = instantiate_group(OmegaConf.create({"agent": {"_target_": "lone_agent.Lone", "_partial_": True}}), "agent")
+    assert type(made(container=None, llm_client=None)).__name__ == "Lone"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("no_such_place.Part", rf"no module `no_such_place` for `no_such_place\.Part`\. Looked for in {Path.cwd()}"),
+        ("ares_exp.agents.shell_agent.ShellAgentFactry", "has no `ShellAgentFactry`. Did you mean `ShellAgentFactory`"),
+    ],
+)
+def test_a_class_that_is_not_there(target: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"`agent` cannot be made: .*{says}"):
+        instantiate_group(OmegaConf.create({"agent": {"_target_": target}}), "agent")
 
 
 @pytest.mark.parametrize("overrides", [(), MODEL, ("policy@env.oracle=scripted", "env.oracle.replies=[yes]")])

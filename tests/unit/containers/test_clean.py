@@ -87,7 +87,7 @@ def test_directories_of_boxes(clean: Clean, tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shown = clean("clean", "--dry-run")
         line = f"directory      {stale}  of process 123, made "
-        kept = "kept 1 of process 456: still running, or not verifiable from this machine"
+        kept = "kept       1 thing of process 456: it still runs, or cannot be looked at from here"
         assert shown.stdout.splitlines()[1].startswith(line)
         assert shown.stdout.splitlines()[2:] == [kept, "1 thing would be removed."]
         assert stale.exists()
@@ -190,7 +190,7 @@ def test_caches_go_when_asked_for_and_not_in_use(clean: Clean, tmp_path: Path) -
         assert player.stdout.readline() == "holds\n"
         said = clean("clean", "--cache", **caches).stdout
         player.kill()
-    assert "kept 1 of a process that uses it" in said
+    assert "1 thing of a process that uses it: it still runs" in said
     assert (tasks / "commits" / "k" / "pack").exists()
     assert [*swebench.iterdir()] == []
     assert "1 thing removed." in clean("clean", "--cache", **caches).stdout

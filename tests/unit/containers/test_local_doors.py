@@ -20,7 +20,8 @@ from ares_exp.errors import DoorUnavailableError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.objects import ObjectStore
 from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
-from tests.unit.containers.local_containers import local_container, needs_local
+from tests.killed_door import killed_door
+from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
 pytestmark = needs_local
 
@@ -145,3 +146,9 @@ async def test_a_forged_relay(frames: str, why: str) -> None:
             assert why in await door.lost()
         await door.close()
         await server.close()
+
+
+@as_root
+async def test_the_door_of_a_killed_process_is_closed() -> None:
+    async with killed_door("local", {}) as door:
+        assert await asyncio.to_thread(door.is_gone)

@@ -62,7 +62,7 @@ def test_clean_asks_it_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert clean.main(["clean"]) == clean.EXIT_OK
     said = capsys.readouterr().out
     assert "crater         c1  of run X\n" in said
-    assert "Mars was left out. `moonbase.MarsFactory`, which an option names, cannot be imported" in said
+    assert "Mars was left out. `moonbase.MarsFactory` is not to be had: the module `moonbase`" in said
     assert clean.main(["clean", "--images"]) == clean.EXIT_REMAINS
     said = capsys.readouterr().out
     assert "The moon does not answer.\n" in said

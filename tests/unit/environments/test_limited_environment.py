@@ -84,6 +84,7 @@ async def test_one_that_knows_of_no_limits_obeys_them(limit: EpisodeLimits, step
     env = LimitedEnvironment(inner, limit)
     assert await play(env, steps) == TimeStep("LAST", None, 1.0, f"step {steps}")
     assert (env.report().truncated_by, env.step_count, inner.closed) == (name, steps, 1)
+    assert "Endless has no `truncate(limit)`" in (env.report().note or "")
     with pytest.raises(EpisodeStateError, match="has ended its episode"):
         await env.step(ANSWER)
     assert await play(env, steps) == env.time_step, "the next episode has all of it again"
@@ -104,7 +105,7 @@ async def test_finishing_on_the_step_that_reaches_a_limit_is_termination() -> No
 async def test_one_that_can_end_is_asked_to_and_scored() -> None:
     env = LimitedEnvironment(Scoring(), limits(steps=2, cost=0.75))
     assert await play(env, 2) == truncation(0.2)
-    assert env.report().truncated_by == "steps"
+    assert (env.report().truncated_by, env.report().note) == ("steps", None)
     unable = LimitedEnvironment(Scoring(), limits(cost=0.25))
     assert await play(unable, 1) == TimeStep("LAST", None, 1.0, "step 1"), "it says that it cannot"
 

@@ -79,6 +79,40 @@ def test_options_of_a_folder_of_ones_own(tmp_path: Path, listed: Any) -> None:
     assert len(listed("tasks", "env=two", f"--config-dir={tmp_path}")["tasks"]) == 2
 
 
+def test_options_that_cannot_be_used_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_mine.py").write_text("class Careful: ...\n")
+    (tmp_path / "breaks.py").write_text("import no_such_module_of_yours\n")
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    files = {
+        "good": "_target_: of_mine.Careful\n",
+        "derived": "defaults: [shell]\n",
+        "unclosed": "a: [\n",
+        "listed": "- a\n",
+        "targetless": "a: 1\n",
+        "elsewhere": "_target_: nowhere_at_all.Careful\n",
+        "misspelt": "_target_: of_mine.Carful\n",
+        "breaks": "_target_: breaks.Careful\n",
+    }
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    assert main(["agents", "--config-dir", str(tmp_path)]) == 0
+    told = {line.split("`")[1]: line for line in capsys.readouterr().err.splitlines()}
+    assert {*told} == {f"agent={name}" for name in files} - {"agent=good", "agent=derived"}
+    assert f"({tmp_path}) cannot be used: {folder / 'unclosed.yaml'}: while parsing" in told["agent=unclosed"]
+    assert "expected `key: value` lines, got list" in told["agent=listed"]
+    assert "has no `_target_`" in told["agent=targetless"]
+    assert (
+        f"no module `nowhere_at_all` for `nowhere_at_all.Careful`. Looked for in {Path.cwd()}"
+        in told["agent=elsewhere"]
+    )
+    assert "has no `Carful`. Did you mean `Careful`?" in told["agent=misspelt"]
+    assert "`breaks` cannot be imported: No module named 'no_such_module_of_yours'" in told["agent=breaks"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -161,8 +195,8 @@ def test_plugins_that_print_or_fail_spoil_nothing(
     assert {"imported", "loading"} <= {*err.splitlines()}
     leaving, missing = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert leaving == "warning: The tasks of `env=leaving` (plugin noisy) cannot be counted: SystemExit: 3"
-    assert missing.startswith("warning: The tasks of `env=missing` (plugin noisy) cannot be counted: ")
-    assert "noisy.Missing" in missing
+    assert missing.startswith("warning: `env=missing` (plugin noisy) cannot be used: ")
+    assert "has no `Missing`" in missing
 
 
 @pytest.mark.usefixtures("noisy")

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ares_exp.errors import MalformedAnswerError, UnsendableRequestError
 from ares_exp.llms.anthropic_messages import request_from_body, request_to_body, response_from_body, response_to_body
 from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import mixed_answers
+from tests.drawn_responses import examples, mixed_answers
 
 TOOL = {"type": "function", "function": {"name": "ls", "description": "lists", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
@@ -110,7 +110,7 @@ def test_what_the_wire_cannot_carry_is_named(message: dict[str, Any], named: str
         request_to_body(LLMRequest([message]), model="m")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(mixed_answers)
 def test_answers_come_back_the_same(response: LLMResponse) -> None:
     again = response_from_body(json.loads(json.dumps(response_to_body(response))))

@@ -136,7 +136,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> None:
-    refused = tmp_path / "outputs" / "default" / "now"
+    refused = tmp_path / "runs" / "mine" / "now"
     (refused / ".hydra").mkdir(parents=True)
     (refused / ".hydra" / "config.yaml").write_text("")
     RunDir(refused).discard()
@@ -146,6 +146,15 @@ def test_discarding_touches_only_what_a_refused_run_wrote(tmp_path: Path) -> Non
     (refused / "mine.txt").write_text("")
     RunDir(refused).discard()
     assert (refused / "mine.txt").exists()
+    default, other = tmp_path / "outputs" / "default", tmp_path / "outputs" / "other"
+    for folder in (default / "2026-01-31_12-00-00", other / "2026-01-31_12-00-00"):
+        folder.mkdir(parents=True)
+        RunDir(folder).discard()
+    assert not (tmp_path / "outputs").exists(), "the default place is made by the run"
+    (default / "first").mkdir(parents=True)
+    (default / "second").mkdir()
+    RunDir(default / "second").discard()
+    assert [path.name for path in default.iterdir()] == ["first"]
     started = RunDir(tmp_path / "started")
     with started.owned():
         started.discard()

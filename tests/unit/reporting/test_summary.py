@@ -173,6 +173,46 @@ def test_what_environments_spent_is_told_beside_when_there_is_any(tmp_path: Path
     assert RunSummary(1, tuple(results[:1])).to_dict()["environment_usage"] is None
 
 
+def test_who_spent_what_is_beside_the_policy_is_named_where_that_is_known(tmp_path: Path) -> None:
+    paid = EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, environment_usage=EnvironmentUsage(10, 5))
+    text = _render(RunSummary(1, (paid,), spenders=("the oracle", "the judge `style`")), tmp_path)
+    assert "· the oracle and the judge `style`: 15 tokens ·" in text
+
+
+def test_rewards_by_name_are_columns(tmp_path: Path) -> None:
+    scored = [
+        replace(_result("a", 0.9), rewards={"reward": 1.0, "style": 0.8}),
+        replace(_result("a", 0.5, attempt=1), rewards={"reward": 0.5, "style": 0.5}),
+        replace(_result("b", 0.0), rewards={"reward": 0.0}),
+    ]
+    assert _cells(_render(RunSummary(3, tuple(scored)), tmp_path)) == [
+        ["task", "attempts", "reward", "verifier", "style", "outcome", "steps", "seconds"],
+        ["a", "2", "0.70", "0.75", "0.65", "2 completed", "2", "1.5"],
+        ["b", "1", "0.00", "0.00", "-", "completed", "2", "1.5"],
+    ]
+    alone = replace(_result("a", 1.0), rewards={"reward": 1.0})
+    assert "verifier" not in _render(RunSummary(1, (alone,)), tmp_path), "it is the reward"
+    many = replace(_result("a", 1.0), rewards={"reward": 1.0} | {f"r{n}": 0.5 for n in range(6)})
+    assert "and 2 more rewards, in episodes.jsonl" in _render(RunSummary(1, (many,)), tmp_path)
+
+
+def test_equal_reasons_are_told_once(tmp_path: Path) -> None:
+    results = (*(_result(f"t{n}", None) for n in range(5)), _result("u", None, message="other"))
+    lines = _render(RunSummary(6, results), tmp_path).splitlines()
+    at = lines.index("Without a reward:")
+    assert lines[at + 1 : at + 3] == [
+        "  t0 (attempt 0), t1 (attempt 0), t2 (attempt 0) and 2 more: agent_error: AgentError: boom",
+        "  u (attempt 0): agent_error: AgentError: other",
+    ]
+
+
+def test_a_note_says_why_there_is_no_reward(tmp_path: Path) -> None:
+    closed = replace(_result("a", None), outcome=Outcome.TRUNCATED, error=ErrorInfo.of_limit("steps"), note="it is so")
+    assert "a (attempt 0): truncated: limit: limit reached: steps; it is so\n" in _render(
+        RunSummary(1, (closed,)), tmp_path
+    )
+
+
 def test_snapshots_are_told_when_there_are_any(tmp_path: Path) -> None:
     results = (
         EpisodeResult("e", "a", 0, 0, Outcome.COMPLETED, 1.0, snapshots=3, snapshot_failures=1),

@@ -110,10 +110,12 @@ def test_a_log_without_a_version_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, 2)
     head, *lines = path.read_text().rstrip("\n").split("\n")
     data = json.loads(head)
-    assert data.pop("schema_version") == 2
+    assert data.pop("schema_version") == 3
     path.write_text("\n".join([json.dumps(data), *lines]) + "\n")
     assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
-    path.write_text("\n".join([json.dumps(data | {"schema_version": 3}), *lines]) + "\n")
+    path.write_text("\n".join([json.dumps(data | {"schema_version": 2}), *lines]) + "\n")
+    assert [one.answer for one in LoggedEpisode.read(path).exchanges] == ANSWERS[:2]
+    path.write_text("\n".join([json.dumps(data | {"schema_version": 4}), *lines]) + "\n")
     with pytest.raises(ValueError, match="schema_version"):
         LoggedEpisode.read(path)
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
 from ares_exp.resume.resumable_policy import ResumablePolicy
 from ares_exp.rollout import AnswerDeadline, EpisodeEvents
+from ares_exp.trajectories.normalisers import UserNormaliser, make_normalisers
 from ares_exp.trajectories.records import serialize_llm_request
 
 
@@ -225,3 +226,76 @@ async def test_what_is_paid_for_is_told(tmp_path: Path) -> None:
     with pytest.raises(RefusalError):
         await policy(request("q4"))
     assert events.answers == ["new 1", "I refuse"]
+
+
+def in_lane(lane: str, text: str) -> LLMRequest:
+    return LLMRequest([{"role": "user", "content": text}], origin=Origin("messages", lane=lane))
+
+
+IN_LANES = [
+    Exchange(serialize_llm_request(in_lane(lane, f"{lane} {number}")), LLMResponse.from_text(f"{lane} answer {number}"))
+    for lane, number in (("main", 0), ("sub-a", 0), ("sub-b", 0), ("sub-a", 1), ("sub-b", 1), ("main", 1))
+]
+
+
+async def said_in(policy: ResumablePolicy, *asked: tuple[str, str]) -> list[str]:
+    return [(await policy(in_lane(lane, text))).text for lane, text in asked]
+
+
+def resumed_in_lanes(folder: Path, **options: Any) -> tuple[ResumablePolicy, Client]:
+    client = Client()
+    log = AnswerLog(folder, LoggedEpisode("e", "fix", 0, 1, 7, 1.0, parent="d"))
+    assert log.begin(IN_LANES)
+    return ResumablePolicy(client, log, earlier=IN_LANES, **options), client
+
+
+async def test_each_lane_has_an_order_of_its_own(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    order = [("main", 0), ("sub-b", 0), ("sub-b", 1), ("sub-a", 0), ("sub-a", 1), ("main", 1)]
+    given = await said_in(policy, *((lane, f"{lane} {number}") for lane, number in order))
+    assert given == [f"{lane} answer {number}" for lane, number in order]
+    assert await said_in(policy, ("sub-a", "sub-a 2")) == ["new 1"]
+    assert client.asked == ["sub-a 2"]
+    assert (len(policy.given_again.answers), policy.given_again.diverged_at) == (6, None)
+    assert len(logged(tmp_path)) == 7
+
+
+async def test_a_lane_without_answers_left_asks_while_others_are_given_theirs(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    asked = [("main", "main 0"), ("sub-a", "sub-a 0"), ("sub-a", "sub-a 1"), ("sub-a", "sub-a 2"), ("sub-b", "sub-b 0")]
+    assert (await said_in(policy, *asked))[2:] == ["sub-a answer 1", "new 1", "sub-b answer 0"]
+    assert client.asked == ["sub-a 2"]
+
+
+async def test_a_lane_that_goes_another_way_leaves_the_others_theirs(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    asked = [("main", "main 0"), ("sub-a", "another"), ("sub-a", "sub-a 1"), ("sub-b", "sub-b 0"), ("main", "main 1")]
+    assert await said_in(policy, *asked) == ["main answer 0", "new 1", "new 2", "sub-b answer 0", "main answer 1"]
+    assert client.asked == ["another", "sub-a 1"]
+    assert policy.given_again.diverged_at == 1
+    kept = [answer for answer in logged(tmp_path) if "sub-a" in answer]
+    assert kept == []
+    assert {"new 1", "new 2", "main answer 1", "sub-b answer 1"} <= set(logged(tmp_path))
+
+
+async def test_a_lane_whose_name_is_another_is_known_by_its_first_request(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    asked = [("main", "main 0"), ("sub-x", "sub-b 0"), ("sub-x", "sub-b 1"), ("sub-y", "never asked")]
+    assert await said_in(policy, *asked) == ["main answer 0", "sub-b answer 0", "sub-b answer 1", "new 1"]
+    assert policy.given_again.diverged_at is None
+    assert client.asked == ["never asked"]
+
+
+async def test_what_an_agent_says_of_its_own_runs_is_normalised(tmp_path: Path) -> None:
+    normalisers = make_normalisers([UserNormaliser(pattern="(main) [0-9]", replacement="\\1")])
+    policy, client = resumed_in_lanes(tmp_path, normalisers=normalisers)
+    assert await said_in(policy, ("main", "main 7")) == ["main answer 0"]
+    assert client.asked == []
+
+
+async def test_another_spelling_of_the_same_is_the_same(tmp_path: Path) -> None:
+    policy, client = resumed_in_lanes(tmp_path)
+    parts = [{"type": "text", "text": "main "}, {"type": "text", "text": "0", "cache_control": {"type": "ephemeral"}}]
+    spelt = LLMRequest([{"role": "user", "content": parts}], origin=Origin("messages"))
+    assert (await policy(spelt)).text == "main answer 0"
+    assert client.asked == []

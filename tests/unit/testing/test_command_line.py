@@ -69,7 +69,11 @@ def test_columns_of_two_parts(run: Run) -> None:
     assert (head, rule) == ("| | Fails | NullTracker |", "|---|---|---|")
     assert "| it records a run | yes | yes |" in rows
     assert [row for row in rows if "no" in row.split()] == ["| a run without episodes | no | yes |"]
-    assert "ZeroDivisionError" in done.stderr
+    assert (
+        "a run without episodes:\n    ZeroDivisionError\n    in: raise ZeroDivisionError  (my_parts.py:8)"
+        in done.stderr
+    )
+    assert "def test_" not in done.stderr, "no code of the suite"
 
 
 def test_options_of_the_part(run: Run) -> None:
@@ -88,7 +92,9 @@ def test_a_test_file_of_the_users_own(run: Run, tmp_path: Path) -> None:
 def test_what_cannot_be_imported(run: Run) -> None:
     done = run("tracker", "my_parts.Missing")
     assert done.returncode == 1
-    assert "`my_parts.Missing`, which an option names, cannot be imported" in done.stderr
+    assert "`my_parts.Missing` is not to be had: the module `my_parts`" in done.stderr
+    assert done.stderr.count("is not to be had") == 1, "once for all tests"
+    assert "def test_" in run("tracker", "my_parts.Missing", "--traceback").stderr
 
 
 def test_an_agent_and_a_source_that_need_something_beside_them(run: Run, stub: Path) -> None:

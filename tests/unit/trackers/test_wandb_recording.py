@@ -139,11 +139,14 @@ def test_a_page_tells_reasoning_from_the_reply() -> None:
 
 def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
+    results[299] = replace(results[299], rewards={"reward": 0.5, "style": 0.75})
     record(run_info(tmp_path), results, log_trajectories=False, log_artifacts=False)
     recorded = ServedRun(service)
     assert [row["episode_id"] for row in recorded.table] == [result.episode_id for result in results]
     assert len(recorded.tables) < 25
     assert recorded.table[0]["trajectory"] is None
+    assert [(row["rewards/reward"], row["rewards/style"]) for row in recorded.table[298:]][-1] == (0.5, 0.75)
+    assert recorded.table[0]["rewards/style"] is None
 
 
 def test_histograms_are_over_the_attempts(service: WandbService, tmp_path: Path) -> None:

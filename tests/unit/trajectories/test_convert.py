@@ -312,6 +312,16 @@ def test_supervised_training_takes_the_successes_of_a_model(
     assert all(sentence in said for sentence in told), said
 
 
+def test_pairs_are_of_a_model_if_not_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = written(tmp_path / "in.jsonl", chat("bad", length=3, reward=0.0), of_oracle(chat("solution")))
+    assert convert(source, tmp_path / "pairs.jsonl", "--to", "preference") == 0
+    assert not (tmp_path / "pairs.jsonl").exists()
+    assert "Left out: 1 played by the oracle (`--oracle` takes them, too)." in capsys.readouterr().out
+    assert convert(source, tmp_path / "pairs.jsonl", "--to", "preference", "--oracle") == 0
+    assert "Among them: 1 episode of the oracle." in capsys.readouterr().out
+    assert len((tmp_path / "pairs.jsonl").read_text().splitlines()) == 1
+
+
 def test_every_format_is_known_by_its_suffixes() -> None:
     for item in FORMATS.values():
         for suffix in item.suffixes:

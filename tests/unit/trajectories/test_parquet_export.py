@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -158,10 +159,17 @@ def test_a_file_of_no_episodes_has_the_columns(tmp_path: Path) -> None:
 
 def test_the_schema_is_versioned_and_the_docstring_names_every_column(tmp_path: Path) -> None:
     schema = pq.read_schema(written(tmp_path, episode()))
-    assert schema.metadata[b"ares_exp.schema_version"] == b"2"
+    assert schema.metadata[b"ares_exp.schema_version"] == b"3"
     lines = [line.split("|")[1] for line in (parquet_export.__doc__ or "").splitlines() if line.startswith("| `")]
     documented = [name.strip("` ") for line in lines for name in line.split(",")]
     assert sorted(documented) == sorted(schema.names)
+
+
+def test_rewards_by_name_can_be_queried(tmp_path: Path) -> None:
+    scored = replace(episode(), rewards={"reward": 1.0, "style": 0.5})
+    path = written(tmp_path, scored, replace(episode(), episode_id="plain", rewards={}))
+    found = duckdb.sql(f"select episode_id, rewards['style'] from '{path}' where step_index = 0 order by 2").fetchall()
+    assert found == [(scored.episode_id, 0.5), ("plain", None)]
 
 
 def test_files_of_the_first_version_keep_loading() -> None:

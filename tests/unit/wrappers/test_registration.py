@@ -160,11 +160,11 @@ def test_gymnasiums_own_wrappers_go_around_it():
         ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
         ({"container": "podman"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'podman'"),
         ({"container": 7}, "`container`: expected 'daytona', 'docker', 'local' or a container factory, got 7"),
-        ({"agent": "shell"}, r"`agent`: .*callable \(got 'shell'\)"),
+        ({"agent": "json"}, "`agent`: expected 'shell', 'tools' or a factory of agents, got 'json'"),
         ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
         ({"limit": 0}, "`limit`"),
         ({"seed": "x"}, "`seed`"),
-        ({"pth": PATH}, r"`pth`: Unexpected keyword argument"),
+        ({"pth": PATH}, r"there is no argument `pth`\. Did you mean `path`"),
         ({"step_limit": 0, "token_limit": 0}, "`step_limit`.*; `token_limit`"),
         ({"tasks": "no-such"}, "no-such"),
         ({"exclude": "*"}, "leaves none"),
@@ -178,7 +178,7 @@ def test_a_wrong_argument_is_named_in_one_paragraph(arguments, said):
 
 
 def test_a_wrong_path_is_named():
-    with pytest.raises(TaskError, match="/no/such: expected a task or a folder of tasks"):
+    with pytest.raises(TaskError, match=r"/no/such: expected a task or a folder of tasks.* Set path=<directory>"):
         gymnasium.make(ID, path="/no/such")
 
 
@@ -186,6 +186,12 @@ def test_a_wrong_path_is_named():
 def test_a_wrong_render_mode_is_named():
     with pytest.raises(ConfigError, match=r"`render_mode`: .*'ansi' \(got 'human'\)"):
         gymnasium.make(ID, render_mode="human")
+
+
+def test_an_agent_is_chosen_by_its_name():
+    with HarborGym(agent="tools", tasks="write-greeting") as env:
+        env.reset()
+        assert "submit" in str(env.reset()[0].tools)
 
 
 def test_the_arguments_reach_the_environment():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic, APIStatusError, BadRequestError
-from hypothesis import given, settings
+from hypothesis import given
 
 from ares_exp.errors import WireFormatError
 from ares_exp.interception.wires.messages import MessagesWire
@@ -16,7 +16,7 @@ from ares_exp.llms.canonical import canonical_answer, canonical_messages
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import answers, mixed_answers
+from tests.drawn_responses import answers, examples, mixed_answers
 from tests.wire_server import WireServer, event_data
 
 WIRE = MessagesWire()
@@ -35,7 +35,7 @@ def client(server: WireServer) -> Iterator[Anthropic]:
         yield client
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(answers | mixed_answers)
 def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
     server: WireServer, client: Anthropic, response: LLMResponse

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from openai import BadRequestError, InternalServerError, OpenAI
 
 from ares_exp.errors import WireFormatError
@@ -16,7 +16,7 @@ from ares_exp.llms.canonical import canonical_answer, canonical_messages
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import answers, mixed_answers
+from tests.drawn_responses import answers, examples, mixed_answers
 from tests.wire_server import WireServer, event_data
 
 WIRE = ResponsesWire()
@@ -70,7 +70,7 @@ def put_together(stream: Any) -> tuple[Any, list[Any]]:
     return last.response, items
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(answers | mixed_answers)
 def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
     server: WireServer, client: OpenAI, response: LLMResponse

@@ -1,0 +1,54 @@
+"""An agent of the tests: runs what its LLM says as shell commands. The standard library alone, any Python 3.
+
+`DONE` ends it, `EXIT 3` ends it with that code, and `PARTS one|two` has each part worked on in a conversation of its
+own, side by side.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+
+
+def ask(messages):
+    body = {"model": os.environ["ARES_MODEL"], "messages": messages, "tools": [TOOL]}
+    request = urllib.request.Request(
+        os.environ["ARES_LLM_URL"] + "/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["ARES_LLM_KEY"]},
+    )
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+
+def work(task, results, number):
+    messages = [{"role": "user", "content": task}]
+    while True:
+        reply = ask(messages)
+        print(reply, flush=True)
+        if reply.startswith("EXIT"):
+            sys.exit(int(reply.split()[1]))
+        if reply.startswith("DONE"):
+            results[number] = reply
+            return
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": act(reply)}]
+
+
+def act(reply):
+    if not reply.startswith("PARTS "):
+        done = subprocess.run(reply, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return f"exit code {done.returncode}\n{done.stdout}"
+    parts = reply[len("PARTS ") :].split("|")
+    results = [None] * len(parts)
+    threads = [threading.Thread(target=work, args=(part, results, number)) for number, part in enumerate(parts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return " ".join(results)
+
+
+work(sys.stdin.read(), [None], 0)

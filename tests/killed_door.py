@@ -1,0 +1,93 @@
+"""A process with an open door that is killed, and what is left of the door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from tests.leaks import processes, wait_until
+
+RUNNER = """
+import asyncio, json, sys
+from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.network_policy import NO_NETWORK
+from ares_exp.testing.door_contract import Server, echo
+
+async def main(backend):
+    if backend == "local":
+        from ares_exp.containers.local import LocalContainerFactory as Factory
+    else:
+        from ares_exp.containers.docker import DockerContainerFactory as Factory
+    image = None if backend == "local" else "debian:bookworm-slim"
+    spec = ContainerSpec("killed", docker_image=image, network=NO_NETWORK)
+    async with Factory()(spec) as box:
+        door = await box.open_door(Server(echo))
+        if backend == "local":
+            pid = json.loads((box._directory.path / "namespaces").read_text())["child-pid"]
+        else:
+            pid = box._engine.api.inspect_container(box.container_name)["State"]["Pid"]
+        print(json.dumps([pid, int(door.url.rpartition(":")[2])]), flush=True)
+        await asyncio.sleep(300)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def relays() -> set[int]:
+    """Numbers of the relays of all containers of this machine."""
+    return {pid for pid, _, _, words in processes() if "The relay in" in words}
+
+
+class KilledDoor:
+    """The door of a process that has been killed.
+
+    Attributes:
+        relays: Relays that ran while it was open.
+    """
+
+    def __init__(self, namespace: int, port: int, relays: set[int]) -> None:
+        self.relays = relays
+        self._namespace = namespace
+        self._port = port
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something listens there, which needs no process in the container."""
+        enter = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._namespace}"]
+        seen = subprocess.run([*enter, "cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
+        return f"0100007F:{self._port:04X} 00000000:0000 0A" in seen
+
+    def is_gone(self) -> bool:
+        """Waits until it is closed and no relay is left."""
+        return wait_until(lambda: not self.is_open and not self.relays & relays())
+
+
+@contextlib.asynccontextmanager
+async def killed_door(backend: str, env: Mapping[str, str]) -> AsyncIterator[KilledDoor]:
+    """Opens a door in a process of its own, and kills that with SIGKILL for the body."""
+    before = relays()
+    runner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUNNER, backend, stdout=asyncio.subprocess.PIPE, env={**os.environ, **env}
+    )
+    try:
+        assert runner.stdout is not None
+        pid, port = json.loads(await runner.stdout.readline())
+        namespace = os.open(Path("/proc", str(pid), "ns", "net"), os.O_RDONLY)
+        try:
+            door = KilledDoor(namespace, port, relays() - before)
+            assert door.is_open
+            runner.kill()
+            await runner.wait()
+            yield door
+        finally:
+            os.close(namespace)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            runner.kill()
+        await runner.wait()

@@ -1,0 +1,200 @@
+"""`agent=command`: a program of the user's plays, limited, scored, recorded and resumed like any other agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ares_exp
+from ares_exp.errors import UserError
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.resume.answer_log import logged_episodes
+from ares_exp.trajectories import load
+from tests.conftest import SECRET_FREE
+from tests.leaks import processes, wait_until
+from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
+
+pytestmark = pytest.mark.local
+
+AGENT = Path(__file__).parents[2] / "data" / "agents" / "chat_agent.py"
+TASK = ("env=harbor_samples", "env.tasks=write-greeting", "tracker=none", "retry=none")
+COMMAND = ("agent=command", "agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {AGENT}}}")
+GREET = "echo Hello, harbor! > /app/greeting.txt"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def replies(*texts: str) -> tuple[str, str]:
+    return "policy=scripted", f"policy.replies={json.dumps(list(texts))}"
+
+
+def play(*words: str, container: str = "local", command: tuple[str, ...] = COMMAND) -> EpisodeResult:
+    overrides = [*TASK, f"container={container}", *command, "hydra.run.dir=run", *words]
+    [row] = ares_exp.run(overrides, quiet=True).rows
+    return row
+
+
+def kept(name: str) -> str:
+    [path] = Path("run/files").glob(f"*/agent/{name}")
+    return path.read_text()
+
+
+def asked() -> list[dict[str, Any]]:
+    [stored] = load(Path("run"))
+    return [dict(step.observation) for step in stored.load().steps if step.observation is not None]
+
+
+def test_a_program_solves_a_task_without_a_network() -> None:
+    probe = "env; cat /proc/net/dev; echo kept > $ARES_AGENT_DIR/note.txt"
+    row = play(*replies(probe, GREET, "DONE"))
+    assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 3)
+    assert row.agent is not None
+    assert (row.agent.name, row.agent.requests, row.agent.retries, row.agent.lanes) == ("command", 3, 0, ("main",))
+    requests = asked()
+    assert [len(request["messages"]) for request in requests] == [1, 3, 5]
+    assert requests[0]["origin"] == {"wire": "chat_completions", "model": "policy"}
+    assert "greeting.txt" in requests[0]["messages"][0]["content"]
+    shown = requests[1]["messages"][2]["content"]
+    assert "ARES_LLM_URL=http://127.0.0.1:61081\n" in shown
+    assert [line.split(":")[0].strip() for line in shown.splitlines() if ":" in line and "lo:" in line] == ["lo"]
+    assert "eth0" not in shown
+    assert "ARES_LLM_KEY=***\n" in shown
+    assert kept("note.txt") == "kept\n"
+    assert GREET in kept("output.txt")
+    written = [path.read_bytes() for path in Path("run").rglob("*") if path.is_file()]
+    assert not any(b"ares-key-" in data for data in written)
+
+
+def test_conversations_side_by_side_are_lanes() -> None:
+    row = play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
+    assert (row.reward, row.num_steps) == (1.0, 5)
+    lanes = [request["origin"].get("lane", "main") for request in asked()]
+    assert (lanes[0], lanes[3:]) == ("main", ["main", "main"])
+    assert len({*lanes}) == 3
+    assert row.agent is not None
+    assert {*row.agent.lanes} == {*lanes}
+
+
+def test_what_a_failed_program_did_is_scored() -> None:
+    row = play(*replies(GREET, "EXIT 3"))
+    assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
+    assert row.error is not None
+    assert "exit code 3" in row.error.message
+    assert "EXIT 3" in row.error.message
+    [stored] = load(Path("run"))
+    assert stored.load().error == row.error
+
+
+def test_exit_codes_that_are_no_failure() -> None:
+    row = play("agent.ok_exit_codes=[0,3]", *replies(GREET, "EXIT 3"))
+    assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
+
+
+def test_a_program_without_a_request_is_told_what_it_lacks() -> None:
+    row = play(*replies("DONE"), command=("agent=command", "agent.command='echo I know nothing of it; exit 2'"))
+    assert (row.outcome, row.reward) == (Outcome.AGENT_ERROR, None)
+    assert row.error is not None
+    assert row.error.type == "NoRequestError"
+    for part in ("exit code 2", "ARES_LLM_URL", "I know nothing of it"):
+        assert part in row.error.message
+    assert kept("output.txt") == "I know nothing of it\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "then"), [("step_limit=1", "steps", "true"), ("agent_timeout_sec=2", "time", "wait")]
+)
+def test_a_limit_ends_the_program_and_what_it_did_is_scored(limit: str, name: str, then: str) -> None:
+    row = play(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
+    assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, name)
+    assert not [words for _, _, _, words in processes() if "sleep 4711" in words]
+
+
+def test_mounted_files_and_variables(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "agent.py").write_text(AGENT.read_text())
+    command = (
+        "agent=command",
+        "agent.command='python3 $ARES_AGENT_MOUNT/agent.py'",
+        f"agent.mount={tmp_path / 'mine'}",
+        "agent.env={OPENAI_BASE_URL: $ARES_LLM_URL/v1, PLAIN: $HOME}",
+        "agent.name=mine",
+    )
+    row = play(*replies("env; touch $ARES_AGENT_MOUNT/x; true", GREET, "DONE"), command=command)
+    assert row.reward == 1.0
+    assert row.agent is not None
+    assert row.agent.name == "mine"
+    shown = asked()[1]["messages"][2]["content"]
+    assert "OPENAI_BASE_URL=http://127.0.0.1:61081/v1" in shown
+    assert "PLAIN=$HOME" in shown
+    assert "Read-only file system" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["agent.files={/x: missing.py}"], "missing.py"),
+        (["agent.files={x: missing.py}"], "absolute"),
+        (["agent.mount=nowhere"], "nowhere"),
+        (["agent.keepalive_sec=0"], "keepalive_sec"),
+        (["snapshot=every_step"], "resume="),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(words: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        play(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_in_docker_without_a_network() -> None:
+    perl = AGENT.with_name("chat_agent.pl")
+    command = ("agent=command", "agent.command='perl /opt/a.pl'", f"agent.files={{/opt/a.pl: {perl}}}")
+    row = play(*replies(GREET, "DONE"), container="docker", command=command)
+    assert (row.outcome, row.reward) == (Outcome.COMPLETED, 1.0)
+
+
+def test_a_killed_run_goes_on_and_no_answer_is_asked_twice(tmp_path: Path) -> None:
+    turns = ["PARTS one|two", GREET, "sleep 0.2", "DONE"]
+    asked: list[str] = []
+
+    async def answer(_: Any, received: Received) -> Any:
+        from aiohttp import web
+
+        messages = received.body["messages"]
+        number = sum(message["role"] == "assistant" for message in messages)
+        is_part = messages[0]["content"] in ("one", "two")
+        asked.append(f"{messages[0]['content'] if is_part else 'main'} {number}")
+        return web.json_response(completion(["sleep 0.1", "DONE"][number] if is_part else turns[number]))
+
+    with LoopbackEndpoint(otherwise=answer) as endpoint:
+        words = [*TASK, "container=local", *COMMAND, "policy=chat_completions", f"policy.base_url={endpoint.url}"]
+        words += ["policy.model=m", "policy.api_key_env=null", "hydra.run.dir=run"]
+        command = [sys.executable, "-m", "ares_exp", *words]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, start_new_session=True, **quiet) as run:
+            assert wait_until(lambda: len(asked) >= 4 and _logged(tmp_path) >= 3, 60)
+            os.killpg(run.pid, signal.SIGKILL)
+        logged = _logged(tmp_path)
+        row = ares_exp.run(["resume=run"], quiet=True).rows[-1]
+    assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 8)
+    assert row.replayed is not None
+    assert (row.replayed.steps, row.replayed.diverged_at) == (logged, None)
+    assert len({*asked}) == 8
+    paid_again = [turn for turn in {*asked} if asked.count(turn) > 1]
+    assert len(paid_again) <= 2  # asked when it was killed, and not yet answered
+    assert len(asked) - len(paid_again) == 8
+
+
+def _logged(folder: Path) -> int:
+    """How many answers are on record."""
+    return sum(len(log.exchanges) + len(log.ahead) for log in logged_episodes(folder / "run" / "answers"))
