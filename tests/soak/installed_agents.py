@@ -61,9 +61,9 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def import_image(root: Path, name: str) -> None:
-    tar = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
-    subprocess.run(["docker", "import", "--change", 'CMD ["sh"]', "-", name], stdin=tar.stdout, check=True)
-    assert tar.wait() == 0
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
+        subprocess.run(["docker", "import", "--change", 'CMD ["sh"]', "-", name], stdin=tar.stdout, check=True)
+    assert tar.returncode == 0
 
 
 def task(image: str) -> str:
