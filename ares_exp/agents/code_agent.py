@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, Unpack, runtime_checkable
 
 from ares_exp.config.parts import completed, kind_of, name_of
 from ares_exp.containers.container import ExecOptions, ExecResult, Mount
+from ares_exp.containers.terminal import TerminalOutput
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
@@ -28,6 +29,28 @@ class AgentContainer(Protocol):
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copies from the container to the host; see `Container.download`."""
+        ...
+
+
+@runtime_checkable
+class AgentTerminal(AgentContainer, Protocol):
+    """An `AgentContainer` with a terminal, which agents of factories that say `needs_terminal` get."""
+
+    async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
+        """Types into the terminal, waits, and returns what it printed since the last time.
+
+        It is opened at the first call. Where there is none any more, because its shell has ended, or because the
+        episode goes on in another container, a fresh one is opened before: the output says so.
+
+        Args:
+            keys: What is typed, as a keyboard sends it: Enter is a carriage return.
+            seconds: How long is waited.
+            columns: Width of a terminal that is opened.
+            lines: Its height.
+
+        Raises:
+            ContainerError: It cannot be opened.
+        """
         ...
 
 
@@ -163,6 +186,11 @@ class AgentFactoryBase(CodeAgentFactory):
         get the whole event loop, and have snapshots only as `StatefulAgent`s. Default: yes.
         """
         return True
+
+    @property
+    def needs_terminal(self) -> bool:
+        """Whether its agents use the container's terminal (`AgentTerminal`). Default: no."""
+        return False
 
     @property
     def source_digest(self) -> str | None:

@@ -13,7 +13,7 @@ agent that is run again shortens at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,6 +77,7 @@ class Conversation:
         compaction: Compaction,
         system_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        state: Callable[[], str] = str,
     ) -> None:
         """Begins it.
 
@@ -86,6 +87,7 @@ class Conversation:
             compaction: How it is shortened.
             system_prompt: The system text.
             tools: Definitions of the tools that the LLM may call.
+            state: Returns what is to be said after a summary of how things stand; empty for nothing.
         """
         self._llm = llm_client
         self._task = tuple(beginning)
@@ -94,6 +96,7 @@ class Conversation:
         self._compaction = compaction
         self._system_prompt = system_prompt
         self._tools = tools
+        self._state = state
         self._answered_tokens = 0
         self._chars_since = 0
 
@@ -139,7 +142,7 @@ class Conversation:
         if summary:
             handoff = self._compaction.handoff.render(summary=summary)
             self._rest = []
-            self._beginning = _with_user_text(self._task, handoff)
+            self._beginning = _with_user_text(self._task, "\n\n".join(filter(None, (handoff, self._state()))))
         return bool(summary)
 
     def _drop_outputs(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +22,15 @@ from ares_exp.containers.container import (
     ExecOptions,
     ExecResult,
     SnapshottableContainer,
+    User,
     refuse_second_start,
 )
 from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
 from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.terminal import Terminal, TerminalContainer
 from ares_exp.errors import (
     ContainerDiedError,
+    ContainerError,
     ContainerStartError,
     DoorUnavailableError,
     SnapshotUnsupportedError,
@@ -230,6 +233,15 @@ class _PooledContainer(Container):
         if not isinstance(container, SnapshottableContainer):
             raise SnapshotUnsupportedError("Containers of this backend cannot be captured.")
         return await container.capture_changes(objects)
+
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        """As `TerminalContainer.open_terminal`."""
+        container = self._started()
+        if not isinstance(container, TerminalContainer):
+            raise ContainerError("Containers of this backend have no terminals.")
+        return await container.open_terminal(columns=columns, lines=lines, user=user, env=env)
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
         """As `ServingContainer.open_door`."""

@@ -296,6 +296,7 @@ class AgentHost:
         if self._timer is not None:
             self._timer.cancel()
         await self.runtime.cancel(CANCEL_GRACE_SEC)
+        await self._hosted.close_terminal()
 
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

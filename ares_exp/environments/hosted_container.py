@@ -11,7 +11,14 @@ from typing import Any, Unpack, cast
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.door import DOOR_PORT, Door, Serve, ServingContainer
-from ares_exp.errors import ContainerDiedError, DivergenceError, DoorUnavailableError, EpisodeStateError
+from ares_exp.containers.terminal import TerminalContainer, TerminalOutput, TerminalSession
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    DivergenceError,
+    DoorUnavailableError,
+    EpisodeStateError,
+)
 from ares_exp.journal.host_files import HostFiles, digest_of
 from ares_exp.journal.journal import frozen_options
 from ares_exp.journal.runtime import AgentRuntime
@@ -43,6 +50,7 @@ class HostedContainer:
         self._env = dict(env)
         self._limit_commands = limit_commands
         self._activity = activity
+        self._terminal: TerminalSession | None = None
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """As `AgentContainer.exec`."""
@@ -72,6 +80,44 @@ class HostedContainer:
         await self._runtime.call(
             "download", {"source": str(source)}, lambda: self._download(source, target), write_again
         )
+
+    async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
+        """As `AgentTerminal.use_terminal`."""
+        output: TerminalOutput = await self._runtime.call(
+            "terminal",
+            {"keys": keys, "seconds": seconds, "columns": columns, "lines": lines},
+            lambda: self._use_terminal(keys, seconds, columns, lines),
+        )
+        return output
+
+    async def close_terminal(self) -> None:
+        """Closes the terminal, if there is one: what it still runs is hung up. Idempotent."""
+        terminal, self._terminal = self._terminal, None
+        if terminal is not None:
+            await terminal.close()
+
+    async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
+        is_new = self._terminal is None or self._terminal.has_ended
+        with self._activity.timed():
+            if is_new:  # at first, after its shell has ended, and in the container of a restored episode
+                await self.close_terminal()
+                self._terminal = await self._open_terminal(columns, lines)
+                await self._terminal.wait_for_prompt()
+            assert self._terminal is not None
+            return TerminalOutput(await self._terminal.type_keys(keys, seconds), is_new)
+
+    async def _open_terminal(self, columns: int, lines: int) -> TerminalSession:
+        if not isinstance(self._container, TerminalContainer):
+            raise ContainerError(
+                f"A {type(self._container).__name__} has no terminals. Use container=local or container=docker, or "
+                "another agent."
+            )
+        try:
+            opened = self._container.open_terminal(columns=columns, lines=lines, user=self._user, env=self._env)
+            return TerminalSession(await opened)
+        except ContainerDiedError as error:
+            self.died = error
+            raise
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
         """As `ServingContainer.open_door`. Neither journalled nor counted: what comes in by it is the agent's own.

@@ -4,6 +4,7 @@ r"""Journal entries as JSON lines, and back. Lines come from disk and are checke
 {"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}}
 {"t": "call", "id": 8, "k": "llm", "s": SETTINGS, "keep": 3, "m": [DIGEST, …]}
 {"t": "done", "id": 7, "at": 1.25, "v": {"output": "a\n", "exit_code": 0, "duration_sec": 0.1}}
+{"t": "done", "id": 8, "at": 1.27, "o": "$ ", "new": true}
 {"t": "done", "id": 9, "at": 1.31, "e": ["TimeoutError", ["too slow"]]}
 {"t": "unheard", "id": 8, "r": RESPONSE}
 {"t": "seed", "seed": 7}
@@ -11,6 +12,7 @@ r"""Journal entries as JSON lines, and back. Lines come from disk and are checke
 ```
 
 `keep`: so many messages are those of the request before. `m`: digests of the others. `s`: a digest of all else in it.
+`o`: what a terminal printed; `new`: it is a fresh one.
 Of a download, `f` has the files; of an upload, `d` has a digest of them. Of timers and threads only the end is kept.
 """
 
@@ -26,6 +28,7 @@ from typing import Any
 from ares_exp import errors
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import ExecResult
+from ares_exp.containers.terminal import TerminalOutput
 from ares_exp.errors import AresExpError, SnapshotMetadataError, SnapshotUnsupportedError
 from ares_exp.journal.call_identity import CallIdentities, RequestPrint
 from ares_exp.journal.host_files import HostFiles
@@ -104,6 +107,8 @@ def _encode_value(value: Any) -> dict[str, Any]:
         return {}
     if isinstance(value, ExecResult):
         return {"v": asdict(value)}
+    if isinstance(value, TerminalOutput):
+        return {"o": value.text, **({"new": True} if value.is_new else {})}
     if isinstance(value, LLMResponse):
         return {"r": serialize_llm_response(value)}
     if isinstance(value, HostFiles):
@@ -184,7 +189,7 @@ class _Decoder:
         if call_id in self._kinds or call_id < 0:
             raise ValueError(f"call {call_id} is there twice, or negative")
         kind = data["k"]
-        if kind not in ("llm", "exec", "upload", "download", "timer", "thread"):
+        if kind not in ("llm", "exec", "upload", "download", "terminal", "timer", "thread"):
             raise ValueError(f"unknown kind of call {kind!r:.40}")
         self._kinds[call_id] = kind
         if kind != "llm":
@@ -213,6 +218,8 @@ def _value(kind: str, data: Mapping[str, Any]) -> Any:
         return _exec_result(**data["v"])
     if kind == "llm":
         return deserialize_llm_response(data["r"])
+    if kind == "terminal":
+        return TerminalOutput(_checked(data["o"], str), _checked(data.get("new", False), bool))
     if kind == "download":
         return HostFiles(
             tuple(

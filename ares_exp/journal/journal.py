@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.response import LLMResponse
 
-CallKind = Literal["llm", "exec", "upload", "download", "timer", "thread"]
+CallKind = Literal["llm", "exec", "upload", "download", "terminal", "timer", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class CallEntry:
         call_id: Number of the call, from 0.
         kind: What it asked for.
         arguments: Of `llm` the `LLMRequest`; of `exec` the command and its options; of `upload` and `download` the
-            path in the container; of a `timer` the seconds; of a `thread` the function's name. Nothing that can change.
+            path in the container; of `terminal` the keys, the seconds and the size; of a
+            `timer` the seconds; of a `thread` the function's name. Nothing that can change.
     """
 
     call_id: int

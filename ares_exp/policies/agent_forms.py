@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -23,9 +25,19 @@ class ReplyForm(Protocol):
         """Returns a reply that ends the work."""
         ...
 
+    def wait(self, request: LLMRequest) -> list[Piece]:
+        """Returns a reply that waits for the end of the command; none if the request shows that it has ended."""
+        ...
+
 
 def form_of(request: LLMRequest) -> ReplyForm:
-    """Returns the form that the agent wants: calls of tools if it offers `bash` or `submit`, else a bash block."""
+    """Returns the form that the agent wants.
+
+    That is calls of tools if it offers `bash` or `submit`, keystrokes if its first message tells of them, else a bash
+    block.
+    """
+    if any('"keystrokes"' in str(message["content"]) for message in request.messages if message["role"] == "user"):
+        return Keystrokes()
     offered = [str(tool.get("function", {}).get("name")) for tool in request.tools or ()]
     return ToolCalls(offered) if {"bash", "submit"}.intersection(offered) else BashBlock()
 
@@ -40,6 +52,10 @@ class BashBlock:
     def finish(self, thought: str) -> list[Piece]:
         """As `ReplyForm.finish`."""
         return self.run(thought, SUBMIT)
+
+    def wait(self, request: LLMRequest) -> list[Piece]:
+        """As `ReplyForm.wait`: the request shows its output."""
+        return []
 
 
 class ToolCalls:
@@ -59,3 +75,33 @@ class ToolCalls:
 
     def _calling(self, thought: str, name: str, **arguments: str) -> list[Piece]:
         return [TextData(thought), ToolCallData(f"call_{name}", name, json.dumps(arguments))]
+
+    def wait(self, request: LLMRequest) -> list[Piece]:
+        """As `ReplyForm.wait`: the request shows its output."""
+        return []
+
+
+class Keystrokes:
+    """JSON of keystrokes for a terminal."""
+
+    def run(self, thought: str, command: str) -> list[Piece]:
+        """As `ReplyForm.run`. At the end the terminal says so."""
+        return self._typing(thought, f'sh -c {shlex.quote(command)}; echo "[ended with $?]"\n', 0.5)
+
+    def finish(self, thought: str) -> list[Piece]:
+        """As `ReplyForm.finish`; the agent asks once more."""
+        return [TextData(json.dumps({"analysis": thought, "plan": "None.", "commands": [], "task_complete": True}))]
+
+    def wait(self, request: LLMRequest) -> list[Piece]:
+        """As `ReplyForm.wait`."""
+        if any(_ENDED.search(str(message["content"])) for message in request.messages):
+            return []
+        waited = sum(message["role"] == "assistant" for message in request.messages)
+        return self._typing("It has not ended.", "", min(2.0**waited, 60.0))
+
+    def _typing(self, thought: str, keys: str, seconds: float) -> list[Piece]:
+        commands = [{"keystrokes": keys, "duration": seconds}]
+        return [TextData(json.dumps({"analysis": thought, "plan": "I wait for it.", "commands": commands}))]
+
+
+_ENDED = re.compile(r"\[ended with \d+\]")

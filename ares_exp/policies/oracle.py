@@ -36,5 +36,6 @@ class OraclePolicy(Policy):
             return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
         said = any(message["role"] == "assistant" for message in request.messages)
         form = form_of(request)
-        pieces = form.finish("The solution has run.") if said else form.run(SOLVING, SOLVE)
+        waiting = form.wait(request) if said else form.run(SOLVING, SOLVE)
+        pieces = waiting or form.finish("The solution has run.")
         return LLMResponse(pieces, model=ORACLE_MODEL, finish_reason="stop")

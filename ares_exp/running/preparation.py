@@ -45,6 +45,7 @@ async def prepare(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
+    _check_terminals(parts)
     parts.snapshots.check(parts.source, parts.container_factory, parts.agent_factory)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     if parts.source.needs_container:
@@ -68,6 +69,16 @@ def planned_episodes(parts: Components, settings: Settings, task_names: Sequence
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
     seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
+
+
+def _check_terminals(parts: Components) -> None:
+    """Refuses an agent that needs a terminal on a backend without."""
+    containers, agents = parts.container_factory, parts.agent_factory
+    if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
+        raise ConfigError(
+            f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local or "
+            "container=docker, or agent=tools or agent=shell."
+        )
 
 
 async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str]:

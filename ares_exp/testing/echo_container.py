@@ -6,14 +6,15 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Unpack
+from typing import Any, Unpack
 
 from ares_exp.containers.container import ExecOptions, ExecResult
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import TransferError
 
 
 class RehearsalContainer:
-    """An `AgentContainer` in memory. Commands that run at the same time end in an order of chance.
+    """An `AgentContainer` in memory. Commands that run at the same time end in an order of chance; terminals only echo.
 
     Attributes:
         commands: How many it was given.
@@ -40,6 +41,10 @@ class RehearsalContainer:
             await asyncio.sleep(0)
         return output if isinstance(output, ExecResult) else ExecResult(output, exit_code=0, duration_sec=0.001)
 
+    async def open_terminal(self, **_: Any) -> Terminal:
+        """Opens a terminal like `TerminalContainer.open_terminal`."""
+        return _EchoTerminal()
+
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """Uploads like `AgentContainer.upload`."""
         self.files |= await asyncio.to_thread(_read, Path(source), PurePosixPath(target))
@@ -51,6 +56,22 @@ class RehearsalContainer:
         if not found:
             raise TransferError(f"There is no {top} in the container.")
         await asyncio.to_thread(_write, found, top, Path(target))
+
+
+class _EchoTerminal:
+    """A terminal that prints what is typed, and a prompt."""
+
+    def __init__(self) -> None:
+        self._printed: asyncio.Queue[bytes] = asyncio.Queue()
+        self._printed.put_nowait(b"$ ")
+
+    async def read(self) -> bytes:
+        return await self._printed.get()
+
+    async def write(self, data: bytes) -> None:
+        self._printed.put_nowait(data.replace(b"\r", b"\r\n") + b"$ ")
+
+    async def close(self) -> None: ...
 
 
 def _read(source: Path, target: PurePosixPath) -> dict[PurePosixPath, bytes]:

@@ -17,6 +17,7 @@ from ares_exp.containers.container import (
     ExecOptions,
     ExecResult,
     Shell,
+    User,
     bounded_start,
     refuse_second_start,
 )
@@ -35,6 +36,7 @@ from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.door import DOOR_PORT, Door, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -209,6 +211,13 @@ class DockerContainer(Container):
         except SnapshotError as error:
             await running.raise_if_dead(error)
             raise
+
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        """As `TerminalContainer.open_terminal`."""
+        variables = {**self._network.env, **(env or {})}
+        return await self._started.open_terminal(columns=columns, lines=lines, user=user, env=variables)
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
         """As `ServingContainer.open_door`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -14,13 +15,17 @@ from ares_exp.containers.docker.container_lifetime import FirstProcess
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.exit_reason import ExitWatch, exit_reason
 from ares_exp.containers.docker.stream import EngineStream
+from ares_exp.containers.docker.terminal import DockerTerminal
 from ares_exp.containers.docker.transfer import get, put
+from ares_exp.containers.terminal import FIND_SHELL, TERM, Terminal
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerLostError, TransferError
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 ROOT = ("root", "0")
+
+_HANG_UP_SEC = 10.0
 
 _NO_WORKDIR = "chdir to cwd"
 """Part of the engine's message when a process cannot start in the image's working directory."""
@@ -130,6 +135,38 @@ class RunningContainer:
                 f"{f' as user {as_user!r}' if as_user else ''}: {reason(error)}."
             ) from error
         return EngineStream(*connection)
+
+    async def open_terminal(self, *, columns: int, lines: int, user: User | None, env: Mapping[str, str]) -> Terminal:
+        """As `TerminalContainer.open_terminal`."""
+        engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
+        self.raise_if_closed()
+        try:
+            created = await in_thread(
+                lambda: engine.api.exec_create(
+                    name,
+                    ["sh", "-c", f'echo $$; {FIND_SHELL}; exec "$SHELL" -l'],
+                    stdin=True,
+                    tty=True,
+                    user=as_user,
+                    environment={**env, "TERM": TERM},
+                    workdir=self._start_dir or self._workdir,
+                ),
+                abandon=True,
+            )
+            size = {"Detach": False, "Tty": True, "ConsoleSize": [lines, columns]}
+            connection = await engine.hijack(f"/exec/{created['Id']}/start", size)
+            await in_thread(lambda: engine.api.exec_resize(created["Id"], height=lines, width=columns))
+        except engine_errors() as error:
+            failure = ContainerError(f"No terminal could be opened in the {self._what}: {reason(error)}.")
+            await self.raise_if_dead(failure)
+            raise failure from error
+        return await DockerTerminal.begun(*connection, hang_up=self._hang_up)
+
+    async def _hang_up(self, pid: int) -> None:
+        """Ends the shell of a terminal; it tells its jobs."""
+        script = f"kill -HUP {pid}; sleep 0.1; kill -KILL {pid}"
+        with contextlib.suppress(ContainerError):
+            await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
         """Makes later shells start in `/` if the error is a missing working directory; returns whether it is."""

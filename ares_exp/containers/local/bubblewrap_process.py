@@ -12,10 +12,11 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ares_exp.cancellation import finish
@@ -24,8 +25,10 @@ from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.host_root import SEARCH_PATH
+from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
 from ares_exp.containers.local.seccomp import compiled_filter
 from ares_exp.containers.network_namespace import listen_in_namespace
+from ares_exp.containers.terminal import FIND_SHELL, TERM
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
 
 SHELL_TIMEOUT_SEC = 20.0
@@ -179,6 +182,53 @@ class BubblewrapProcess:
         """
         about = json.loads((self._directory / _INFO).read_text())
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
+
+    async def open_terminal(
+        self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
+    ) -> LocalTerminal:
+        """Starts a login shell on a terminal in the container.
+
+        Args:
+            user: Who runs it.
+            columns: Width of the terminal.
+            lines: Its height.
+            env: Variables on top of the container's.
+            workdir: Where it starts.
+
+        Raises:
+            ContainerDiedError: The container has ended, or does not answer.
+            ContainerError: The container has no such user.
+        """
+        about = json.loads((self._directory / _INFO).read_text())
+        try:
+            terminal, path = open_pseudo_terminal(about["child-pid"], columns=columns, lines=lines)
+        except OSError as error:
+            raise ContainerError(f"The local container has no terminal: {error}.") from error
+        self._streams.append(terminal)
+        try:
+            if str(user) not in ROOT_NAMES:
+                owner = await self.open_shell("root")
+                await owner.write(f"chown {shlex.quote(str(user))} {path}; echo\n".encode())
+                await owner.read_line()
+                owner.close()
+            shell = await self.open_shell(user)
+            # The outer shell keeps the stream open until the inner one ends; a job of that may keep the terminal open.
+            inside = f'exec 3>&1 <>{path} >&0 2>&0; echo >&3; cd {shlex.quote(workdir)}; {FIND_SHELL}; "$SHELL" -l 3>&-'
+            variables = " ".join(shlex.quote(f"{name}={value}") for name, value in {**env, "TERM": TERM}.items())
+            try:
+                await shell.write(f"exec env {variables} setsid /bin/sh -c {shlex.quote(inside)}\n".encode())
+                async with asyncio.timeout(SHELL_TIMEOUT_SEC):
+                    if not await shell.read_line():
+                        raise OSError("its shell does not begin")
+            except BaseException:
+                shell.close()
+                raise
+        except BaseException as error:
+            terminal.close()
+            if isinstance(error, OSError):
+                raise ContainerDiedError(f"The local container opens no terminal: {error}.") from error
+            raise
+        return LocalTerminal(terminal, shell)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.

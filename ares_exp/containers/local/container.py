@@ -42,6 +42,7 @@ from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import Part, mount_parts, root_parts, write_layer
 from ares_exp.containers.local.task_dockerfile import BASE_ENV, ONLY_ROOT, read_task_dockerfile
 from ares_exp.containers.network_policy import NetworkPolicy
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -234,7 +235,7 @@ class LocalContainer(Container):
         remedy = (
             f"the container of this task has none, and its Dockerfile cannot be applied in another. {UNREADABLE}"
             if self._build_network
-            else "container.network=public gives it the host's."
+            else "container.network=build gives it the host's, and agents none."
         )
         return f"\n(The Dockerfile was applied without a network: {remedy})"
 
@@ -256,12 +257,15 @@ class LocalContainer(Container):
             raise
 
     async def _open_shell(self, user: User | None, *, clean_env: bool = False) -> FifoStream:
-        user = self._user if user is None else user
         if self._process is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
+        return await self._process.open_shell(self._known_user(user), clean_env=clean_env)
+
+    def _known_user(self, user: User | None) -> User:
+        user = self._user if user is None else user
         if not self._privileged and str(user) not in ROOT_NAMES:
             raise ContainerError(f"Expected root as the user of a command, got {user!r}. {ONLY_ROOT}")
-        return await self._process.open_shell(user, clean_env=clean_env)
+        return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
         """Returns the error with its reason, if the container ended by itself or lacks a resource."""
@@ -302,6 +306,16 @@ class LocalContainer(Container):
             raise TransferError(f"The {what} broke off: {error or f'over {TRANSFER_TIMEOUT_SEC:.0f} s'}.") from error
         finally:
             stream.close()
+
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        """As `TerminalContainer.open_terminal`."""
+        process, user = self._running, self._known_user(user)
+        try:
+            return await process.open_terminal(user, columns=columns, lines=lines, env=env or {}, workdir=self._workdir)
+        except ContainerError as error:
+            raise await self._explained(error) or error from error
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
         """As `ServingContainer.open_door`. With the host's network, the port is any free one of the host's loopback.

@@ -13,6 +13,7 @@ import pytest
 
 from ares_exp.agents.shell_agent import TEMPLATES as SHELL_TEMPLATES
 from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory, ShellTemplates
+from ares_exp.agents.terminal_agent import TerminalAgentFactory
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import MinimalEnvironment, TimeStep, restart, termination, transition
@@ -374,6 +375,19 @@ class TestToolsAgent(AgentContract):
     @pytest.fixture
     def factory(self) -> Any:
         return ToolsAgentFactory(tools=["submit", "bash", "edit"], compaction="summarise")
+
+
+class TestTerminalAgent(AgentContract):
+    replies = (
+        '{"analysis": "", "plan": "", "commands": [{"keystrokes": "ls\\n", "duration": 0.1}]}',
+        "Hm.",
+        *['{"analysis": "", "plan": "", "commands": [], "task_complete": true}'] * 2,
+    )
+
+    @pytest.fixture
+    def factory(self) -> Any:
+        pytest.importorskip("pyte")
+        return TerminalAgentFactory()
 
 
 class TestAgentFunction(AgentContract):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
@@ -14,6 +15,7 @@ from ares_exp.containers.container import (
     ExecOptions,
     ExecResult,
     ServiceContainer,
+    User,
     bounded_start,
     refuse_second_start,
 )
@@ -30,6 +32,7 @@ from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.door import DOOR_PORT, Door, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -188,6 +191,15 @@ class ComposeContainer(Container):
     async def download(self, source: str | Path, target: str | Path) -> None:
         """As `Container.download`."""
         await self._started.download(source, target)
+
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        """As `TerminalContainer.open_terminal`."""
+        running = self._started
+        assert self._network is not None
+        variables = {**self._network.env, **(env or {})}
+        return await running.open_terminal(columns=columns, lines=lines, user=user, env=variables)
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
         """As `ServingContainer.open_door`."""

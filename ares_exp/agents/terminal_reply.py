@@ -1,0 +1,191 @@
+"""Replies of the terminal agent's LLM: batches of keystrokes as one JSON object, the protocol of terminus-2.
+
+What is not quite in the form is read all the same where its meaning is clear, with a warning that the LLM gets to see.
+Commands, errors and warnings are those that Harbor's terminus-2 has for the same reply.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+DEFAULT_SECONDS = 1.0
+SHOWN_CHARS = 100
+
+_FIELDS = ("analysis", "plan", "commands")
+_NOTHING_FOUND = "No valid JSON found in response"
+_NO_JSON = "Invalid JSON"
+_OBJECT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keystrokes, and how long is waited after them.
+
+    Attributes:
+        text: What is typed, or the name of a key (see `terminal_keys`).
+        seconds: As the LLM gave it.
+    """
+
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalReply:
+    """A reply, read.
+
+    Attributes:
+        commands: The keystrokes, in order; none where there is an error.
+        is_complete: Whether it says that the task is done.
+        error: Why it cannot be used; empty if it can.
+        warnings: What was not in the form.
+    """
+
+    commands: tuple[Keys, ...] = ()
+    is_complete: bool = False
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def feedback(self) -> str:
+        """What the LLM is told of it; empty if there is nothing to say."""
+        parts = [f"ERROR: {self.error}"] if self.error else []
+        if self.warnings:
+            parts.append("WARNINGS: " + "\n".join(f"- {warning}" for warning in self.warnings))
+        return "\n".join(parts)
+
+
+def read_reply(text: str) -> TerminalReply:
+    """Reads a reply; one with an error is tried again with what is missing added, or without what is around it."""
+    reply = _read(text)
+    if not reply.error:
+        return reply
+    for what, mend in _MENDED:
+        if (mended := mend(text, reply.error)) is not None and not (again := _read(mended)).error:
+            told = f"AUTO-CORRECTED: {what} - please fix this in future responses"
+            return replace(again, warnings=(told, *again.warnings))
+    return reply
+
+
+def _read(text: str) -> TerminalReply:
+    place = _find_object(text)
+    if place is None:
+        return TerminalReply(error=_NOTHING_FOUND, warnings=("No valid JSON object found",))
+    warnings = [f"Extra text detected {side} JSON object" for side, part in _around(text, place) if part.strip()]
+    source = text[place]
+    try:
+        data = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        shown = (
+            f"Content: {source!r}" if len(source) < 2 * SHOWN_CHARS else f"Content preview: {source[:SHOWN_CHARS]!r}..."
+        )
+        return TerminalReply(error=f"{_NO_JSON}: {error} | {shown}", warnings=tuple(warnings))
+    if missing := [name for name in _FIELDS if name not in data]:
+        return TerminalReply(error=f"Missing required fields: {', '.join(missing)}", warnings=tuple(warnings))
+    warnings += [f"Field '{name}' should be a string" for name in _FIELDS[:2] if not isinstance(data[name], str)]
+    if not isinstance(data["commands"], list):
+        return TerminalReply(error="Field 'commands' must be an array", warnings=tuple(warnings))
+    warnings += _of_order(source)
+    complete = data.get("task_complete")
+    if not isinstance(complete, bool | str | None):
+        warnings.append("Field 'task_complete' should be a boolean or string")
+    is_complete = complete.lower() in ("true", "1", "yes") if isinstance(complete, str) else bool(complete)
+    try:
+        commands = _commands(data["commands"], warnings)
+    except ValueError as error:
+        if is_complete:
+            return TerminalReply(is_complete=True, warnings=(*warnings, str(error)))
+        return TerminalReply(error=str(error), warnings=tuple(warnings))
+    return TerminalReply(commands, is_complete, warnings=tuple(warnings))
+
+
+def _find_object(text: str) -> slice | None:
+    """Finds the first `{…}` whose braces balance; those in quotes do not count."""
+    depth, begin, quoted, escaped = 0, -1, False, False
+    for place, char in enumerate(text):
+        if escaped or char == "\\":
+            escaped = not escaped
+        elif char == '"':
+            quoted = not quoted
+        elif char == "{" and not quoted:
+            begin, depth = (place if depth == 0 else begin), depth + 1
+        elif char == "}" and not quoted:
+            depth -= 1
+            if depth == 0 and begin >= 0:
+                return slice(begin, place + 1)
+    return None
+
+
+def _around(text: str, place: slice) -> tuple[tuple[str, str], ...]:
+    return ("before", text[: place.start]), ("after", text[place.stop :])
+
+
+def _of_order(source: str) -> list[str]:
+    """Warns of fields that do not come in the order of the form."""
+    matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
+    places = {name: match.start() for name, match in matches.items() if match is not None}
+    found = sorted(places, key=lambda name: places[name])
+    if len(found) < 2 or found == list(places):
+        return []
+    return [f"Fields appear in wrong order. Found: {' → '.join(found)}, expected: {' → '.join(places)}"]
+
+
+def _commands(given: list[Any], warnings: list[str]) -> tuple[Keys, ...]:
+    """Reads the commands.
+
+    Raises:
+        ValueError: One is none.
+    """
+    return tuple(_command(one, number, number == len(given), warnings) for number, one in enumerate(given, 1))
+
+
+def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Keys:
+    which = f"Command {number}"
+    if not isinstance(given, dict):
+        raise ValueError(f"{which} must be an object")
+    if "keystrokes" not in given:
+        raise ValueError(f"{which} missing required 'keystrokes' field")
+    keys, seconds = given["keystrokes"], given.get("duration", DEFAULT_SECONDS)
+    if not isinstance(keys, str):
+        raise ValueError(f"{which} 'keystrokes' must be a string")
+    if "duration" not in given:
+        warnings.append(f"{which}: Missing duration field, using default {DEFAULT_SECONDS}")
+    elif not isinstance(seconds, int | float):
+        warnings.append(f"{which}: Invalid duration value, using default {DEFAULT_SECONDS}")
+        seconds = DEFAULT_SECONDS
+    if unknown := sorted(given.keys() - {"keystrokes", "duration"}):
+        warnings.append(f"{which}: Unknown fields: {', '.join(unknown)}")
+    if keys and not keys.endswith("\n") and not is_last:
+        warnings.append(
+            f"{which} should end with newline when followed by another command. Otherwise the two commands will be "
+            "concatenated together on the same line."
+        )
+    return Keys(keys, float(seconds))
+
+
+def _closed(text: str, error: str) -> str | None:
+    """Adds the braces that are missing at the end."""
+    missing = text.count("{") - text.count("}")
+    is_cut = error.startswith((_NO_JSON, _NOTHING_FOUND))
+    return text + "}" * missing if is_cut and missing > 0 else None
+
+
+def _extracted(text: str, error: str) -> str | None:
+    """Finds a JSON object in other text."""
+    for found in _OBJECT.findall(text):
+        try:
+            json.loads(found)
+        except (ValueError, RecursionError):
+            continue
+        return str(found)
+    return None
+
+
+_MENDED: tuple[tuple[str, Callable[[str, str], str | None]], ...] = (
+    ("Fixed incomplete JSON by adding missing closing brace", _closed),
+    ("Extracted JSON from mixed content", _extracted),
+)

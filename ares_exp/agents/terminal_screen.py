@@ -1,0 +1,112 @@
+"""The screen of a terminal, emulated from what the terminal printed, and what is new on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from ares_exp.errors import PreflightError
+
+HISTORY_LINES = 20_000
+_CURSOR_KEYS = 1 << 5
+"""The private mode 1, as the emulator keeps it."""
+_ALTERNATE = (47, 1047, 1049)
+"""Private modes by which full-screen programs ask for a screen of their own."""
+
+
+class TerminalScreen:
+    """One screen with its history."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        """Makes an empty one.
+
+        Raises:
+            PreflightError: The emulator is not installed.
+        """
+        pyte = emulator()
+        self._screen = _screen_class()(columns, lines, history=HISTORY_LINES, ratio=0.5)
+        self._stream = pyte.Stream(self._screen)
+        self._told: str | None = None
+
+    def feed(self, text: str) -> None:
+        """Prints on it."""
+        self._stream.feed(text)
+
+    @property
+    def application_cursor(self) -> bool:
+        """Whether the program has asked for the other codes of the cursor keys."""
+        return _CURSOR_KEYS in self._screen.mode
+
+    @property
+    def visible(self) -> str:
+        """What it shows now."""
+        return _text(line.rstrip() for line in self._screen.display)
+
+    @property
+    def everything(self) -> str:
+        """What it shows, after all that has gone off its top."""
+        columns = self._screen.columns
+        above = [_line(line, columns) for line in self._screen.history.top]
+        return _text([*above, *(line.rstrip() for line in self._screen.display)])
+
+    def news(self) -> str:
+        """Returns what is new since the last call, from the last line that was there; else the screen."""
+        now, before, self._told = self.everything, self._told, self.everything
+        if before is not None and before.strip() in now:
+            before = before.strip()
+            new = now[before.rfind("\n") if "\n" in before else now.index(before) :]
+            if new.strip():
+                return f"New Terminal Output:\n{new}"
+        return f"Current Terminal Screen:\n{self.visible}"
+
+
+def _text(lines: Any) -> str:
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _line(line: Mapping[int, Any], columns: int) -> str:
+    return "".join(line[column].data for column in range(columns)).rstrip()
+
+
+@cache
+def emulator() -> Any:
+    """Imports the emulator.
+
+    Raises:
+        PreflightError: It is not installed.
+    """
+    try:
+        import pyte
+        import pyte.modes
+    except ImportError:
+        raise PreflightError(
+            "agent=terminal emulates the terminal's screen with pyte: pip install 'ares-exp[terminal]'."
+        ) from None
+    return pyte
+
+
+@cache
+def _screen_class() -> Any:
+    """Makes the class of screens: the emulator's, with an alternate screen, which it lacks."""
+    base: Any = emulator().HistoryScreen
+
+    class Screen(base):  # type: ignore[misc]
+        main: Any = None
+
+        def set_mode(self, *modes: int, **more: Any) -> None:
+            super().set_mode(*modes, **more)
+            if more.get("private") and self.main is None and set(modes) & set(_ALTERNATE):
+                self.main = copy.deepcopy(self.buffer), copy.copy(self.cursor), self.history
+                super().erase_in_display(2)
+                super().cursor_position()
+
+        def reset_mode(self, *modes: int, **more: Any) -> None:
+            super().reset_mode(*modes, **more)
+            if more.get("private") and self.main is not None and set(modes) & set(_ALTERNATE):
+                self.buffer, self.cursor, self.history = self.main
+                self.main = None
+                self.dirty.update(range(self.lines))
+
+    return Screen

@@ -1,0 +1,91 @@
+"""A pseudo-terminal of a local container: the container's own `devpts`, opened from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+import struct
+import termios
+from pathlib import Path
+
+from ares_exp.containers.local.fifo_stream import FifoStream
+
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
+LAST_WORDS_SEC = 0.05
+"""How long what the shell printed last may take to arrive."""
+
+_PTMX = os.makedev(5, 2)
+
+
+def open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
+    """Opens one. Blocking, for a millisecond.
+
+    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path leads nowhere else.
+
+    Args:
+        pid: The container's first process, as numbered on this machine.
+        columns: Width of the terminal.
+        lines: Its height.
+
+    Returns:
+        Our end, and the path of the other one in the container.
+
+    Raises:
+        OSError: The container has ended, or has none left.
+    """
+    reader = os.open(
+        Path("/proc", str(pid), "root/dev/pts/ptmx"),
+        os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC,
+    )
+    try:
+        found = os.fstat(reader)
+        if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _PTMX:
+            raise OSError("/dev/pts/ptmx of the container is no pseudo-terminal")
+        fcntl.ioctl(reader, _TIOCSPTLCK, struct.pack("i", 0))
+        (number,) = struct.unpack("i", fcntl.ioctl(reader, _TIOCGPTN, struct.pack("i", 0)))
+        fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        return FifoStream(reader=reader, writer=os.dup(reader)), f"/dev/pts/{number}"
+    except BaseException:
+        os.close(reader)
+        raise
+
+
+class LocalTerminal:
+    """A `Terminal`. Closing our end hangs up; the end of its shell does, too, whatever that left running."""
+
+    def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
+        """Takes over both.
+
+        Args:
+            stream: Our end.
+            shell: What ends with the shell.
+        """
+        self._stream = stream
+        self._shell = shell
+        self._watching = asyncio.create_task(self._watch())
+
+    async def read(self) -> bytes:
+        """As `Terminal.read`."""
+        return await self._stream.read()
+
+    async def write(self, data: bytes) -> None:
+        """As `Terminal.write`."""
+        await self._stream.write(data)
+
+    async def close(self) -> None:
+        """As `Terminal.close`."""
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+
+    async def _watch(self) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while await self._shell.read():
+                    pass
+                await asyncio.sleep(LAST_WORDS_SEC)
+        finally:
+            self._shell.close()
+            self._stream.close()

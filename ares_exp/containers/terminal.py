@@ -1,0 +1,151 @@
+"""Terminals in a container: a login shell on a pseudo-terminal, which is typed into and whose output is read raw."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ares_exp.containers.container import User
+
+TERM = "xterm-256color"
+MAX_OUTPUT_CHARS = 128 * 1024
+"""Bound on what is kept of the output between two readings, half from the head, half from the tail."""
+
+PROMPT_SEC = 2.0
+"""Bound on the wait for the first prompt of a shell."""
+PROMPT_REST_SEC = 0.1
+"""How long the rest of the prompt may take after its first bytes."""
+
+FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
+"""Source text of `sh` that chooses the shell of a terminal, which is a login shell."""
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalOutput:
+    """What a terminal printed, as it would go to a screen.
+
+    Attributes:
+        text: Text with control sequences, decoded as UTF-8; head and tail only where there was too much of it.
+        is_new: Whether it is the output of a fresh terminal: the first one, or one in the place of one that ended.
+    """
+
+    text: str
+    is_new: bool = False
+
+
+class Terminal(Protocol):
+    """An open terminal: the side of it that is not in the container."""
+
+    async def read(self) -> bytes:
+        """Reads the next bytes of the output; `b""` at its end.
+
+        Raises:
+            OSError: It has ended.
+        """
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Types.
+
+        Raises:
+            OSError: It has ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Hangs up, so that its processes end unless they see to it that they do not. Idempotent, never raises."""
+        ...
+
+
+@runtime_checkable
+class TerminalContainer(Protocol):
+    """A `Container` that has terminals. Nothing has to be installed in its image for that."""
+
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        """Opens a terminal of that size, with a login shell in the default directory of commands.
+
+        The container's stop closes it.
+
+        Args:
+            columns: Its width.
+            lines: Its height.
+            user: Whose shell it is; default the image's user.
+            env: Variables on top of the container's.
+
+        Raises:
+            ContainerDiedError: The container is gone.
+            ContainerError: It could not be opened.
+        """
+        ...
+
+
+class TerminalSession:
+    """An open terminal whose output is collected all the time."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        """Begins to read."""
+        self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._head, self._tail, self._elided = "", "", 0
+        self._printed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the shell is gone."""
+        return self._ended.is_set()
+
+    async def wait_for_prompt(self) -> None:
+        """Waits, bounded, until the shell has printed its first prompt."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROMPT_SEC):
+                await self._printed.wait()
+        await asyncio.sleep(PROMPT_REST_SEC)
+
+    async def type_keys(self, keys: str, seconds: float) -> str:
+        """Types, waits so long, or until the terminal ends, and returns what was printed since the last time."""
+        if keys:
+            with suppress(OSError):
+                await self._terminal.write(keys.encode(errors="replace"))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        return self._take()
+
+    async def close(self) -> None:
+        """Closes the terminal. Idempotent."""
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+        await self._terminal.close()
+
+    async def _read(self) -> None:
+        with suppress(OSError):
+            while data := await self._terminal.read():
+                self._keep(self._decoder.decode(data))
+        self._printed.set()
+        self._ended.set()
+
+    def _keep(self, text: str) -> None:
+        self._printed.set()
+        half = MAX_OUTPUT_CHARS // 2
+        room = half - len(self._head)
+        self._head += text[:room]
+        self._tail += text[room:]
+        if len(self._tail) > 2 * half:
+            self._elided += len(self._tail) - half
+            self._tail = self._tail[-half:]
+
+    def _take(self) -> str:
+        half = MAX_OUTPUT_CHARS // 2
+        elided, tail = self._elided + max(0, len(self._tail) - half), self._tail[-half:]
+        between = f"\r\n[{elided} characters left out]\r\n" if elided else ""
+        text = f"{self._head}{between}{tail}"
+        self._head, self._tail, self._elided = "", "", 0
+        return text
