@@ -89,6 +89,7 @@ def test_what_a_failed_program_did_is_scored() -> None:
     row = play(*replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
     assert row.error is not None
+    assert row.error.type == "AgentExitError"
     assert "exit code 3" in row.error.message
     assert "EXIT 3" in row.error.message
     [stored] = load(Path("run"))
