@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ares_exp.errors import PreflightError
+from tests.warm_start import end_warm_start
 
 ROOT = Path(__file__).parent.parent
 SECRET_FREE = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "OPENAI_"))}
@@ -58,6 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends what the tests of this process have shared."""
+    end_warm_start()
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Two processes for each processor: tests also wait."""
     return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
@@ -71,22 +78,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def run_command(
+    command: tuple[str, ...], cwd: Path, env: dict[str, str] | None = None, timeout: float = 200
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, with `env` added to an environment without secrets."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**SECRET_FREE, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Runs `python -m ares_exp …` in an empty directory; `run_dir` is where a single run wrote."""
 
-    def run(
-        *arguments: str, env: dict[str, str] | None = None, timeout: float = 200
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ares_exp", *arguments],
-            cwd=tmp_path,
-            env={**SECRET_FREE, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return run_command((sys.executable, "-m", "ares_exp", *arguments), tmp_path, **more)
 
     return run
 

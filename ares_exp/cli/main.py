@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 
 from ares_exp import __version__
+from ares_exp.cli.completion import candidates, is_query
 from ares_exp.cli.words import HELP, run_word
 from ares_exp.config.overrides import with_home
 from ares_exp.terminal import exit_codes
@@ -34,10 +35,24 @@ def main() -> int:
 
         print_help(sys.argv[1:], program())
         return exit_codes.COMPLETE
+    if is_query(sys.argv[1:]):
+        return _complete()
     exit_code = _run()
     from ares_exp.cli.hydra_callback import end_sweep
 
     return end_sweep(exit_code)
+
+
+def _complete() -> int:
+    """Prints what could come next on the command line that a shell asks about; nothing where it cannot be read."""
+    found, is_hydra_asked = candidates()
+    if found:
+        sys.stdout.write(" ".join(found) + "\n")
+        sys.stdout.flush()
+    if is_hydra_asked:
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            _run()
+    return exit_codes.COMPLETE
 
 
 def _find_modules_here() -> None:

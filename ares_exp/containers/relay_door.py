@@ -39,9 +39,10 @@ OpenShell = Callable[[], Awaitable[ChannelStream]]
 # The agent's settings for these programs are not the relay's. A `sh` may read ahead: nothing may follow unasked.
 _FIND = """
 exec 2>/dev/null; unset PYTHONHOME PYTHONPATH PERL5LIB PERL5OPT PERL_UNICODE NODE_OPTIONS NODE_PATH; cd /
-if python3 -I -S -c 'import select, socket, struct' </dev/null; then echo python3
-elif perl -MIO::Socket::INET -e 1 </dev/null; then echo perl
-elif node -e 0 </dev/null; then echo node
+_new_enough='import select, socket, struct, sys; sys.exit(sys.version_info < (3, 6))'
+if python3 -I -S -c "$_new_enough" </dev/null; then echo python3
+elif perl -MIO::Socket::INET -MErrno -e 1 </dev/null; then echo perl
+elif node --input-type=module -e 0 </dev/null; then echo node
 else echo none; fi
 """
 _RUN = {

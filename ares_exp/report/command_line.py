@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ares_exp.errors import ConfigError
+from ares_exp.pages.chosen_episodes import WHICH
 from ares_exp.pages.redaction import KINDS
+from ares_exp.pages.written_report import Written, write_report
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.report.chosen_episodes import WHICH
-from ares_exp.report.subject import Subject
-from ares_exp.report.written_report import Written, write_report
+from ares_exp.report.subject import subject_of
 from ares_exp.terminal.run_command import EXIT_OK
 from ares_exp.terminal.subcommands import run_module
 from ares_exp.terminal.terminal import count_of, format_size, printable
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    subject = Subject.of(arguments.run, arguments.other)
+    subject = subject_of(arguments.run, arguments.other)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
         raise ConfigError(f"Expected the name of a file that ends with {' or '.join(SUFFIXES)}, got {out}.")

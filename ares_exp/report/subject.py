@@ -1,14 +1,14 @@
-"""The subject of a report: a run, a sweep, or two runs."""
+"""What a report is of: the runs that a command line names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.pages.run_payload import ShownRun
+from ares_exp.pages.subject import Subject
 from ares_exp.records.run_dir import SWEEP_RECORD
 from ares_exp.reporting.compare.chosen_runs import MOST_RUNS, choose_runs, differing_config
 from ares_exp.reporting.compare.pair import ComparedPair, compare_pairs, pair_document
@@ -19,34 +19,15 @@ from ares_exp.sweeps.report import SweepReport
 from ares_exp.trajectories.episode_places import is_run
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What a report shows.
+def subject_of(path: Path, other: Path | None = None) -> Subject:
+    """Finds what to show: a run, a sweep, or with another run both side by side.
 
-    Attributes:
-        path: The run or sweep; of two runs the first.
-        runs: The runs, by what to call each.
-        more: Payload beside the runs: `pair` or `sweep`.
-        first_tasks: Tasks whose trajectories go first.
+    Raises:
+        ConfigError: There is no run and no sweep at a path, or a record is broken.
     """
-
-    path: Path
-    runs: Mapping[str, ShownRun]
-    more: Mapping[str, Any] = field(default_factory=dict)
-    first_tasks: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, path: Path, other: Path | None = None) -> Subject:
-        """Finds what to show.
-
-        Raises:
-            ConfigError: There is no run and no sweep at a path, or a record is broken.
-        """
-        if other is not None:
-            return _two_runs(path, other)
-        if is_sweep(path):
-            return _sweep(path)
-        return cls(path, {str(path): ShownRun(path)})
+    if other is not None:
+        return _two_runs(path, other)
+    return _sweep(path) if is_sweep(path) else Subject.of_run(path)
 
 
 def is_sweep(path: Path) -> bool:

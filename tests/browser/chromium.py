@@ -14,6 +14,7 @@ BROWSER, DRIVER = "chromium", "chromedriver"
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+    "--enable-precise-memory-info",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 OWNED = "return window.__owned === undefined && document.querySelectorAll('iframe,img,object,embed,base').length === 0"
@@ -28,6 +29,7 @@ def chromium(profile: Path) -> Iterator[Page]:
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
+    profile.mkdir(parents=True, exist_ok=True)
     options = ChromeOptions()
     options.binary_location = str(shutil.which(BROWSER))
     for flag in (*FLAGS, f"--user-data-dir={profile}"):

@@ -17,6 +17,7 @@ import pytest
 
 import ares_exp
 from ares_exp.pages import page as page_of
+from ares_exp.pages.episode_page import episode_page
 from ares_exp.report.command_line import main as report
 from ares_exp.reporting.compare.command_line import main as compare
 from ares_exp.trajectories.files.episode_file import dump_episode
@@ -214,3 +215,14 @@ def served(folder: Path) -> Iterator[str]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
         loop.close()
+
+
+def test_the_page_of_one_episode(page: Page, tmp_path: Path) -> None:
+    out = tmp_path / "episode.html"
+    out.write_text(episode_page(chat("one", "task", length=80)), encoding="utf-8")
+    page.open(out.as_uri())
+    assert page.run("return document.querySelectorAll('.step').length") == 50
+    page.press("jjj")
+    page.until("return document.querySelector('.step.here').id === 'step-3'")
+    assert page.run("return document.querySelectorAll('nav.tabs a').length") == 0
+    assert_quiet(page, out)

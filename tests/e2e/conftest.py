@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import Cli, run_command
 from tests.loopback_endpoint import LoopbackEndpoint, answer
+from tests.warm_start import warm_command
 
 SUBMIT = "Done.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```\n"
+STARTS = ("test_command_line.py", "test_main_job.py", "test_presets.py", "test_secrets.py")
+"""What is about the start, and what says whether this machine can play: there every command is a new interpreter."""
 
 
 @pytest.fixture
@@ -14,3 +21,15 @@ def endpoint() -> Iterator[LoopbackEndpoint]:
     """A chat-completions server whose model submits at once."""
     with LoopbackEndpoint(otherwise=answer(SUBMIT)) as server:
         yield server
+
+
+@pytest.fixture
+def cli(cli: Cli, request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
+    """Runs `python -m ares_exp …` in an empty directory: a fork, where the start says nothing."""
+    if request.path.name in STARTS:
+        return cli
+
+    def run(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+        return run_command((*warm_command(), *arguments), tmp_path, env, **more)
+
+    return run

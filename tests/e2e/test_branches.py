@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from ares_exp.trajectories import load
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -37,9 +37,7 @@ def play(
     ]
     if not any(word.startswith("branch_from=") for word in overrides):
         words += ["policy=scripted", "env.tasks=write-greeting", f"container={container}"]
-    return subprocess.run(
-        [sys.executable, "-m", "ares_exp", *words], cwd=here, capture_output=True, text=True, timeout=110, check=False
-    )
+    return subprocess.run([*warm_command(), *words], cwd=here, capture_output=True, text=True, timeout=110, check=False)
 
 
 def episodes(here: Path, run_dir: str) -> list[EpisodeTrajectory]:
@@ -117,7 +115,7 @@ def test_a_branch_in_an_environment_that_selects_no_tasks(tmp_path: Path) -> Non
         "        super().__init__(limit=2)\n"
     )
     words = ("--config-dir", "options", "env=plain", "policy=scripted", f"policy.replies=[{quoted(SUBMIT)}]")
-    played = [sys.executable, "-m", "ares_exp", *words, "tracker=none", "snapshot=every_step", "hydra.run.dir=a"]
+    played = [*warm_command(), *words, "tracker=none", "snapshot=every_step", "hydra.run.dir=a"]
     subprocess.run(played, cwd=tmp_path, check=True, timeout=110, capture_output=True)
     task = rows(tmp_path, "a")[1]["task_name"]
     branched = play(tmp_path, "b", f"branch_from=a/{task}@0", "branches=2", replies=[SUBMIT])

@@ -16,6 +16,7 @@ import pytest
 
 from ares_exp.trajectories import load
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, completion, json_body, slow
+from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
@@ -34,7 +35,7 @@ def thinking(number: int) -> Behaviour:
 
 def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *words], cwd=here, capture_output=True, text=True, timeout=110, check=False
+        [*warm_command(), *words[1:]], cwd=here, capture_output=True, text=True, timeout=110, check=False
     )
 
 
@@ -66,16 +67,16 @@ def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: Lo
     played(tmp_path, endpoint, "run")
     assert sent(endpoint) == [[], [None], [None, None]], "an endpoint that did not ask for it does not get it"
     assert thoughts(tmp_path, "run") == list(THOUGHTS)
-    shown = command(tmp_path, "ares_exp.trajectories", "show", "run/write-greeting").stdout
+    shown = command(tmp_path, "ares_exp", "show", "run/write-greeting").stdout
     assert "    thinking  (21 characters)\n      I write the greeting.\n" in shown
     assert "30 + 15 tokens (9 of reasoning)" in " ".join(shown.split())
     for out in ("a.atif.json", "a.parquet", "a.jsonl"):
-        assert command(tmp_path, "ares_exp.trajectories", "convert", "run", out).returncode == 0
+        assert command(tmp_path, "ares_exp", "convert", "run", out).returncode == 0
     document = json.loads((tmp_path / "a.atif.json").read_text())
     assert [one["reasoning_content"] for one in document["steps"] if "reasoning_content" in one] == list(THOUGHTS)
     assert pq.read_table(tmp_path / "a.parquet").column("reasoning").to_pylist() == [None, *THOUGHTS]
     for out, again in (("a.atif.json", "b.jsonl"), ("a.parquet", "c.jsonl")):
-        assert command(tmp_path, "ares_exp.trajectories", "convert", out, again).returncode == 0
+        assert command(tmp_path, "ares_exp", "convert", out, again).returncode == 0
         assert [step.action for step in next(load(tmp_path / again).trajectories()).steps] == [
             step.action for step in next(load(tmp_path / "a.jsonl").trajectories()).steps
         ]
@@ -87,11 +88,11 @@ def test_it_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpoint: Lo
     assert replayed.returncode == 0, replayed.stderr
     assert json.loads((tmp_path / "replayed" / "replay.json").read_text())["score"] == 1.0
     assert thoughts(tmp_path, "replayed") == list(THOUGHTS)
-    assert command(tmp_path, "ares_exp.trajectories", "diff", "run", "replayed").returncode == 0
+    assert command(tmp_path, "ares_exp", "diff", "run", "replayed").returncode == 0
 
 
 def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any]]:
-    done = command(here, "ares_exp.trajectories", "convert", "run", out, "--to", "sft", *options)
+    done = command(here, "ares_exp", "convert", "run", out, "--to", "sft", *options)
     assert done.returncode == 0, done.stderr
     assert ("Left out: 3 replies' reasoning" in done.stdout) is (not options)
     return [json.loads(line) for line in (here / out).read_text().splitlines()]

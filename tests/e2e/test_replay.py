@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm_start import warm_command
+
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
 QUIET = "tracker=none"
@@ -162,9 +164,8 @@ def test_mistakes(cli: Any, tmp_path: Path, recorded: Path, argument: str, expec
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one episode, played once for all tests of mistakes."""
     import subprocess
-    import sys
 
     place = tmp_path_factory.mktemp("recorded")
-    command = [sys.executable, "-m", "ares_exp", QUIET, "env.tasks=write-greeting", "hydra.run.dir=first"]
+    command = [*warm_command(), QUIET, "env.tasks=write-greeting", "hydra.run.dir=first"]
     subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=60)
     return place / "first"

@@ -17,6 +17,7 @@ from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
 from tests.closed_port import closed_port
 from tests.compatibility.sources import mirror
 from tests.conftest import SECRET_FREE, Cli
+from tests.warm_start import warm_command
 
 TASK = "write-greeting"
 
@@ -67,7 +68,7 @@ def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path
     assert len(list((tmp_path / "cache" / "ares_exp" / "tasks").glob(f"*/{TASK}"))) == 1
 
     (tmp_path / "elsewhere").mkdir()
-    command = [sys.executable, "-m", "ares_exp", "resume=../two", "attempts=2"]
+    command = [*warm_command(), "resume=../two", "attempts=2"]
     again = subprocess.run(
         command, cwd=tmp_path / "elsewhere", env={**SECRET_FREE, **home}, capture_output=True, text=True, timeout=90
     )

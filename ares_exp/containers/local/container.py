@@ -235,7 +235,7 @@ class LocalContainer(Container):
         remedy = (
             f"the container of this task has none, and its Dockerfile cannot be applied in another. {UNREADABLE}"
             if self._build_network
-            else "container.network=public gives it the host's."
+            else "container.network=build gives it the host's, and agents none."
         )
         return f"\n(The Dockerfile was applied without a network: {remedy})"
 

@@ -36,16 +36,17 @@ class LocalContainerFactory(ContainerFactoryBase):
     def __init__(
         self,
         *,
-        network: Literal["no-network", "public"] = "no-network",
+        network: Literal["no-network", "build", "public"] = "no-network",
         shell: Shell = "bash -c",
         pids_limit: Annotated[int, pydantic.Field(ge=16)] = 4096,
     ) -> None:
         """Validates the options.
 
         Args:
-            network: `no-network` gives none, whatever the task asks for. `public` gives what the task asks for, where
-                public is the host's network, services on its loopback and abstract sockets included, and gives that to
-                every task's Dockerfile; a task's `allowed_hosts`, or a network of one of its phases, is refused.
+            network: `no-network` gives none, whatever the task asks for. `build` gives the host's network, services on
+                its loopback and abstract sockets included, to every task's Dockerfile, and none to agents and tests.
+                `public` gives that, too, and to agents and tests what the task asks for, where public is the host's; a
+                task's `allowed_hosts`, or a network of one of its phases, is refused.
             shell: The shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash
                 -lc` reads `/etc/profile` first, and Debian's resets `PATH`.
             pids_limit: Bound on the processes of one container, so that a fork bomb stays inside. Enforced, like a
@@ -61,7 +62,7 @@ class LocalContainerFactory(ContainerFactoryBase):
         return LocalContainer(
             spec,
             share_network=may_share and spec.networks == {PUBLIC},
-            build_network=may_share,
+            build_network=self._network != "no-network",
             shell=self._shell,
             pids_limit=self._pids_limit,
         )
@@ -116,7 +117,8 @@ class LocalContainerFactory(ContainerFactoryBase):
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
                 f"{spec.name}: container=local has no allow-list, and gives every phase the same network. Use "
-                "container=docker, or play the task without a network by container.network=no-network."
+                "container=docker, or play the task without a network: container.network=build gives it to the "
+                "Dockerfile alone, container.network=no-network to nothing."
             )
         if not is_privileged() and (users := {str(user) for user in spec.users}.difference(ROOT_NAMES)):
             raise UnsupportedTaskError(f"{spec.name}: commands are to run as {', '.join(sorted(users))}. {ONLY_ROOT}")

@@ -15,6 +15,7 @@ function route() {
   const asked = new URLSearchParams(query || ""), decode = (text) => { try { return decodeURIComponent(text || ""); } catch { return text || ""; } };
   if (parts[0] === "diff") return { view: "diff", a: [Number(parts[1]), decode(parts[2])], b: [Number(parts[3]), decode(parts[4])] };
   if (["compare", "sweep", "runs", "branches"].includes(parts[0])) return { view: parts[0], index: 0 };
+  if (parts[0] === "" && payload.only) return { view: "episode", index: 0, id: payload.only, step: null };
   if (parts[0] === "" || isNaN(parts[0])) return { view: payload.pair ? "compare" : payload.sweep ? "sweep" : payload.live && payload.runs.length !== 1 ? "runs" : "overview", index: 0, q: undefined };
   const index = Math.min(Number(parts[0]), Math.max(payload.runs.length - 1, 0));
   if (parts[1] !== "e") return { view: parts[1] || "overview", index, q: asked.has("q") ? asked.get("q") : undefined };
@@ -28,7 +29,7 @@ function tabs(now) {
   if (many) many.value = String(index);
   const hasTree = payload.runs.some((one) => (one.episodes || []).some((row) => row.lineage));
   replace(bar, el("b", { class: "mark-name" }, "ares-exp"), payload.live ? link("runs", "Runs", "#/runs") : null, payload.pair ? link("compare", "Compare", "#/compare") : null, payload.sweep ? link("sweep", "Sweep", "#/sweep") : null, many,
-    run ? [link("overview", "Overview"), link("episodes", "Episodes"), link("tasks", "Tasks"), link("charts", "Charts"), link("timeline", "Timeline"), hasTree ? link("branches", "Branches", "#/branches") : null, link("search", "Search"), link("config", "Config")] : null,
+    run && !payload.only ? [link("overview", "Overview"), link("episodes", "Episodes"), link("tasks", "Tasks"), link("charts", "Charts"), link("timeline", "Timeline"), hasTree ? link("branches", "Branches", "#/branches") : null, link("search", "Search"), link("config", "Config")] : null,
     el("button", { type: "button", class: "quiet", onclick: toggleTheme, title: "dark or light (d)" }, "◐"), el("button", { type: "button", class: "quiet", onclick: () => help.showModal(), title: "keys (?)" }, "?"));
 }
 
@@ -153,7 +154,7 @@ async function poll() {
 async function refresh(now) {
   const isTyping = main.contains(document.activeElement) && document.activeElement.tagName === "INPUT" && document.activeElement !== current.search;
   if (isTyping) return;
-  if (now.view === "episode" && current.step) history.replaceState(null, "", episodeAddress(now.index, now.id, now.step === null ? null : current.step()));
+  if (now.view === "episode" && current.step) remember(episodeAddress(now.index, now.id, now.step === null ? null : current.step()));
   await draw({ isRefresh: true });
 }
 

@@ -122,6 +122,11 @@ function fold(title, content, isOpen) {
   return details;
 }
 
+// Puts an address into the bar without a jump; within another page there is no bar.
+function remember(address) {
+  try { history.replaceState(null, "", address); } catch { /* a page within a page */ }
+}
+
 function save(name, text, type) {
   const address = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");

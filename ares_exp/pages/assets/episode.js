@@ -111,7 +111,7 @@ function episodeView(index, run, row, episode, position) {
     if (at < from || at >= from + WINDOW) { from = Math.max(0, Math.min(at - 5, episode.steps.length - WINDOW)); draw(); }
     const here = mark();
     if (here) here.scrollIntoView({ block: "start" });
-    history.replaceState(null, "", address(at));
+    remember(address(at));
   }
   function find(way) {
     const word = input.value.toLowerCase();

@@ -33,7 +33,7 @@ function episodesTable(index, run, query) {
   const state = stateOf(index + "episodes");
   if (query !== undefined) state.query = query;
   return table("episodes", episodeColumns(index, run), run.episodes, { state, thing: "episode", example: "outcome:error reward<1 task:fix", sort: { key: "task", down: false },
-    onchange: (now) => { if (route().view === "episodes") history.replaceState(null, "", `#/${index}/episodes${now.query ? "?q=" + encodeURIComponent(now.query) : ""}`); } });
+    onchange: (now) => { if (route().view === "episodes") remember(`#/${index}/episodes${now.query ? "?q=" + encodeURIComponent(now.query) : ""}`); } });
 }
 
 function tasksTable(index, run) {

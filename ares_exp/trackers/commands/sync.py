@@ -129,6 +129,7 @@ def _upload_files(run_dir: Path, identity: WandbIdentity, folder: Path) -> bool:
             files.log_rows(results)
             files.table.flush()
             files.log_outputs(record)
+            files.log_report(record)
             steps = run.step
     except Exception as error:  # whatever W&B raises
         sys.stderr.write(f"{shown}: the table and the artifacts were not uploaded: {printable(first_line(error))}\n")

@@ -121,6 +121,11 @@ def parent_artifact(parent: Parent) -> wandb.Artifact | None:
     return artifact if artifact is not None and artifact.digest == parent.digest else None
 
 
+def report_artifact(report: Path, run_id: str) -> wandb.Artifact:
+    """Returns the report of a run. Raises `OSError` if it cannot be read."""
+    return _artifact(f"run-{run_id}-report", "report", [(report, Path(report.name))])
+
+
 def snapshots_artifact(record: UploadRecord, run_dir: Path, run_id: str) -> wandb.Artifact | None:
     """Returns the run's snapshot store, if it lies in the run directory and is within the limit; else its listing.
 

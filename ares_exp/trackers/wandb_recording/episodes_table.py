@@ -44,10 +44,10 @@ class EpisodePages:
         Raises:
             OSError: It cannot be written.
         """
-        from ares_exp.trackers.wandb_recording.episode_page import episode_page
+        from ares_exp.pages.episode_page import episode_page
 
         if self._bytes < MAX_PAGES_BYTES:
-            page = episode_page(trajectory).encode(errors="backslashreplace")
+            page = episode_page(trajectory).encode()
             self._folder.mkdir(parents=True, exist_ok=True)
             self._path(episode_id).write_bytes(page)
             self._bytes += len(page)

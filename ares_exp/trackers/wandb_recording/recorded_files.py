@@ -41,7 +41,9 @@ class RecordedFiles:
         self._run_dir = recording.info.run_dir
         self._pages = pages_of(self._run_dir)
         self._record = UploadRecord(
-            log_artifacts=recording.options.log_artifacts, snapshots_limit_mb=recording.options.snapshots_limit_mb
+            log_artifacts=recording.options.log_artifacts,
+            log_trajectories=recording.options.log_trajectories,
+            snapshots_limit_mb=recording.options.snapshots_limit_mb,
         )
         self._files: RunFiles | None = None
         self._failed = False
@@ -89,6 +91,8 @@ class RecordedFiles:
                 self._files.table.flush()
             with self._at_work("refused an artifact"):
                 self._files.log_outputs(self._record)
+            with self._at_work("refused the report"):
+                self._files.log_report(self._record)
             self.are_logged = not self._failed
 
     def _prepared(self) -> UploadRecord:

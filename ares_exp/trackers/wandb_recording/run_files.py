@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 from ares_exp.records.results import EpisodeResult
 from ares_exp.trackers.wandb_recording import artifacts
 from ares_exp.trackers.wandb_recording.episodes_table import EpisodePages, EpisodesTable
-from ares_exp.trackers.wandb_recording.upload_record import UploadRecord, prepared_folder
+from ares_exp.trackers.wandb_recording.upload_record import UploadRecord, prepared_folder, report_of
+from ares_exp.trajectories.episode_places import is_run
 
 if TYPE_CHECKING:
     import wandb
+
+REPORT = "report"
+MAX_REPORT_BYTES = 10 * 10**6
+"""W&B loads it whole, over the network."""
 
 
 class RunFiles:
@@ -56,6 +61,22 @@ class RunFiles:
             for artifact in outputs:
                 if artifact is not None:
                     self._run.log_artifact(artifact)
+
+    def log_report(self, record: UploadRecord) -> None:
+        """Logs the report of a run that recorded episodes, as a page to look at and as an artifact."""
+        import wandb
+
+        if not is_run(self._run_dir):
+            return
+        from ares_exp.pages.subject import Subject
+        from ares_exp.pages.written_report import write_report
+
+        out = report_of(self._run_dir)
+        which = "all" if record.log_trajectories else "none"
+        write_report(Subject.of_run(self._run_dir), out, max_bytes=MAX_REPORT_BYTES, which=which)
+        self._run.log({REPORT: wandb.Html(str(out), inject=False)})
+        if record.log_artifacts:
+            self._run.log_artifact(artifacts.report_artifact(out, self._run.id))
 
     def log_rows(self, results: Iterable[EpisodeResult]) -> None:
         """Adds the rows of finished episodes to the table."""

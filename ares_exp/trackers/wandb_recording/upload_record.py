@@ -50,6 +50,7 @@ class UploadRecord(pydantic.BaseModel, frozen=True):
 
     Attributes:
         log_artifacts: Whether trajectories and snapshots become artifacts.
+        log_trajectories: Whether the report has trajectories.
         snapshots_limit_mb: The artifact of a larger snapshot store has a listing alone.
         prepared: Artifacts whose files lie ready.
         parents: The runs that this one was branched from, or replays.
@@ -60,6 +61,7 @@ class UploadRecord(pydantic.BaseModel, frozen=True):
     """
 
     log_artifacts: bool
+    log_trajectories: bool = True
     snapshots_limit_mb: float
     prepared: tuple[Prepared, ...] = ()
     parents: tuple[Parent, ...] = ()
@@ -94,6 +96,11 @@ def read_upload_record(run_dir: Path) -> UploadRecord | None:
 def prepared_folder(run_dir: Path, kind: str) -> Path:
     """Returns the folder with the files of a prepared artifact."""
     return run_dir / "wandb" / kind
+
+
+def report_of(run_dir: Path) -> Path:
+    """Returns the place of the report for W&B."""
+    return run_dir / "wandb" / "report.html"
 
 
 def pages_of(run_dir: Path) -> EpisodePages:

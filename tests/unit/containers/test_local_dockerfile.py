@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -100,15 +101,21 @@ async def port() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-@pytest.mark.parametrize("network", [NO_NETWORK, PUBLIC])
+LISTED = NetworkPolicy("allowlist", frozenset({"a.example"}))
+
+
+@pytest.mark.parametrize(
+    ("option", "network"), [("public", NO_NETWORK), ("public", PUBLIC), ("build", PUBLIC), ("build", LISTED)]
+)
 async def test_a_build_has_the_network_of_builds_and_the_task_its_own(
-    tmp_path: Path, port: int, network: NetworkPolicy
+    tmp_path: Path, port: int, option: Literal["public", "build"], network: NetworkPolicy
 ) -> None:
     ask, names = ASK.format(port), "cat /etc/resolv.conf"
     dockerfile = f"FROM x\nWORKDIR /app\nRUN {ask} >said && {names} >names && touch /tmp/kept /etc/kept\n"
     spec = ContainerSpec("t", context_dir=context(tmp_path, dockerfile), network=network)
-    is_public = network == PUBLIC
-    async with LocalContainerFactory(network="public")(spec) as container:
+    is_public = network == PUBLIC and option == "public"
+    LocalContainerFactory(network=option).check(spec)
+    async with LocalContainerFactory(network=option)(spec) as container:
         assert (await container.exec("cat said; ls /tmp/kept /etc/kept")).output == "hello\n/etc/kept\n/tmp/kept\n"
         of_host = Path("/etc/resolv.conf").read_text()
         assert (await container.exec("cat names")).output == of_host
@@ -118,7 +125,7 @@ async def test_a_build_has_the_network_of_builds_and_the_task_its_own(
 
 async def test_a_build_without_a_network_names_the_remedy_that_is_left(tmp_path: Path, port: int) -> None:
     task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(port)}\n")
-    with pytest.raises(ContainerStartError, match=r"without a network: container\.network=public gives it the host's"):
+    with pytest.raises(ContainerStartError, match=r"without a network: container\.network=build gives it the host's"):
         await local_container(task, network=NO_NETWORK).start()
     closed = ContainerSpec("t", context_dir=context(tmp_path / "2", "FROM x\nRUN exit 3\n"), network=NO_NETWORK)
     with pytest.raises(ContainerStartError, match="exit code 3") as caught:

@@ -29,7 +29,7 @@ def row(task: str, attempt: int, reward: float | None, **more: Any) -> EpisodeRe
 def run_of(path: Path, rows: Sequence[EpisodeResult], *episodes: EpisodeTrajectory) -> Path:
     """A run directory; without episodes, one of each row."""
     run = RunDir(path)
-    run.trajectories.mkdir(parents=True)
+    run.trajectories.mkdir(parents=True, exist_ok=True)
     run.episodes.write_text("".join(json.dumps(one.to_dict()) + "\n" for one in rows))
     run.config.write_text("attempts: 1\n")
     for episode in episodes or [replace(chat(one.episode_id, one.task_name), outcome=one.outcome) for one in rows]:
@@ -39,9 +39,13 @@ def run_of(path: Path, rows: Sequence[EpisodeResult], *episodes: EpisodeTrajecto
 
 def data_of(page: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The payload of a page, and its episodes by id."""
+    return data_in(page.read_text())
+
+
+def data_in(page: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     payload: dict[str, Any] = {}
     blocks: dict[str, Any] = {}
-    for kind, name, text in DATA.findall(page.read_text()):
+    for kind, name, text in DATA.findall(page):
         if kind == "json":
             payload = json.loads(text)
         else:

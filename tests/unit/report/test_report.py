@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ares_exp.llms.response import LLMResponse
+from ares_exp.pages.chosen_episodes import in_order
 from ares_exp.pages.run_payload import ShownRun
 from ares_exp.records.results import Outcome
 from ares_exp.records.secrets import MASK
-from ares_exp.report.chosen_episodes import in_order
 from ares_exp.report.command_line import main
 from ares_exp.reporting.compare.command_line import main as compare
 from ares_exp.sweeps.report import SweepReport

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.unit.report.recorded import data_in
 from tests.unit.trackers.wandb_service import ServedArtifact, WandbService
 
 
@@ -71,5 +72,6 @@ class ServedRun:
         return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
     def page(self, cell: dict[str, Any]) -> str:
-        """The text of a page that a cell of the table names."""
-        return next(one.files[cell["path"]] for one in self.tables if cell["path"] in one.files).decode()
+        """The episodes of a page that a cell of the table names, as JSON."""
+        page = next(one.files[cell["path"]] for one in self.tables if cell["path"] in one.files).decode()
+        return json.dumps(data_in(page)[1])

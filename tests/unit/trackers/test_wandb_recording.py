@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData
+from ares_exp.pages.episode_page import episode_page
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
-from ares_exp.trackers.wandb_recording.episode_page import episode_page
 from ares_exp.trackers.wandb_recording.identity import read_identity
 from ares_exp.trackers.wandb_recording.recording import RENEWED_AFTER, WandbRecording
 from ares_exp.trackers.wandb_tracker import WandbTracker
+from tests.unit.report.recorded import data_in, run_of
 from tests.unit.trackers.served_run import ServedRun
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedArtifact, WandbService
@@ -126,15 +127,29 @@ def test_the_table_has_every_try_once_with_a_readable_trajectory(service: WandbS
     assert (row["outcome"], row["error"], row["num_steps"]) == ("agent_error", "AgentError: boom", 2)
     assert (row["prompt_tokens"], row["generated_tokens"], row["cost"], row["duration_sec"]) == (100, 10, 0.25, 2.5)
     page = recorded.page(row["trajectory"])
-    assert "Please do task2." in page
-    assert "$ run 2" in page
+    episodes = json.loads(page)
+    assert episodes["e2"]["messages"][0]["text"] == "Please do task2."
+    assert episodes["e2"]["steps"][2]["commands"][0]["command"] == "run 2"
 
 
 def test_a_page_tells_reasoning_from_the_reply() -> None:
     answer = LLMResponse([ThinkingData("<hm>"), ThinkingData("Zm8=", redacted=True), TextData("I do 1.")])
-    page = episode_page(with_answer(chat(), answer))
-    told = '<p class="dim">thinking</p><pre class="dim">&lt;hm&gt;</pre>'
-    assert f'{told}<p class="dim">thinking</p><pre class="dim">(encrypted)</pre><pre>I do 1.</pre>' in page
+    payload, episodes = data_in(episode_page(with_answer(chat("e1"), answer)))
+    pieces = [(one["kind"], one["text"]) for one in episodes["e1"]["steps"][1]["reply"]["pieces"]]
+    assert pieces == [("reasoning", "<hm>"), ("reasoning", "(encrypted)"), ("text", "I do 1.")]
+    assert payload["only"] == "e1"
+
+
+def test_the_report_is_a_page_and_an_artifact(service: WandbService, tmp_path: Path) -> None:
+    info = run_info(tmp_path)
+    run_of(info.run_dir, RESULTS[:2])
+    assert record(info).failures == 0
+    recorded = ServedRun(service)
+    (artifact,) = recorded.artifacts("report")
+    payload, episodes = data_in(artifact.files["report.html"].decode())
+    assert payload["runs"][0]["results"]["totals"]["tries"] == 2
+    assert len(episodes) == 2
+    assert recorded.summary["report"]["_type"] == "html-file"
 
 
 def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Request bodies that real agents sent, in the order in which they sent them (`tests.soak.recorded_bodies`).
 
-In each run, the policy thought, called two tools (one with arguments that are no JSON, or with a custom tool), then one
-that shows an image, thought in an encrypted form, and was done.
+In each run, the policy thought, called two tools (one with arguments that are no JSON, or a custom one), thought again
+(in an encrypted form where the wire has one), called a tool that reads a file (an image but for qwen-code), and was
+done.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ AGENTS = {
     "claude_code_betas": ("messages", (*CLAUDE, "context_management", "defer_loading")),
     "codex": ("responses", (*CODEX, "tools[tool_search]")),
     "codex_code_mode": ("responses", CODEX),
+    "opencode": ("chat_completions", ()),
+    "qwen_code": ("chat_completions", ()),
 }
 """By the name of the file: the wire, and what cannot be carried, all of it."""
 
@@ -67,7 +70,9 @@ def test_each_request_continues_the_one_before(agent: str) -> None:
             assert later.fingerprint != earlier.fingerprint
 
 
-@pytest.mark.parametrize(("agent", "normalise"), [("claude_code", None), ("codex", timeless)])
+@pytest.mark.parametrize(
+    ("agent", "normalise"), [("claude_code", None), ("codex", timeless), ("opencode", None), ("qwen_code", None)]
+)
 def test_two_runs_ask_the_same(agent: str, normalise: Any) -> None:
     one, other = ([fingerprint(asked.request, normalise) for asked in run] for run in runs(agent))
     assert one == other
@@ -76,6 +81,13 @@ def test_two_runs_ask_the_same(agent: str, normalise: Any) -> None:
 def test_codex_differs_in_times() -> None:
     one, other = ([fingerprint(asked.request) for asked in run] for run in runs("codex"))
     assert (one[0], one[1] == other[1]) == (other[0], False)
+
+
+@pytest.mark.parametrize("agent", ["opencode", "qwen_code"])
+def test_reasoning_in_text_comes_back_as_it_was_given(agent: str) -> None:
+    (*_, last), *_ = runs(agent)
+    said = [message for message in last.request.messages if message["role"] == "assistant"]
+    assert [message["reasoning_content"] for message in said] == ["I think é", "again"]
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex"])
@@ -88,10 +100,10 @@ def test_reasoning_comes_back_as_it_was_given(agent: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex"])
+@pytest.mark.parametrize("agent", ["claude_code", "claude_code_betas", "codex", "opencode"])
 def test_images_of_tools_are_there(agent: str) -> None:
     (*_, last), *_ = runs(agent)
-    (part,) = last.request.messages[-1]["content"]
+    *_, part = last.request.messages[-1]["content"]
     assert part["image_url"]["url"].startswith("data:image/png;base64,")
 
 

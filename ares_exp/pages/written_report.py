@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ares_exp.pages.chosen_episodes import failed, in_order
 from ares_exp.pages.page import pack, packed_block, page_foot, page_head
 from ares_exp.pages.redaction import redactor
 from ares_exp.pages.run_payload import ShownRun, payload_of, readable
+from ares_exp.pages.subject import Subject
 from ares_exp.records.run_dir import atomic_file
-from ares_exp.report.chosen_episodes import failed, in_order
-from ares_exp.report.subject import Subject
 
+MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
 """What the payload gets for an episode beside its row: the name of its block, or the command that shows it."""
 MISSES = 20
@@ -39,7 +40,7 @@ class Written:
 
 
 def write_report(
-    subject: Subject, out: Path, *, max_bytes: int, which: str = "all", redact: Collection[str] = ()
+    subject: Subject, out: Path, *, max_bytes: int = MAX_BYTES, which: str = "all", redact: Collection[str] = ()
 ) -> Written:
     """Writes a report; the file appears whole or not at all.
 

@@ -1,0 +1,54 @@
+"""The forks with which the tests of this folder start commands end as new interpreters do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SECRET_FREE, run_command
+from tests.warm_start import warm_command
+
+pytestmark = pytest.mark.once
+
+
+def option(here: Path, code: str) -> tuple[str, ...]:
+    """Overrides of a policy that runs this when it is imported."""
+    (here / "mine.py").write_text(code)
+    (here / "options" / "policy").mkdir(parents=True)
+    (here / "options" / "policy" / "mine.yaml").write_text("# mine\n_target_: mine.Policy\n")
+    return ("--config-dir", "options", "policy=mine", "env=twenty_questions", "tracker=none")
+
+
+@pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("nonsense",), ("attempts=0",), ("list", "policies")])
+def test_a_fork_says_what_a_new_interpreter_says(tmp_path: Path, words: tuple[str, ...]) -> None:
+    new, fork = (
+        run_command((*start, *words), tmp_path) for start in ((sys.executable, "-m", "ares_exp"), warm_command())
+    )
+    assert (fork.returncode, fork.stdout, fork.stderr) == (new.returncode, new.stdout, new.stderr)
+
+
+def test_a_signal_ends_it_as_it_ends_a_new_interpreter(tmp_path: Path) -> None:
+    words = option(tmp_path, f"import os\nos.kill(os.getpid(), {signal.SIGKILL:d})\n")
+    assert run_command((*warm_command(), *words), tmp_path).returncode == -signal.SIGKILL
+
+
+def test_it_is_not_left_behind(tmp_path: Path) -> None:
+    words = option(tmp_path, "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    command = [*warm_command(), *words]
+    with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 60
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.01)
+        pytest.fail(f"process {pid} goes on")
