@@ -52,10 +52,11 @@ def arguments_of(option: Option) -> list[Argument]:
     settings, comments = _settings(option.path)
     target = settings.get("_target_")
     own = {name: value for name, value in settings.items() if not name.startswith("_")}
-    if not isinstance(target, str) or settings.get("_partial_"):
+    if not isinstance(target, str):
         return list(_arguments(own, prefix, comments, {}))
     added = {name: argument.prose for name, argument in ADDED_ARGUMENTS.get(option.group, {}).items()}
-    defaults = {**option_defaults(option.group, target), **own}
+    is_partial = bool(settings.get("_partial_"))
+    defaults = {**option_defaults(option.group, target, is_partial=is_partial), **own}
     return list(_arguments(defaults, prefix, comments, {**added, **_documented(target)}))
 
 
