@@ -11,6 +11,7 @@ from ares_exp.config.plugins import OPTION_GROUPS
 from ares_exp.config.schema import GROUPS, keys
 from ares_exp.errors import close_matches
 
+SCORERS = "env.scorers."
 KEYS = tuple(item.name for item in keys())
 _SHOWN_KEYS = 4
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
@@ -44,6 +45,8 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if re.search(r"not in struct|not in 'ExperimentConfig'", f"{text}\n{cause}"):
         word = key or _first_quoted(text)
         meant = suggest_key(word, argv, root_config)
+        if word.startswith(SCORERS) and word.count(".") == SCORERS.count("."):
+            meant = f" Beside the options of `scorer=` a scorer is added with a plus: `+{word}=…`."
         return f"There is no key `{word}`.{meant} `--cfg job` shows every key; `--help` says what they mean."
     if is_below_a_list(error):
         return f"An override sets a key below a list, which has none: {text}. Set the whole list."

@@ -52,10 +52,11 @@ def arguments_of(option: Option) -> list[Argument]:
     settings, comments = _settings(option.path)
     target = settings.get("_target_")
     own = {name: value for name, value in settings.items() if not name.startswith("_")}
-    if not isinstance(target, str) or settings.get("_partial_"):
+    if not isinstance(target, str):
         return list(_arguments(own, prefix, comments, {}))
     added = {name: argument.prose for name, argument in ADDED_ARGUMENTS.get(option.group, {}).items()}
-    defaults = {**option_defaults(option.group, target), **own}
+    is_partial = bool(settings.get("_partial_"))
+    defaults = {**option_defaults(option.group, target, is_partial=is_partial), **own}
     return list(_arguments(defaults, prefix, comments, {**added, **_documented(target)}))
 
 
@@ -112,7 +113,8 @@ def _documented(target: str) -> dict[str, str]:
         made: Any = resolve_name(target)
     except Exception:  # the import of anybody's module may raise anything
         return {}
-    objects = [*reversed(made.__mro__), made.__init__] if inspect.isclass(made) else [made]
+    kinds = reversed(made.__mro__) if inspect.isclass(made) else ()
+    objects = [one for kind in kinds for one in (kind, vars(kind).get("__init__"))] or [made]
     found: dict[str, str] = {}
     for section in (text for one in objects for text in _SECTION.findall(inspect.getdoc(one) or "")):
         for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):

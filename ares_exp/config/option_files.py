@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NO_VALUE = "???"
+AGENT = "agent"
 """OmegaConf's mark of a required value."""
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
@@ -146,18 +147,29 @@ def _completed(option: DictConfig, *, group: str) -> DictConfig:
     from omegaconf import OmegaConf
 
     target = option.get("_target_")
-    if not isinstance(target, str) or option.get("_partial_"):  # a part of its arguments comes when it is called
+    if not isinstance(target, str):
         return option
+    defaults = option_defaults(group, target, is_partial=bool(option.get("_partial_")))
     first = {str(key): None for key in option if str(key).startswith("_")}
-    completed: Any = OmegaConf.merge(OmegaConf.create(first), option_defaults(group, target), option)
+    completed: Any = OmegaConf.merge(OmegaConf.create(first), defaults, option)
     for key in option:
         if OmegaConf.is_missing(option, key):  # it has to be given, though the constructor has a default
             completed[key] = NO_VALUE
     return cast("DictConfig", completed)
 
 
-def option_defaults(group: str, target: str) -> dict[str, Any]:
-    """Returns the defaults of an option's arguments: those of what it names, and those that its group adds."""
+def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
+    """Returns the defaults of an option's arguments: those of what it names, and those that its group adds.
+
+    Args:
+        group: The option's group.
+        target: What it names.
+        is_partial: Whether a part of the arguments comes when it is called. That of an agent comes by name, and has no
+            defaults; of others it is not known which.
+    """
+    if is_partial:
+        known = constructor_defaults(target) if group == AGENT else {}
+        return {name: value for name, value in known.items() if value != NO_VALUE}
     given = _of_the_call(target) if group == SCORER else ()
     own = {name: value for name, value in constructor_defaults(target).items() if name not in given}
     return {**own, **added_defaults(group)}

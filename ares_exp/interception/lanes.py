@@ -91,5 +91,11 @@ class Lanes:
 
 def _longest(lanes: Sequence[Lane], asked: Canonical) -> Lane | None:
     """Finds the lane whose last request is the longest beginning of the one that is asked."""
-    begun = [lane for lane in lanes if asked.continues(lane.last)]
+    begun = [lane for lane in lanes if _may_continue(asked, lane.last) and asked.continues(lane.last)]
     return max(begun, key=lambda lane: len(lane.last.messages), default=None)
+
+
+def _may_continue(asked: Canonical, earlier: Canonical) -> bool:
+    """Looks at one message: most conversations differ in the last one."""
+    length = len(earlier.messages)
+    return len(asked.messages) >= length and (not length or asked.messages[length - 1] == earlier.messages[-1])

@@ -94,7 +94,8 @@ def _table(results: Sequence[EpisodeResult]) -> Table:
     shown = named[:_MAX_REWARDS]
     for name in ("attempts", "reward", *(_VERIFIER if name == "reward" else name for name in shown)):
         table.add_column(Text(name), justify="right", overflow="fold")
-    table.add_column("outcome", overflow="fold")
+    longest = max((len(word) for result in results for word in result.outcome.value.split()), default=0)
+    table.add_column("outcome", overflow="fold", min_width=longest)
     for name in ("steps", "seconds"):
         table.add_column(name, justify="right")
     tasks = groupby(sorted(results, key=_task_name), key=_task_name)

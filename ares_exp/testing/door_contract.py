@@ -17,27 +17,27 @@ import pytest
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.door import DOOR_PORT, MAX_CONNECTIONS, Door, Serve, ServingContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
-from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
+from ares_exp.errors import ContainerDiedError, ContainerError, UnsupportedTaskError
 
 SLACK_SEC = 60.0
 """Time allowed for anything that ends by itself, on a loaded machine."""
 
-_CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
+CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
 _PUT = (
     "sub put { my ($h, $b) = @_; while (length $b) { my $w = syswrite($h, $b) or die $!; substr($b, 0, $w) = ''; } } "
 )
-_COPY = (
-    f"{_PUT}{_CONNECT}my $child = fork; "
+COPY = (
+    f"{_PUT}{CONNECT}my $child = fork; "
     "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
 )
 """Sends its stdin, ends that half of the connection, and prints what comes back until the end of the other."""
 
-_CONNECT_MANY = f"my @all; {{ {_CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
-_MANY = f"{_CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
+CONNECT_MANY = f"my @all; {{ {CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
+_MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
 """Opens as many connections as may be, sends a number over each, and prints what comes back."""
 
-_HOLD = f"{_CONNECT_MANY}" + ("select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);")
+_HOLD = f"{CONNECT_MANY}select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);"
 """Holds as many open until there is a file."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -199,7 +199,7 @@ class DoorContract:
         async with self.opened(box) as (port, _):
             made = f"head -c {self.large_bytes} /dev/urandom >/tmp/in"
             seen = await self.run(
-                box, f"{made}; {perl(_COPY, port)} </tmp/in >/tmp/out; md5sum </tmp/in; md5sum </tmp/out"
+                box, f"{made}; {perl(COPY, port)} </tmp/in >/tmp/out; md5sum </tmp/in; md5sum </tmp/out"
             )
         first, second = seen.splitlines()
         assert first == second
@@ -236,7 +236,7 @@ class DoorContract:
             writer.write(f"{len(await reader.read())}\n".encode())  # after the end of what the client sends
 
         async with self.opened(box, count) as (port, _):
-            assert await self.run(box, f"head -c 100000 /dev/zero | {perl(_COPY, port)}") == "before\n100000\n"
+            assert await self.run(box, f"head -c 100000 /dev/zero | {perl(COPY, port)}") == "before\n100000\n"
         heard = asyncio.get_running_loop().create_future()
 
         async def listen_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,15 +245,15 @@ class DoorContract:
             heard.set_result(await reader.read())
 
         async with self.opened(box, listen_on) as (port, _):
-            after = f"{_PUT}{_CONNECT}local $/; my $all = <$s>; put($s, qq($all and more)); close $s;"
+            after = f"{_PUT}{CONNECT}local $/; my $all = <$s>; put($s, qq($all and more)); close $s;"
             await self.run(box, perl(after, port))
             async with asyncio.timeout(SLACK_SEC):
                 assert await heard == b"all and more"
 
     async def test_a_reset_by_either_side_ends_the_other(self, box: Container) -> None:
         async with self.opened(box) as (port, server):
-            reset = f"{_CONNECT}$s->sockopt(SO_LINGER, pack('II', 1, 0)); syswrite($s, 'x'); sysread($s, my $b, 1);"
-            await self.run(box, perl(reset.replace("; syswrite", "; $| = 1; syswrite"), port))
+            reset = f"{CONNECT}$s->sockopt(SO_LINGER, pack('II', 1, 0)); syswrite($s, 'x'); sysread($s, my $b, 1);"
+            await self.run(box, perl(reset, port))
             await server.ended()
             assert await self.run(box, greet(port)) == "hello\n"
 
@@ -262,7 +262,7 @@ class DoorContract:
             writer.transport.abort()
 
         async with self.opened(box, abort) as (port, _):
-            ended = f"{_CONNECT}syswrite($s, 'x'); my $n = sysread($s, my $b, 1); print $n ? 'data' : 'end';"
+            ended = f"{CONNECT}syswrite($s, 'x'); my $n = sysread($s, my $b, 1); print $n ? 'data' : 'end';"
             assert await self.run(box, perl(ended, port)) == "end"
 
     async def test_one_that_does_not_read_stops_no_other(self, box: Container) -> None:
@@ -282,10 +282,10 @@ class DoorContract:
                 writer.write(kind)
 
         async with self.opened(box, flood_or_echo) as (port, server):
-            idle = f"{_CONNECT}syswrite($s, qq(flood me\\n)); select(undef, undef, undef, 0.05) until -e '/tmp/go'; "
+            idle = f"{CONNECT}syswrite($s, qq(flood me\\n)); select(undef, undef, undef, 0.05) until -e '/tmp/go'; "
             idle += "my $n = 0; while (my $r = sysread($s, my $b, 65536)) { $n += $r } print $n;"
             slow = asyncio.create_task(box.exec(perl(idle, port), timeout_sec=SLACK_SEC))
-            fill = f"{_PUT}{_CONNECT}put($s, qq(read later\\n)); put($s, 'y' x {self.large_bytes}); shutdown($s, 1);"
+            fill = f"{_PUT}{CONNECT}put($s, qq(read later\\n)); put($s, 'y' x {self.large_bytes}); shutdown($s, 1);"
             full = asyncio.create_task(box.exec(perl(fill, port), timeout_sec=SLACK_SEC))
             await server.has_served(2)
             for _ in range(3):
@@ -303,7 +303,7 @@ class DoorContract:
 
         door = await self.open(box, serve)
         try:
-            ended = f"{_CONNECT}print sysread($s, my $b, 1) ? 'data' : 'end';"
+            ended = f"{CONNECT}print sysread($s, my $b, 1) ? 'data' : 'end';"
             for _ in range(2):
                 assert await self.run(box, perl(ended, port_of(door))) == "end"
         finally:
@@ -313,7 +313,7 @@ class DoorContract:
         server = Server(echo)
         door = await self.open(box, server)
         port = port_of(door)
-        waiting = asyncio.create_task(box.exec(perl(f"{_CONNECT}print sysread($s, my $b, 9);", port), timeout_sec=60))
+        waiting = asyncio.create_task(box.exec(perl(f"{CONNECT}print sysread($s, my $b, 9);", port), timeout_sec=60))
         async with asyncio.timeout(SLACK_SEC):
             await server.has_served(1)
             await door.close()
@@ -323,11 +323,37 @@ class DoorContract:
         await door.close()
         assert await self.refused(box, port)
 
+    async def test_a_time_limit_of_a_command_spares_it(self, box: Container) -> None:
+        async with self.opened(box) as (port, _):
+            result = await box.exec(f"{perl(f'{CONNECT}sleep 60;', port)} & sleep 60", timeout_sec=0.5)
+            assert result.timed_out
+            assert await self.run(box, greet(port)) == "hello\n"
+
     async def test_a_port_that_is_taken(self, box: Container) -> None:
         async with self.opened(box) as (first, _), self.opened(box) as (second, _):
             assert first != second
             assert not self.own_network or (first, second) == (DOOR_PORT, DOOR_PORT + 1)
             assert await self.run(box, f"{greet(first)}; {greet(second)}") == "hello\nhello\n"
+
+    async def test_one_whose_opening_is_cancelled(self, box: Container) -> None:
+        for pause in (0.0, 0.001, 0.01, 0.05):
+            opening = asyncio.create_task(self.open(box, Server(echo)))
+            await asyncio.sleep(pause)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await opening).close()
+        async with self.opened(box) as (port, _):
+            assert await self.run(box, greet(port)) == "hello\n"
+
+    async def test_a_stop_while_one_is_being_opened(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        for pause in (0.0, 0.001):
+            async with factory(spec) as box:
+                opening = asyncio.create_task(self.open(box, Server(echo)))
+                await asyncio.sleep(pause)
+                await box.stop()
+                async with asyncio.timeout(SLACK_SEC):
+                    with contextlib.suppress(ContainerError):
+                        await (await opening).lost()
 
     async def test_none_in_a_container_that_is_stopped(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         box = factory(spec)
@@ -360,7 +386,7 @@ class RelayedDoorContract(DoorContract):
         door = await self.open(box, server)
         try:
             port = port_of(door)
-            cut = f"{perl(f'{_CONNECT}print sysread($s, my $b, 9) ? 1 : 0;', port)} & "
+            cut = f"{perl(f'{CONNECT}print sysread($s, my $b, 9) ? 1 : 0;', port)} & "
             waiting = asyncio.create_task(box.exec(f"{cut} wait", timeout_sec=SLACK_SEC))
             await server.has_served(1)
             await self.run(box, f"kill -9 $({RELAYS})")

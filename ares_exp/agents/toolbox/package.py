@@ -113,6 +113,7 @@ class AgentPackage:
         wires: The wire formats that it speaks.
         floors: What a container needs, by the kind of build: the C library's oldest version.
         builds: All builds, for every machine.
+        shells: Programs of which the container needs one: its commands are run by it. Empty: any shell will do.
     """
 
     name: str
@@ -122,6 +123,7 @@ class AgentPackage:
     wires: tuple[str, ...]
     builds: tuple[Build, ...]
     floors: Mapping[Libc, str] = field(default_factory=dict)
+    shells: tuple[str, ...] = ()
 
     def for_machine(self, machine: str | None = None) -> tuple[Build, ...]:
         """Returns the builds for a machine, by default this one."""

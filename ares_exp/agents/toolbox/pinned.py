@@ -108,6 +108,7 @@ PACKAGES = {
                 ),
             ),
             {"glibc": "glibc 2.26", "musl": "musl 1.2.5"},
+            shells=("bash", "zsh"),
         ),
         AgentPackage(
             "codex",
@@ -166,7 +167,7 @@ PACKAGES = {
                     "arm64", "musl", 62_632_842, "352e048ab4dd35e7de5f338d1cc4fcbf77a0e93da30bf7336a8217ee246b31d7"
                 ),
             ),
-            {"glibc": "glibc 2.28", "musl": "musl 1.2"},
+            {"glibc": "glibc 2.28", "musl": "musl 1.2.4"},
         ),
         AgentPackage(
             "mini_swe_agent",

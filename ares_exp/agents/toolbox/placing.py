@@ -110,8 +110,13 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
     """Sees that a command of the agent's runs in this container and names the pinned version.
 
     Raises:
-        AgentInstallError: It does not; with what the build needs, and what it printed.
+        AgentInstallError: It does not, or the container has no shell for it; with what is needed, and what it printed.
     """
+    if package.shells and not await _has_one_of(container, package.shells):
+        raise AgentInstallError(
+            f"{package.title} runs its commands by {' or '.join(package.shells)}, and this container has none of them. "
+            "Choose an image with one of them, or another agent."
+        )
     result = await container.exec(command, cwd="/", timeout_sec=_CHECK_SEC)
     if result.exit_code == 0 and build.version in result.output:
         return
@@ -125,13 +130,21 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
     )
 
 
-_SHOW_LIBC = "{ getconf GNU_LIBC_VERSION || ldd --version 2>&1 | head -n 1; } 2>/dev/null"
+_SHOW_LIBC = (
+    "getconf GNU_LIBC_VERSION 2>/dev/null || "
+    "for loader in /lib/ld-musl-*.so.1; do [ ! -e $loader ] || echo musl $($loader 2>&1 | grep Version); done"
+)
 
 
 async def _libc(container: AgentContainer) -> str:
     tests = " || ".join(f"[ -e {path} ]" for path in GLIBC_LOADERS)
     result = await container.exec(f"if {tests}; then echo glibc; else echo musl; fi", cwd="/", timeout_sec=_LOOK_SEC)
     return result.output.strip()
+
+
+async def _has_one_of(container: AgentContainer, programs: Sequence[str]) -> bool:
+    tests = " || ".join(f"command -v {program}" for program in programs)
+    return (await container.exec(tests, cwd="/", timeout_sec=_LOOK_SEC)).exit_code == 0
 
 
 def _described(libc: str) -> str:

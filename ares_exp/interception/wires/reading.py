@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ares_exp.errors import WireFormatError
 from ares_exp.interception.wires.wire import Asked
-from ares_exp.llms.chat_messages import parts_of
+from ares_exp.llms.chat_messages import parts_of, text_of, text_part
 from ares_exp.llms.request import LLMRequest, Origin, freeze
 from ares_exp.llms.tool_forms import ToolForm
 from ares_exp.llms.wire import shorten, typed
@@ -106,7 +106,7 @@ def make_asked(
     refuse_remote_media(request)
     origin = Origin(wire, model=model or "", sampling=freeze(sampling), dropped=losses.names)
     return Asked(
-        request=replace(request, origin=origin),
+        request=replace(_with_system_prompt(request), origin=origin),
         streamed=request.stream,
         model=model or "",
         response_id=f"{prefix}{uuid.uuid4().hex}",
@@ -114,6 +114,22 @@ def make_asked(
         wants_usage=wants_usage,
         forms=forms or {},
     )
+
+
+def _with_system_prompt(request: LLMRequest) -> LLMRequest:
+    """Returns the request with all system text at its beginning as the system prompt, whatever the client calls it.
+
+    Codex has several messages of role developer there, which the templates of many models do not know.
+    """
+    texts = [request.system_prompt or ""]
+    messages = list(request.messages)
+    while messages and messages[0]["role"] in ("system", "developer") and set(messages[0]) == {"role", "content"}:
+        parts = list(parts_of(messages[0])) or [text_part(text_of(messages[0]["content"]))]
+        if any(part.get("type") != "text" for part in parts):
+            break
+        texts += [part["text"] for part in parts]
+        del messages[0]
+    return replace(request, messages=messages, system_prompt="\n\n".join(filter(None, texts)) or None)
 
 
 def refuse_remote_media(request: LLMRequest) -> None:

@@ -2,7 +2,8 @@
 
 | in the request | here |
 |---|---|
-| `instructions`, `input`: messages, calls of tools and their outputs | carried, see `llms.openai_responses` |
+| `instructions`, `input`: messages, calls of tools and their outputs | carried, see `llms.openai_responses`; messages \
+of role system or developer at the beginning belong to the system prompt |
 | `reasoning` items | reasoning of the message, verbatim |
 | tools: functions, custom ones, namespaces, `local_shell`; `additional_tools` items | functions for the policy, whose \
 calls are answered in the tool's own form |

@@ -274,6 +274,9 @@ async def test_a_container_that_no_build_fits_is_refused_by_name() -> None:
                 await fitting_build(box, package, builds)
         with pytest.raises(AgentInstallError, match=r"It needs glibc 2.99 or newer; the container has glibc 2\."):
             await check_runs(box, package, build("glibc"), "false")
+        with pytest.raises(AgentInstallError, match="runs its commands by nosh, and this container has none of them"):
+            await check_runs(box, replace(package, shells=("nosh",)), build("glibc"), "echo 1.2.3")
+        await check_runs(box, replace(package, shells=("nosh", "sh")), build("glibc"), "echo 1.2.3")
         minor = (await box.exec("python3 -c 'import sys; print(*sys.version_info[:2], sep=\".\")'")).output.strip()
         placed = await fitting_build(box, package, [build("musl"), build("glibc", "2.7"), build("glibc", minor)])
         assert placed.build.variant == f"glibc-py{minor}"

@@ -90,6 +90,24 @@ def test_other_files_are_taken_as_they_are(write: Callable[[str], Path], text: s
     assert {key: value for key, value in policy.items() if not str(key).startswith("_")} == {"a": 1}
 
 
+def test_an_agent_that_is_made_for_each_episode_has_its_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = 'class Patient:\n    """Waits.\n\n    Args:\n        looks: How often it looks.\n    """\n\n'
+    code += "    def __init__(self, container, llm_client, *, looks=1, commands=5): ...\n"
+    (tmp_path / "patient_agent.py").write_text(code)
+    (tmp_path / "agent").mkdir()
+    option = "# Waits\n_target_: patient_agent.Patient\n_partial_: true\nlooks: 2\n"
+    (tmp_path / "agent" / "patient.yaml").write_text(option)
+    agent = compose_config(["agent=patient", "agent.commands=3"], config_dirs=[tmp_path]).agent
+    assert {key: value for key, value in agent.items() if not key.startswith("_")} == {"looks": 2, "commands": 3}
+    text = render_help(["--help", "--config-dir", str(tmp_path), "agent=patient"], "ares-exp")
+    assert "  agent.looks=2\n" in text
+    assert "  agent.commands=5\n" in text
+    assert "llm_client" not in text
+
+
 def test_a_default_that_no_config_can_hold_is_left_out() -> None:
     expected = {"depth": 1, "name": "???", "mode": "fast", "words": ["a"], "part": {"size": 3}}
     assert constructor_defaults(TARGET) == expected

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Mount
-from ares_exp.containers.door import DOOR_PORT, Door, Serve
+from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
+from ares_exp.containers.door import DOOR_PORT
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.containers.local.container import LocalContainer
-from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.containers.relay_door import open_relay_door
-from ares_exp.errors import DoorUnavailableError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.objects import ObjectStore
-from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract, Server, echo, greet
+from ares_exp.testing.door_contract import DoorContract, greet
 from tests.killed_door import killed_door
 from tests.unit.containers.local_containers import as_root, local_container, needs_local
 
@@ -62,90 +56,6 @@ async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path) -
     for wanted, seen in ((mounts, "ran\nmine\n"), ((), "mine\n")):
         async with local_container(mounts=wanted, changes=changes) as box:
             assert (await box.exec("/opt/ares_exp/tool/bin/run 2>/dev/null; cat /opt/file")).output == seen
-
-
-class RelayContract(RelayedDoorContract):
-    """The same over a relay, of which an image has one interpreter."""
-
-    networks = frozenset({"no-network"})
-    interpreter = ""
-
-    @pytest.fixture
-    def factory(self) -> ContainerFactory:
-        return LocalContainerFactory()
-
-    async def open(self, box: Container, serve: Serve, port: int = DOOR_PORT) -> Door:
-        assert isinstance(box, LocalContainer)
-        return await box._doors.add(await open_relay_door(lambda: only(box, self.interpreter), serve, port))
-
-
-class TestPythonRelay(RelayContract):
-    interpreter = "python3"
-
-
-class TestPerlRelay(RelayContract):
-    interpreter = "perl"
-
-
-@pytest.mark.skipif(shutil.which("node", path=SEARCH_PATH) is None, reason="this machine has no node")
-class TestNodeRelay(RelayContract):
-    interpreter = "node"
-
-
-async def only(box: LocalContainer, program: str) -> FifoStream:
-    """A shell that finds no other program."""
-    await box.exec(f"mkdir -p /tmp/only && ln -sf $(readlink -f $(command -v {program})) /tmp/only/{program}")
-    stream = await box._open_shell("root")
-    await stream.write(b"PATH=/tmp/only\n")
-    return stream
-
-
-async def test_no_relay_without_an_interpreter() -> None:
-    async with local_container() as box:
-        with pytest.raises(DoorUnavailableError, match=r"none of python3, perl and node.*perl-base"):
-            await open_relay_door(lambda: only(box, "true"), Server(echo), DOOR_PORT)
-
-
-FORGED = """
-case "$*" in *socket,*struct*) exit 0;; esac
-echo 'door 61081'
-FRAMES
-exec sleep 60
-"""
-
-
-@pytest.mark.parametrize(
-    ("frames", "why"),
-    [
-        (r"printf '\0\0\0\1\0\1\0\0'", "it sent 65536 bytes at once"),
-        (r"printf '\0\0\0\1\377\377\377\377\0\0\0\1\377\377\377\377'", "it accepted connection 1 with 1 open"),
-        (
-            r"printf '\0\0\0\1\377\377\377\377'; for i in $(seq 64); do printf '\0\0\0\1\0\0\200\0'; "
-            "head -c 32768 /dev/zero; done",
-            "it sent more of a connection than it may",
-        ),
-    ],
-    ids=["large", "twice", "beyond its credit"],
-)
-async def test_a_forged_relay(frames: str, why: str) -> None:
-    async def forged() -> FifoStream:
-        stream = await box._open_shell("root")
-        await stream.write(b"PATH=/tmp/forged:$PATH\n")
-        return stream
-
-    async def nobody_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(60)
-
-    async with local_container() as box:
-        script = "#!/bin/sh\n" + FORGED.replace("FRAMES", frames)
-        make = 'mkdir /tmp/forged; printf %s "$IT" >/tmp/forged/python3; chmod +x /tmp/forged/*'
-        await box.exec(make, env={"IT": script})
-        server = Server(nobody_reads)
-        door = await open_relay_door(forged, server, DOOR_PORT)
-        async with asyncio.timeout(60):
-            assert why in await door.lost()
-        await door.close()
-        await server.close()
 
 
 @as_root

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.network_namespace import listen_inside, obstacle
+from ares_exp.containers.network_namespace import listen_in_namespace, listen_inside, obstacle
 from tests.unit.containers.local_containers import as_ordinary_user
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried out here: {obstacle()}")
@@ -36,6 +36,8 @@ def test_a_process_that_is_not_the_container() -> None:
         listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))
     with pytest.raises(FileNotFoundError):
         listen_inside(2**22 + 1, "f" * 64, ("127.0.0.1", 0))
+    with pytest.raises(ProcessLookupError, match="another one by now"):
+        listen_in_namespace(os.getpid(), 1, ("127.0.0.1", 0))
 
 
 def test_an_ordinary_user_is_told_why_not() -> None:

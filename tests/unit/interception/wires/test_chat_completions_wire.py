@@ -148,7 +148,7 @@ def test_sampling_and_losses_are_named_and_not_in_the_request() -> None:
     assert origin.dropped == ("cache_control", "metadata", "response_format", "tools[custom]", "web_search_options")
     assert (request.max_output_tokens, request.temperature, request.metadata) == (None, None, None)
     assert (request.tools, request.tool_choice, request.stop_sequences) == ((TOOL,), "auto", ("END",))
-    assert "cache_control" not in json.dumps(request.messages)
+    assert (request.system_prompt, request.messages) == ("s", (freeze({"role": "user", "content": "hello"}),))
 
 
 def test_no_tools_are_none() -> None:

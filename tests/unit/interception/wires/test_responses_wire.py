@@ -185,6 +185,7 @@ def test_tools_are_functions_for_the_policy() -> None:
 def test_items_are_read_as_chat_messages() -> None:
     given = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be quick"}]},
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be exact"}]},
         {
             "role": "user",
             "content": [
@@ -207,6 +208,7 @@ def test_items_are_read_as_chat_messages() -> None:
             "call_id": "c2",
             "output": [{"type": "input_image", "image_url": "data:image/png;base64,BB=="}],
         },
+        {"type": "message", "role": "developer", "content": "be slow"},
     ]
 
     def image(data: str, **more: Any) -> dict[str, Any]:
@@ -215,9 +217,10 @@ def test_items_are_read_as_chat_messages() -> None:
     def call(call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
         return [{"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]
 
-    assert WIRE.read({**HELLO, "input": given}, {}).request.messages == freeze(
+    request = WIRE.read({**HELLO, "input": given, "instructions": "be brief"}, {}).request
+    assert request.system_prompt == "be brief\n\nbe quick\n\nbe exact"
+    assert request.messages == freeze(
         [
-            {"role": "developer", "content": "be quick"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, image("AA==", detail="high")]},
             {
                 "role": "assistant",
@@ -228,6 +231,7 @@ def test_items_are_read_as_chat_messages() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
             {"role": "assistant", "content": None, "tool_calls": call("c2", "mcp__x__y", "{}")},
             {"role": "tool", "tool_call_id": "c2", "content": [image("BB==")]},
+            {"role": "developer", "content": "be slow"},
         ]
     )
 

@@ -1,0 +1,75 @@
+"""Doors under much data, and of many processes that are killed.
+
+Run by hand, as root, with an engine: `python -m tests.soak.doors KILLS`. Prints a line for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from ares_exp.containers.container import Container, ContainerSpec
+from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.door import Door
+from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.network_policy import NO_NETWORK
+from ares_exp.testing.door_contract import COPY, Server, echo, perl, port_of
+from tests.docker.engine_forwarder import forwarded_engine
+from tests.killed_door import killed_door
+
+MIB, AT_ONCE = 64, 8
+
+
+async def much_data(what: str, box: Container) -> None:
+    """Sends random bytes over connections at the same time, and compares what comes back."""
+    async with box:
+        door: Door = await box.open_door(Server(echo))  # type: ignore[attr-defined]
+        began = time.monotonic()
+        carry = f"{perl(COPY, port_of(door))} </tmp/$N | cmp - /tmp/$N"
+        copy = f"head -c {MIB * 2**20} /dev/urandom >/tmp/$N; {carry}; rm /tmp/$N"
+        done = await asyncio.gather(*(box.exec(copy, env={"N": str(n)}) for n in range(AT_ONCE)))
+        assert [one.output for one in done] == [""] * AT_ONCE, done
+        await door.close()
+        seconds, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(f"{what}: {AT_ONCE} x {MIB} MiB each way in {seconds:.1f} s, our peak {peak} MiB", flush=True)
+
+
+@contextlib.asynccontextmanager
+async def environment(is_remote: bool) -> AsyncIterator[dict[str, str]]:
+    """The variables that name the engine."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield {"DOCKER_HOST": await stack.enter_async_context(forwarded_engine())} if is_remote else {}
+
+
+async def kills(what: str, backend: str, count: int, *, is_remote: bool = False) -> None:
+    """Kills processes with an open door; says how long the slowest of them was open."""
+    slowest = 0.0
+    for _ in range(count):
+        async with environment(is_remote) as env, killed_door(backend, env) as door:
+            began = time.monotonic()
+            assert await asyncio.to_thread(door.is_gone), "it is still open"
+            slowest = max(slowest, time.monotonic() - began)
+    print(f"{what}: {count} killed, the slowest door closed after {slowest:.2f} s", flush=True)
+
+
+async def main(count: int) -> None:
+    """Runs all of it."""
+    spec = ContainerSpec("soak", docker_image="debian:bookworm-slim", network=NO_NETWORK)
+    await much_data("local", LocalContainerFactory()(ContainerSpec("soak")))
+    await much_data("docker", DockerContainerFactory()(spec))
+    async with environment(is_remote=True) as env:
+        os.environ |= env
+        await much_data("docker, by a relay", DockerContainerFactory()(spec))
+        del os.environ["DOCKER_HOST"]
+    await kills("local", "local", count)
+    await kills("docker", "docker", count)
+    await kills("docker, by a relay", "docker", count, is_remote=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))
