@@ -27,6 +27,7 @@ from ares_exp.running.episode_maker import ResumableEpisodeMaker
 from ares_exp.running.gathered_calls import GatheredCalls
 from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
+from ares_exp.running.panel import Panel
 from ares_exp.running.preparation import planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.running_episode import RunningEpisode
@@ -134,7 +135,12 @@ class Experiment:
             run_dir=self._run_dir.path,
             sweep_dir=self._settings.sweep_dir,
         )
-        self._progress = Progress(len(owed), before=len(planned) - len(owed), is_kept=self._settings.sweep_dir is None)
+        self._progress = Progress(
+            len(owed),
+            before=len(planned) - len(owed),
+            is_kept=self._settings.sweep_dir is None,
+            panel=Panel(lambda: list(self._running.values())),
+        )
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)

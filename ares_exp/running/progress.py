@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar on a terminal, elsewhere a plain line every few seconds.
+"""Live progress of a run: a bar with a panel below it on a terminal, elsewhere a plain line every few seconds.
 
 A separate thread draws, so that the display stays current while no episode ends or the event loop is busy, and so
 that a slow terminal never holds up an episode.
@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ares_exp.records.results import UNFINISHED, EpisodeResult
+from ares_exp.running.panel import Panel
 from ares_exp.terminal.terminal import encodable, format_duration, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _REDRAW_SEC = 0.2
+_INDENT = "  "
 _STOP_TIMEOUT_SEC = 2.0
 
 
@@ -37,6 +39,7 @@ class Progress:
         is_tty: bool | None = None,
         interval_sec: float = 5.0,
         is_kept: bool = True,
+        panel: Panel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keeps the arguments; `start` begins to show.
@@ -48,6 +51,7 @@ class Progress:
             is_tty: Whether `stream` is a terminal that can redraw a line; found out by default.
             interval_sec: Seconds between two lines where `stream` is no terminal.
             is_kept: Whether the last state stays on the screen.
+            panel: What is shown below the bar, on a terminal.
             clock: Seconds that only grow.
         """
         self._total = total
@@ -56,6 +60,7 @@ class Progress:
         self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
         self._interval_sec = interval_sec
         self._is_kept = is_kept
+        self._panel = panel
         self._clock = clock
         self._separator = " · " if encodable("·", self._stream) else " | "
         self._running: list[str] = []
@@ -90,6 +95,8 @@ class Progress:
         """Counts an episode as done, be it with an error; one that was cut short has no result."""
         if result.task_name in self._running:
             self._running.remove(result.task_name)
+        if self._panel is not None:
+            self._panel.finished(result)
         if result.outcome in UNFINISHED:
             self._cut_short += 1
             return
@@ -150,7 +157,7 @@ class Progress:
 
         console = Console(file=self._stream, force_terminal=True)
         live = Live(
-            get_renderable=self._bar,
+            get_renderable=lambda: self._bar(console.width),
             console=console,
             auto_refresh=False,
             transient=not self._is_kept,
@@ -164,7 +171,8 @@ class Progress:
             while not self._stopped.wait(_REDRAW_SEC):
                 live.refresh()
 
-    def _bar(self) -> RenderableType:
+    def _bar(self, width: int) -> RenderableType:
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -176,7 +184,12 @@ class Progress:
         bar = ProgressBar(total=max(self._total, 1), completed=self._done, width=20)
         names = ", ".join(dict.fromkeys(tuple(self._running)))
         grid.add_row(bar, Text(self.line()), Text(names, style="dim"))
-        return grid
+        if self._panel is None or self._stopped.is_set():
+            return grid
+        lines = self._panel.lines(width - len(_INDENT))
+        styles = ["red" if line.startswith("error: ") else "dim" for line in lines]
+        below = (Text(_INDENT + line, style, no_wrap=True) for line, style in zip(lines, styles, strict=True))
+        return Group(grid, *below)
 
 
 @contextlib.contextmanager

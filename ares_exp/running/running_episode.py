@@ -73,6 +73,11 @@ class RunningEpisode(EpisodeEvents):
         return self.environment.report() if self.environment is not None else EpisodeReport()
 
     @property
+    def title(self) -> str:
+        """Its task and attempt, for people."""
+        return f"{self.planned.task_name} (attempt {self.planned.attempt})"
+
+    @property
     def num_stages(self) -> int:
         """Number of finished stages of the task."""
         return len(self.report().stages)

@@ -6,13 +6,14 @@ from random import Random
 
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, Usage
-from ares_exp.policies.oracle import SOLVE, SUBMIT
 from ares_exp.policies.policy import EpisodeSpec, Policy
 
 LOOK = "I look at what is there first.\n\n```bash\nls -la . ; head -n 20 *.* 2>/dev/null | head -n 60\n```"
 THINK = "The task names files in /app. I had better see them before I change anything, and keep a note of my plan."
 NOTE = "I write down my plan.\n\n```bash\nprintf 'plan: look, change, check\\n' > notes.md\n```"
 ERR = "Let me run the tests.\n\n```bash\npython3 -m pytest -q tests/ ; exit 2\n```"
+SOLVED = "Now I know what to do.\n\n```bash\n/solution/solve.sh\n```"
+SUBMIT = "That should be it.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 MORE = "That failed.\n\n```bash\nprintf 'there are no tests of ours here\\n' >> notes.md && cat notes.md\n```"
 PRICE = 2e-6
 
@@ -34,7 +35,7 @@ class Improviser(Policy):
             LOOK,
             NOTE,
             *([ERR, MORE] * random.randrange(3)),
-            *([SOLVE] if random.random() < self._skill + ease else []),
+            *([SOLVED] if random.random() < self._skill + ease else []),
             SUBMIT,
         ]
         return _Played(replies, random)

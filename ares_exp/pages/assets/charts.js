@@ -123,7 +123,7 @@ function outcomeBars(run) {
         return el("rect", { x: from, y, width: Math.max(long - 1, 1), height: 14, class: "mark " + name }, el("title", null, `${task}: ${own[name]} ${VERDICTS[name]}`));
       })];
   });
-  return el("div", null, picture("Outcomes", width, height, parts), legend());
+  return put(picture("Outcomes", width, height, parts), [legend()]);
 }
 
 function legend() {

@@ -133,7 +133,7 @@ function episodeView(index, run, row, episode, position) {
     el("header", null, el("h2", null, episode.task, " ", badge({ outcome: episode.outcome || "running", reward: episode.reward }, threshold)), el("p", { class: "dim id" }, episode.id),
       factList(facts), episode.error ? el("div", { class: "problem" }, block(`${episode.error.type}: ${episode.error.message}`)) : null, row && row.note ? el("p", { class: "problem" }, row.note) : null),
     el("div", { class: "tools" }, Object.entries(KINDS).map(([kind, words]) => el("label", null, el("input", { type: "checkbox", checked: !hiddenKinds.has(kind), onchange: (event) => { hiddenKinds[event.target.checked ? "delete" : "add"](kind); node.className = classOf(); } }), " ", words)), input, found, compareTo),
-    stripPlace, fold("time", () => episodeTimeline(episode, row, show) || el("p", null, "No times are recorded."), true),
+    stripPlace, fold("where the time went", () => episodeTimeline(episode, row, show) || el("p", null, "No times are recorded."), true),
     el("div", { class: "beside" }, list, aside));
   const classOf = () => ["episode", ...[...hiddenKinds].map((kind) => "no-" + kind)].join(" ");
   node.className = classOf();

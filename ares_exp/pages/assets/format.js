@@ -6,7 +6,8 @@ function number(value) {
   if (value === null || value === undefined) return none;
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
   const size = Math.abs(value);
-  return size >= 0.01 && size < 10000 ? value.toFixed(2) : String(Number(value.toPrecision(3)));
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return size >= 0.01 ? value.toFixed(2) : String(Number(value.toPrecision(3)));
 }
 
 function seconds(value) {

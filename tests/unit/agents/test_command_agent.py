@@ -85,10 +85,20 @@ def test_conversations_side_by_side_are_lanes() -> None:
     assert {*row.agent.lanes} == {*lanes}
 
 
+def test_a_replay_plays_the_lanes_again() -> None:
+    play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
+    results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
+    [row] = results.rows
+    assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 5)
+    report = json.loads(Path("again/replay.json").read_text())
+    assert {step["match"] for episode in report["episodes"] for step in episode["steps"]} <= {"exact"}
+
+
 def test_what_a_failed_program_did_is_scored() -> None:
     row = play(*replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
     assert row.error is not None
+    assert row.error.type == "AgentExitError"
     assert "exit code 3" in row.error.message
     assert "EXIT 3" in row.error.message
     [stored] = load(Path("run"))

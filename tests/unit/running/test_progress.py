@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.episode_usage import EpisodeUsage
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.running.panel import Panel
 from ares_exp.running.progress import Progress
 from ares_exp.terminal.terminal import format_duration, format_number
 
@@ -211,6 +214,47 @@ def test_a_terminal_shows_a_bar_with_the_running_tasks_and_keeps_its_cursor(term
     assert "1/2 done · reward 1.00" in terminal.plain()
     assert terminal.text().rfind(SHOW) > terminal.text().rfind(HIDE)
     assert "progress" not in _threads()
+
+
+class Played:
+    """An episode under way."""
+
+    def __init__(self, task: str, waits_for: str, since: float, tokens: int) -> None:
+        self.title, self.waits_for, self.since, self.started_at = f"{task} (attempt 0)", waits_for, since, since - 30
+        self.usage = EpisodeUsage(num_steps=7, generated_tokens=tokens, cost=0.25)
+
+
+def test_the_panel_says_what_is_known_and_no_more() -> None:
+    clock, running = Clock(), list[Played]()
+    panel = Panel(lambda: running, clock=clock, now=clock)
+    assert panel.lines() == []
+    running += [Played("quick", "policy", 109.0, 100), Played("slow", "environment", 100.0, 900)]
+    clock.now += 10.0
+    assert panel.lines() == [
+        "waiting for the policy: 1, for the environment: 1",
+        "$0.5000; 1,000 tokens, 100/s",
+        "slow (attempt 0): step 7, has waited 10 s for the environment, 40 s in all",
+    ]
+    running.clear()
+    for reward in (1.0, 0.0, None):
+        panel.finished(
+            replace(_result("a", reward), error=ErrorInfo("Trouble", "it\x1b[2J broke") if reward is None else None)
+        )
+    panel.finished(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None, error=ErrorInfo("CancelledError", "x")))
+    reward, error = panel.lines()
+    assert reward.startswith("reward 0.50 [")
+    assert error == "error: Trouble (a): it\\x1b[2J broke"
+    assert max(map(len, panel.lines(20))) == 20
+
+
+def test_a_terminal_shows_the_panel_below_the_bar_and_not_at_the_end(terminal: Terminal) -> None:
+    panel = Panel(lambda: [Played("fix-tests", "policy", 0.0, 10)])
+    with Progress(2, stream=terminal.stream, panel=panel) as progress:
+        _wait_for(lambda: "waiting for the policy: 1" in terminal.plain())
+        progress.episode_finished(replace(_result("x", None), error=ErrorInfo("Trouble", "it broke")))
+        _wait_for(lambda: "error: Trouble (x): it broke" in terminal.plain())
+    assert "waiting" not in terminal.plain().splitlines()[-1]
+    assert "1/2 done" in terminal.plain().splitlines()[-1]
 
 
 def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(terminal: Terminal) -> None:

@@ -1,0 +1,94 @@
+"""Pictures of the page for the documentation, of runs that are played for them: `python -m tests.browser.pictures`.
+
+With a folder as argument every view goes there, at three widths, and one in the dark; without one docs/pictures is
+renewed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ares_exp.report.command_line import main as report
+from tests.browser.chromium import Page, chromium
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+WIDTHS = (1280, 800, 390)
+VIEWS = ("overview", "episodes", "tasks", "charts", "timeline", "search?q=notes", "config")
+OPTION = "# replies without a model\n_target_: tests.browser.improviser.Improviser\n"
+FAILED = "payload.runs[0].episodes.find(one => one.reward === 0 && one.num_steps > 4).episode_id"
+SAME_TASK = "payload.runs[0].episodes.filter(one => one.task_name === 'fix-moving-average').map(one => one.episode_id)"
+
+
+def play(folder: Path, name: str, *overrides: str) -> None:
+    options = folder / "options" / "policy" / "improviser.yaml"
+    options.parent.mkdir(parents=True, exist_ok=True)
+    options.write_text(OPTION)
+    command = [sys.executable, "-m", "ares_exp", "--config-dir", str(folder / "options"), "policy=improviser"]
+    where = f"hydra.{'sweep' if '-m' in overrides else 'run'}.dir=outputs/{name}"
+    settings = ["tracker=none", where]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    words = [*command, *settings, *overrides]
+    subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def reports(folder: Path) -> dict[str, Path]:
+    play(folder, "first", "attempts=5", "snapshot=every_step")
+    play(folder, "better", "attempts=5", "policy.skill=0.9")
+    play(folder, "sweep", "-m", "attempts=2", "policy.skill=0.2,0.9", "policy.temperature=0,0.5,1")
+    places = {"first": ["first"], "pair": ["first", "better"], "sweep": ["sweep"]}
+    made = {name: folder / f"{name}.html" for name in places}
+    for name, runs in places.items():
+        with contextlib.chdir(folder):  # paths are shown as they are given
+            report([*(f"outputs/{run}" for run in runs), "-o", str(made[name])])
+    return made
+
+
+def renew(page: Page, made: dict[str, Path]) -> None:
+    """The three pictures of the documentation."""
+    page.size(1100, 780)
+    page.open(made["first"].as_uri())
+    page.picture(PICTURES / "overview.png")
+    page.go(page.run(f"return episodeAddress(0, {FAILED}, 3)"))
+    page.until("return document.querySelector('.step.here') !== null")
+    page.picture(PICTURES / "episode.png")
+    page.open(made["pair"].as_uri())
+    page.picture(PICTURES / "compare.png")
+
+
+def everything(page: Page, made: dict[str, Path], out: Path) -> None:
+    for width in WIDTHS:
+        page.size(width)
+        page.open(made["first"].as_uri())
+        for view in VIEWS:
+            page.go(f"#/0/{view}")
+            page.run("return new Promise(done => setTimeout(done, 100))")
+            page.picture(out / f"{width}-{view.partition('?')[0]}.png")
+        page.go(page.run(f"return episodeAddress(0, {FAILED}, null)"))
+        page.picture(out / f"{width}-episode.png")
+        page.go(page.run(f"const two = {SAME_TASK}; return `#/diff/0/${{two[0]}}/0/${{two[1]}}`"))
+        page.picture(out / f"{width}-side-by-side.png")
+        for name in ("pair", "sweep"):
+            page.open(made[name].as_uri())
+            page.picture(out / f"{width}-{name}.png")
+    page.size(WIDTHS[0])
+    page.open(made["first"].as_uri())
+    page.press("d")
+    page.picture(out / "dark.png")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch, chromium(Path(scratch) / "profile") as page:
+        made = reports(Path(scratch))
+        if sys.argv[1:]:
+            everything(page, made, Path(sys.argv[1]))
+        else:
+            renew(page, made)
+
+
+if __name__ == "__main__":
+    main()
