@@ -17,6 +17,7 @@ from ares_exp.errors import UserError
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.resume.answer_log import logged_episodes
 from ares_exp.trajectories import load
+from ares_exp.trajectories.commands.request_change import request_change
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
@@ -83,6 +84,10 @@ def test_conversations_side_by_side_are_lanes() -> None:
     assert len({*lanes}) == 3
     assert row.agent is not None
     assert {*row.agent.lanes} == {*lanes}
+    [stored] = load(Path("run"))
+    steps = stored.load().steps
+    changes = [request_change(steps, number) for number in range(5)]
+    assert [(change.base, change.is_rewrite) for change in changes[1:4]] == [(None, False), (None, False), (0, False)]
 
 
 def test_a_replay_plays_the_lanes_again() -> None:
