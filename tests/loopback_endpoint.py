@@ -1,5 +1,7 @@
 """A real HTTP server on 127.0.0.1 that speaks /v1/chat/completions, and misbehaves on demand.
 
+With bodies of theirs (`json_body`), it is one of /v1/responses and /v1/messages, too.
+
 It runs in a thread of its own, so that async tests, sync tests and command lines in a subprocess can all use it:
 
     with LoopbackEndpoint() as endpoint:
@@ -127,7 +129,7 @@ class LoopbackEndpoint:
 
     Attributes:
         url: What `policy.base_url` must be.
-        requests: The chat-completions requests that arrived, in order.
+        requests: The requests for answers that arrived, in order.
         others: All other requests (`GET /v1/models`).
         otherwise: What to do with a request when nothing was queued by `then()`.
         models: What to do with `GET /v1/models`.
@@ -167,7 +169,8 @@ class LoopbackEndpoint:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=2**28)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        for path in ("chat/completions", "responses", "messages"):
+            app.router.add_post(f"/v1/{path}", self._chat)
         app.router.add_route("*", "/{path:.*}", self._other)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

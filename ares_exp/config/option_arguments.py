@@ -113,7 +113,8 @@ def _documented(target: str) -> dict[str, str]:
         made: Any = resolve_name(target)
     except Exception:  # the import of anybody's module may raise anything
         return {}
-    objects = [*reversed(made.__mro__), made.__init__] if inspect.isclass(made) else [made]
+    kinds = reversed(made.__mro__) if inspect.isclass(made) else ()
+    objects = [one for kind in kinds for one in (kind, vars(kind).get("__init__"))] or [made]
     found: dict[str, str] = {}
     for section in (text for one in objects for text in _SECTION.findall(inspect.getdoc(one) or "")):
         for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):

@@ -22,6 +22,9 @@ PORTS_TRIED = 8
 MAX_CONNECTIONS = 64
 """Simultaneous connections of one door. A further one waits until another has ended."""
 
+CUT_SEC = 5.0
+"""Bound on the end of connections that are cut, which takes no time unless `Serve` holds on to them."""
+
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Takes over a connected, non-blocking stream socket, whose other end a process of the container holds; it returns when
 the connection is being served, and closes the socket in the end."""

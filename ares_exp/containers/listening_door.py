@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.containers.door import DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
+from ares_exp.containers.door import CUT_SEC, DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
 from ares_exp.errors import DoorUnavailableError
 
 _SHORT_OF_DESCRIPTORS_SEC = 0.5
@@ -103,7 +103,7 @@ class ListeningDoor:
         tasks: set[asyncio.Future[None]] = {self._accepting, *self._tasks}
         for task in tasks:
             task.cancel()
-        await finish(asyncio.wait(tasks))
+        await finish(asyncio.wait(tasks, timeout=CUT_SEC))
         self._listener.close()
         for connection in list(self._connections):
             connection.cut()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.door import DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
+from ares_exp.containers.door import CUT_SEC, DOOR_HOST, MAX_CONNECTIONS, PORTS_TRIED, Serve
 from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError, DoorUnavailableError
 
@@ -140,7 +140,7 @@ class _Relay:
             tasks = {writing, *self._carried.values()}
             for task in tasks:
                 task.cancel()
-            await finish(asyncio.wait(tasks))
+            await finish(asyncio.wait(tasks, timeout=CUT_SEC))
 
     def end(self) -> None:
         """Asks the relay to end."""
@@ -314,9 +314,15 @@ class RelayDoor:
             self._relay.end()
             await finish(asyncio.wait({self._running}, timeout=_CLOSE_SEC))
             self._running.cancel()
-            await finish(asyncio.wait({self._running}))
+            await finish(asyncio.wait({self._running}, timeout=2 * CUT_SEC))
 
     async def _run(self) -> None:
+        try:
+            await self._run_and_run_again()
+        finally:
+            self._lose("The door is no longer served.")  # after an error that nobody expects
+
+    async def _run_and_run_again(self) -> None:
         why = await self._relay.run()
         if self._lost.done():
             return

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
@@ -26,7 +26,7 @@ from ares_exp.errors import (
     UnsendableRequestError,
     WireFormatError,
 )
-from ares_exp.policies.endpoint_errors import refused
+from ares_exp.policies.endpoint_errors import refused, status_of
 from ares_exp.policies.request_slots import RequestSlots
 from ares_exp.records.secrets import LEAST_CHARS, MASK
 
@@ -34,6 +34,28 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, DefaultAioHttpClient
 
 SHOWN_CHARS = 500
+
+_STREAMED = "X-Stainless-Raw-Response"
+"""The header by which the client is told to hand an answer over as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointWire:
+    """Where and how requests of one wire are posted.
+
+    Attributes:
+        policy: The option of the policy that speaks it, for messages.
+        path: Below the base URL.
+        answered_in: The field that an answer has, and an error has not.
+        key_header: The header that holds the key; `None` for `Authorization: Bearer`.
+        headers: Headers of every request.
+    """
+
+    policy: str
+    path: str
+    answered_in: str
+    key_header: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +70,20 @@ class _Connection:
 class Endpoint:
     """One endpoint. Opens its client at the first request, on the event loop that is running then."""
 
-    def __init__(self, *, base_url: str, api_key_env: str | None, max_concurrency: int, max_answer_bytes: int) -> None:
+    def __init__(
+        self, wire: EndpointWire, *, base_url: str, api_key_env: str | None, max_concurrency: int, max_answer_bytes: int
+    ) -> None:
         """Takes the settings of the endpoint.
 
         Args:
+            wire: Where and how requests are posted.
             base_url: URL up to and with the version, such as `https://api.openai.com/v1`.
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
             max_concurrency: Bound on requests under way at once.
             max_answer_bytes: Bound on the size of an answer.
         """
         self.base_url = base_url.rstrip("/")
+        self._wire = wire
         self._api_key_env = api_key_env
         self._max_concurrency = max_concurrency
         self._max_answer_bytes = max_answer_bytes
@@ -71,7 +97,7 @@ class Endpoint:
         return self._connect().slots
 
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
-        """Tries `POST {base_url}/chat/completions` once. Returns the parsed JSON body of the answer.
+        """Tries to post a request once. Returns the parsed JSON body of the answer.
 
         Raises:
             EndpointError: There was no answer with a good status within `timeout_sec`.
@@ -84,7 +110,7 @@ class Endpoint:
             async with asyncio.timeout(timeout_sec):
                 return self._parsed(await self._read(client, body))
         except Exception as error:
-            failure = self._failure(error, "POST", "chat/completions", timeout_sec)
+            failure = self._failure(error, "POST", self._wire.path, timeout_sec)
             if failure is None:
                 raise
         # Outside of the handler, so that no chained exception shows what was scrubbed.
@@ -154,7 +180,7 @@ class Endpoint:
             return DefaultAioHttpClient(limits=limits, timeout=None)
         except (ImportError, RuntimeError):  # RuntimeError: openai is there, aiohttp is not.
             raise PreflightError(
-                "policy=chat_completions needs the official `openai` client: pip install 'ares-exp[openai]'."
+                f"policy={self._wire.policy} needs the official `openai` client: pip install 'ares-exp[openai]'."
             ) from None
 
     def _open(self) -> AsyncOpenAI:
@@ -163,7 +189,9 @@ class Endpoint:
         from openai import AsyncOpenAI, Omit
 
         # The client insists on a key; it takes this as "none, on purpose".
-        self._headers = {} if key else {"Authorization": Omit()}
+        keyed = {self._wire.key_header: key} if key and self._wire.key_header is not None else {}
+        unkeyed = {} if key and not keyed else {"Authorization": Omit()}
+        self._headers = {**self._wire.headers, **unkeyed, **keyed}
         return AsyncOpenAI(
             api_key=key or "none",
             base_url=self.base_url,
@@ -186,9 +214,12 @@ class Endpoint:
 
     async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> bytes:
         # The body goes past the client's own typed arguments: converting messages takes it milliseconds of CPU.
-        create = client.chat.completions.with_streaming_response.create
+        headers = {**self._headers, _STREAMED: "stream"}
         answer = bytearray()
-        async with create(model=body["model"], messages=[], extra_headers=self._headers, extra_body=body) as response:
+        response = await client.post(
+            f"/{self._wire.path}", cast_to=cast("Any", object), body=body, options={"headers": headers}
+        )
+        try:
             async for chunk in response.iter_bytes():
                 answer += chunk
                 if len(answer) > self._max_answer_bytes:
@@ -196,6 +227,8 @@ class Endpoint:
                         f"Expected an answer of at most {self._max_answer_bytes} bytes from {self.base_url}, got more. "
                         "Raise policy.max_answer_bytes if it is a real one."
                     )
+        finally:
+            await response.close()
         return bytes(answer)
 
     def _parsed(self, answer: bytes) -> Any:
@@ -205,15 +238,17 @@ class Endpoint:
                 raise failure
             return body
         shown = self._shown(answer[: 4 * SHOWN_CHARS].decode(errors="replace"))
-        raise MalformedAnswerError(f"Expected JSON from {self.base_url}/chat/completions, got: {shown!r}")
+        raise MalformedAnswerError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
 
     def _failure_in(self, body: Any) -> EndpointError | None:
-        """Returns the error that OpenRouter sends with status 200 after the headers; its code is a status."""
-        error = body.get("error") if isinstance(body, Mapping) and "choices" not in body else None
-        status = error.get("code") if isinstance(error, Mapping) else None
-        if not isinstance(status, int) or not 400 <= status < 600:
+        """Returns the error that comes with status 200: after the headers were sent, or as the state of an answer."""
+        if not isinstance(body, Mapping) or (self._wire.answered_in in body and body.get("status") != "failed"):
             return None
-        return self._refused(f"POST {self.base_url}/chat/completions", status, error, {})
+        error = body.get("error")
+        status = status_of(error) if isinstance(error, Mapping) else None
+        if status is None or not 400 <= status < 600:
+            return None
+        return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
         """Returns the typed error for `error`; `None` for one that is not the endpoint's."""

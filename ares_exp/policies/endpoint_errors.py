@@ -5,7 +5,7 @@ Servers agree on little. What they send as `error` (or, SGLang, as the whole bod
 | what | who says it how |
 |---|---|
 | context overflow | `code: context_length_exceeded` (OpenAI, Azure, OpenRouter, …); `type: exceed_context_size_error` (llama.cpp, https://github.com/ggml-org/llama.cpp/pull/15780); `param: input_tokens` or `input_text` (vLLM from 0.16 on, `vllm/renderers/params.py`); only in the message (SGLang, older vLLM, Anthropic) |
-| no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error` (Anthropic) |
+| no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error`, or only in the message (Anthropic) |
 | refusal | 400 with `code: content_filter` (Azure) or `content_policy_violation` (OpenAI); 403 with `metadata.flagged_input` (OpenRouter, https://openrouter.ai/docs/errors) |
 
 A message is looked at only for the first, only in a 4xx, and last: for servers that say it nowhere else.
@@ -49,6 +49,21 @@ _BY_STATUS: dict[int, type[EndpointError]] = {
     408: EndpointTimeoutError,
     429: RateLimitError,
 }
+_STATUS_BY_NAME = {
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "server_error": 500,
+    "api_error": 500,
+    "overloaded_error": 529,
+    "timeout_error": 504,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "billing_error": 402,
+    "not_found_error": 404,
+    "request_too_large": 413,
+}
+"""Statuses of errors that come with status 200, by their names at OpenAI (Responses) and Anthropic."""
+
 _TOO_LONG_PARAMETERS = ("input_tokens", "input_text")
 _TOO_LONG_WORDS = ("context length", "context size", "context window", "context limit", "prompt is too long")
 _TOO_LONG_STATUSES = (400, 413, 422)
@@ -60,6 +75,20 @@ _REMEDIES: dict[type[EndpointError], str] = {
     QuotaError: "Add credit or raise the limit, then resume the run.",
 }
 _NOT_FOUND = "Check policy.model and policy.base_url."
+
+
+def status_of(error: Mapping[Any, Any]) -> int | None:
+    """Returns the HTTP status of an error object that came with status 200: OpenRouter's code is one.
+
+    `None` for an object that says nothing of itself.
+    """
+    named = [name for name in (error.get("code"), error.get("type")) if name is not None]
+    for name in named:
+        if isinstance(name, int):
+            return name
+        if isinstance(name, str) and name in _STATUS_BY_NAME:
+            return _STATUS_BY_NAME[name]
+    return 400 if named and error.get("message") else None
 
 
 def refused(
@@ -101,6 +130,8 @@ def _class_of(status: int, error: Mapping[Any, Any]) -> type[EndpointError]:
             return _BY_NAME[name]
     if status in _TOO_LONG_STATUSES and _too_long(error):
         return ContextOverflowError
+    if status == 400 and "credit balance" in str(error.get("message")).lower():
+        return QuotaError
     metadata = error.get("metadata")
     if status == 403 and isinstance(metadata, Mapping) and "flagged_input" in metadata:
         return RefusalError

@@ -17,7 +17,7 @@ import pytest
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.door import DOOR_PORT, MAX_CONNECTIONS, Door, Serve, ServingContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
-from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
+from ares_exp.errors import ContainerDiedError, ContainerError, UnsupportedTaskError
 
 SLACK_SEC = 60.0
 """Time allowed for anything that ends by itself, on a loaded machine."""
@@ -334,6 +334,26 @@ class DoorContract:
             assert first != second
             assert not self.own_network or (first, second) == (DOOR_PORT, DOOR_PORT + 1)
             assert await self.run(box, f"{greet(first)}; {greet(second)}") == "hello\nhello\n"
+
+    async def test_one_whose_opening_is_cancelled(self, box: Container) -> None:
+        for pause in (0.0, 0.001, 0.01, 0.05):
+            opening = asyncio.create_task(self.open(box, Server(echo)))
+            await asyncio.sleep(pause)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await opening).close()
+        async with self.opened(box) as (port, _):
+            assert await self.run(box, greet(port)) == "hello\n"
+
+    async def test_a_stop_while_one_is_being_opened(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+        for pause in (0.0, 0.001):
+            async with factory(spec) as box:
+                opening = asyncio.create_task(self.open(box, Server(echo)))
+                await asyncio.sleep(pause)
+                await box.stop()
+                async with asyncio.timeout(SLACK_SEC):
+                    with contextlib.suppress(ContainerError):
+                        await (await opening).lost()
 
     async def test_none_in_a_container_that_is_stopped(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         box = factory(spec)

@@ -1,0 +1,142 @@
+"""The Messages policy: endpoints of Anthropic's wire, with caching of prompts, retries, bounds, usage and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from ares_exp.llms.anthropic_messages import request_to_body, response_from_body
+from ares_exp.llms.reasoning import reasoning_to_message
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, ThinkingData
+from ares_exp.llms.wire import Report
+from ares_exp.policies.endpoint import EndpointWire
+from ares_exp.policies.endpoint_policy import (
+    Count,
+    EndpointPolicy,
+    ExtraBody,
+    ModelName,
+    ModelPrice,
+    OnRefusal,
+    Seconds,
+    StopSequences,
+    Temperature,
+    TopP,
+    Url,
+    VariableName,
+)
+from ares_exp.policies.policy import EpisodeSpec
+
+CACHED_MESSAGES = 2
+"""How many of the last messages of the user's are marked: the next request finds what this one has cached."""
+
+
+class AnthropicPolicy(EndpointPolicy):
+    """Answers requests by `POST {base_url}/messages`.
+
+    Thinking comes back with a signature, and is sent again with the messages that repeat the answers, as the endpoint
+    wants it between calls of tools.
+
+    Attributes:
+        base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`.
+        max_output_tokens: Bound on the generated tokens of one answer, thinking included. The wire needs one: 32,000
+            where neither this nor the agent sets it.
+        cache: Whether the prompt is marked for the endpoint's cache (`cache_control`): system prompt, tools and the
+            conversation so far. `True` keeps it as long as the endpoint does by default, `5m` and `1h` so long.
+        thinking_tokens: Budget of tokens for the model's thinking, below the bound on generated tokens; `None` asks for
+            no thinking. Newer models have other settings for it: `extra_body`.
+    """
+
+    wire = EndpointWire(
+        "anthropic", "messages", "content", key_header="x-api-key", headers={"anthropic-version": "2023-06-01"}
+    )
+
+    @pydantic.validate_call
+    def __init__(
+        self,
+        *,
+        model: ModelName | None,
+        base_url: Url = "https://api.anthropic.com/v1",
+        api_key_env: VariableName | None = "ANTHROPIC_API_KEY",
+        temperature: Temperature | None = None,
+        top_p: TopP | None = None,
+        max_output_tokens: Count | None = None,
+        stop_sequences: StopSequences | None = None,
+        thinking_tokens: Annotated[int, Field(ge=1024)] | None = None,
+        cache: Literal[False, True, "5m", "1h"] = True,
+        timeout_sec: Seconds = 600.0,
+        max_retries: Annotated[int, Field(ge=0)] = 5,
+        retry_base_sec: Seconds = 1.0,
+        max_retry_wait_sec: Seconds = 60.0,
+        max_concurrency: Count = 64,
+        max_concurrency_per_episode: Count = 16,
+        max_answer_bytes: Count = 64 * 2**20,
+        preflight_timeout_sec: Seconds = 10.0,
+        prices: Mapping[str, ModelPrice] | None = None,
+        extra_body: ExtraBody | None = None,
+        on_refusal: OnRefusal = "answer",
+        strict: bool = True,
+    ) -> None:
+        """Checks the settings, those of `EndpointPolicy` and its own."""
+        super().__init__(
+            model=model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            temperature=temperature,
+            top_p=top_p,
+            max_output_tokens=max_output_tokens,
+            stop_sequences=stop_sequences,
+            timeout_sec=timeout_sec,
+            max_retries=max_retries,
+            retry_base_sec=retry_base_sec,
+            max_retry_wait_sec=max_retry_wait_sec,
+            max_concurrency=max_concurrency,
+            max_concurrency_per_episode=max_concurrency_per_episode,
+            max_answer_bytes=max_answer_bytes,
+            preflight_timeout_sec=preflight_timeout_sec,
+            prices=prices,
+            extra_body=extra_body,
+            on_refusal=on_refusal,
+            strict=strict,
+        )
+        self._thinking_tokens = thinking_tokens
+        self._cache = cache
+
+    @property
+    def _sends_reasoning(self) -> bool:
+        return True
+
+    def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
+        """As `EndpointPolicy.body_of`."""
+        body = request_to_body(request, model=model, strict=self._strict, report=self._warn_once)
+        if self._thinking_tokens is not None:
+            body["thinking"] = {"type": "enabled", "budget_tokens": self._thinking_tokens}
+        if self._cache:
+            mark = {"type": "ephemeral"} | ({"ttl": self._cache} if isinstance(self._cache, str) else {})
+            mark_for_cache(body, mark)
+        return body
+
+    def read_answer(self, body: Any, report: Report) -> LLMResponse:
+        """As `EndpointPolicy.read_answer`."""
+        return response_from_body(body, strict=False, report=report)
+
+    def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
+        """As `EndpointPolicy.with_reasoning`: what the endpoint has signed."""
+        signed = [piece for piece in pieces if piece.signature or piece.redacted]
+        return {**message, **reasoning_to_message(signed, "reasoning_details")}
+
+
+def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:
+    """Marks what comes before the conversation, and its last messages: at most three of the four marks allowed."""
+    if "system" in body:
+        if isinstance(body["system"], str):
+            body["system"] = [{"type": "text", "text": body["system"]}]
+        body["system"][-1] = {**body["system"][-1], "cache_control": mark}
+    elif body.get("tools"):
+        body["tools"][-1] = {**body["tools"][-1], "cache_control": mark}
+    of_user = [message for message in body["messages"] if message["role"] == "user"]
+    for message in of_user[-CACHED_MESSAGES:]:
+        message["content"][-1] = {**message["content"][-1], "cache_control": mark}

@@ -1,0 +1,388 @@
+"""What policies of HTTP endpoints share: sampling, retries, bounds, usage, cost, refusals, an episode's reasoning.
+
+A policy of one wire says how its bodies are written and read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
+from ares_exp.llms.reasoning import KnownReasoning
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
+from ares_exp.llms.wire import Report, shorten
+from ares_exp.policies.endpoint import Endpoint, EndpointWire
+from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.policies.request_slots import OnWait
+from ares_exp.policies.retry import Backoff
+
+logger = logging.getLogger(__name__)
+
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "max_completion_tokens", "max_tokens",
+    "max_output_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "reasoning",
+    "thinking", "output_config", "logprobs", "top_logprobs", "n",
+)  # fmt: skip
+"""Fields of a request's body that are kept with the response: what a result depends on, and no secrets."""
+
+REFUSED = ("refusal", "content_filter")
+"""Finish reasons of an answer that is a refusal: the model's own, and a content filter's."""
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
+class ModelPrice:
+    """What a model costs, in US dollars per million tokens.
+
+    Attributes:
+        input_per_million_usd: Of the prompt.
+        output_per_million_usd: Of the answer.
+        cached_per_million_usd: Of what of the prompt is read from the endpoint's cache. Default: as the prompt.
+        cache_write_per_million_usd: Of what of it is written to that cache. Default: as the prompt.
+    """
+
+    input_per_million_usd: Annotated[float, Field(ge=0)]
+    output_per_million_usd: Annotated[float, Field(ge=0)]
+    cached_per_million_usd: Annotated[float, Field(ge=0)] | None = None
+    cache_write_per_million_usd: Annotated[float, Field(ge=0)] | None = None
+
+    def cost(self, usage: Usage) -> float:
+        """Returns the US dollars of an answer."""
+        full = self.input_per_million_usd
+        cached = full if self.cached_per_million_usd is None else self.cached_per_million_usd
+        written = full if self.cache_write_per_million_usd is None else self.cache_write_per_million_usd
+        fresh = max(0, usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens)
+        dollars = fresh * full + usage.cached_tokens * cached + usage.cache_write_tokens * written
+        return (dollars + usage.generated_tokens * self.output_per_million_usd) / 1e6
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    _ = parts.port  # Raises ValueError for one that is out of range.
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("expected a URL such as https://api.openai.com/v1, up to and with the version")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected no user or password in the URL: keys come from the environment (api_key_env)")
+    return url
+
+
+def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
+    if own := sorted({"messages", "input", "model", "n", "stream", "stream_options"}.intersection(extra_body)):
+        raise ValueError(f"cannot set {', '.join(own)}: one whole answer of policy.model to the agent's messages")
+    return extra_body
+
+
+def _ignore(_: float) -> None:
+    """Does nothing."""
+
+
+Url = Annotated[str, AfterValidator(_check_url)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0)]
+ModelName = Annotated[str, Field(min_length=1)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Temperature = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+StopSequences = list[Annotated[str, Field(min_length=1)]]
+ExtraBody = Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)]
+OnRefusal = Literal["answer", "error"]
+
+
+class EndpointPolicy(Policy):
+    """Answers requests by posting them to an endpoint.
+
+    A sampling parameter of the policy's wins over the agent's; what the policy leaves `None` is the agent's, and what
+    both leave `None` is the engine's default. `extra_body` wins over all. Answers are asked for whole, also when the
+    agent's request says `stream`. A field of an answer that an `LLMResponse` cannot carry is a warning whatever
+    `strict` says: the answer is paid for.
+
+    Attributes:
+        wire: Where and how requests are posted.
+    """
+
+    wire: ClassVar[EndpointWire]
+
+    def __init__(
+        self,
+        *,
+        model: ModelName | None,
+        base_url: Url,
+        api_key_env: VariableName | None,
+        temperature: Temperature | None = None,
+        top_p: TopP | None = None,
+        max_output_tokens: Count | None = None,
+        stop_sequences: StopSequences | None = None,
+        timeout_sec: Seconds = 600.0,
+        max_retries: Annotated[int, Field(ge=0)] = 5,
+        retry_base_sec: Seconds = 1.0,
+        max_retry_wait_sec: Seconds = 60.0,
+        max_concurrency: Count = 64,
+        max_concurrency_per_episode: Count = 16,
+        max_answer_bytes: Count = 64 * 2**20,
+        preflight_timeout_sec: Seconds = 10.0,
+        prices: Mapping[str, ModelPrice] | None = None,
+        extra_body: ExtraBody | None = None,
+        on_refusal: OnRefusal = "answer",
+        strict: bool = True,
+    ) -> None:
+        """Checks the settings; the key is read with the first request.
+
+        Args:
+            model: Name of the model, as the endpoint calls it. Needed: `preflight` refuses `None`, together with what
+                else is missing.
+            base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
+                option takes it from the environment variable OPENAI_BASE_URL, if that is set.
+            api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
+            temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
+                engine's default, here and in the next three.
+            top_p: Nucleus sampling.
+            max_output_tokens: Bound on the generated tokens of one answer.
+            stop_sequences: Strings that end generation.
+            timeout_sec: Bound on one try in seconds, the whole answer included.
+            max_retries: Further tries after 408, 409, 429, 5xx, a failed connection or a timeout.
+            retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
+            max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
+            max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
+                unless the endpoint said for how long (`Retry-After`): then all wait.
+            max_concurrency_per_episode: Bound on requests of one episode under way at once, where its agent waits for
+                several answers; 1 asks for one after the other.
+            max_answer_bytes: Bound on the size of an answer.
+            preflight_timeout_sec: Bound on the check before the run, in seconds.
+            prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
+                output_per_million_usd: 10}}`, and `cached_per_million_usd`, `cache_write_per_million_usd` where the
+                endpoint's cache has prices of its own. Without one the cost is what the endpoint reports in
+                `usage.cost`, else 0.0: a warning under a limit in US dollars.
+            extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
+            on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
+                the episode. A request that is refused is an error in any case.
+            strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
+        """
+        self._model = self.model_name = model
+        self._sampling = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_output_tokens": max_output_tokens,
+            "stop_sequences": stop_sequences,
+        }
+        self._timeout_sec = timeout_sec
+        self.max_concurrency_per_episode = max_concurrency_per_episode
+        self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
+        self._preflight_timeout_sec = preflight_timeout_sec
+        self._prices = dict(prices or {})
+        self.knows_prices = bool(self._prices)
+        self._extra_body = dict(extra_body or {})
+        self._on_refusal = on_refusal
+        self._strict = strict
+        self._warned: set[str] = set()
+        self.unpriced: set[str] = set()
+        self._endpoint = Endpoint(
+            self.wire,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            max_concurrency=max_concurrency,
+            max_answer_bytes=max_answer_bytes,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(model={self._model!r}, base_url={self._endpoint.base_url!r})"
+
+    async def preflight(self) -> None:
+        """Checks that there are a model, the client and a key, and that the endpoint answers and takes the key.
+
+        Raises:
+            PreflightError: With the remedy; of everything that is missing.
+        """
+        model = (
+            [] if self._model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
+        )
+        if missing := [*model, *self._endpoint.missing()]:
+            raise PreflightError("\n".join(missing))
+        await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """Returns the policy of one episode, which reports its waits and sends the reasoning so far, if it is to."""
+        on_wait = episode.on_wait if episode.on_wait is not None else _ignore
+        if not self._sends_reasoning:
+            return _Bound(self, episode, on_wait)
+        return _Remembering(self, episode, on_wait, KnownReasoning())
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request. Reasoning is sent back in episodes alone (`for_episode`): here nobody knows what is one.
+
+        Raises:
+            EndpointError: The endpoint gave no usable answer; the class says why.
+            UnsendableRequestError: The request has no place in the wire format.
+            MalformedAnswerError: What was answered is none of the wire's.
+        """
+        return await self.answer(request)
+
+    @abstractmethod
+    def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
+        """Makes the body of a request, without `extra_body`. `episode` is the one that it is of, where that is known.
+
+        Raises:
+            UnsendableRequestError: The request has no place in the wire format.
+        """
+
+    @abstractmethod
+    def read_answer(self, body: Any, report: Report) -> LLMResponse:
+        """Reads a parsed answer; `report` is told of what is left out.
+
+        Raises:
+            MalformedAnswerError: It is none.
+        """
+
+    def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
+        """Returns a message of the request with the reasoning of the answer that it repeats. Default: as it is."""
+        return message
+
+    @property
+    def _sends_reasoning(self) -> bool:
+        """Whether reasoning is sent back."""
+        return False
+
+    async def answer(
+        self,
+        request: LLMRequest,
+        *,
+        episode: EpisodeSpec | None = None,
+        on_wait: OnWait = _ignore,
+        reasoning: KnownReasoning | None = None,
+    ) -> LLMResponse:
+        """Answers one request. Raises what calling the policy does.
+
+        Args:
+            request: The request.
+            episode: The episode that it is of.
+            on_wait: Is told of the seconds that the request waits before a try: before a retry, before they pass.
+            reasoning: That of earlier answers, to be sent back with them.
+        """
+        if reasoning is not None:
+            request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
+        body = self._body(request, episode)
+        answer, latency_sec = await self._post(body, on_wait)
+        try:
+            response = self.read_answer(answer, self._warn_once)
+        except MalformedAnswerError as error:
+            malformed = self._endpoint.scrub(str(error))
+        else:
+            sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
+            response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
+            if not response.usage.total_tokens:
+                self._warn_once(
+                    f"{self._endpoint.base_url} reports no token usage: tokens count as 0, so that no limit on tokens "
+                    "(`token_limit`, `budget.tokens`) and none on the cost that prices make of them holds."
+                )
+            if self._on_refusal == "error" and response.finish_reason in REFUSED:
+                raise self._refusal(response)
+            return response
+        raise MalformedAnswerError(malformed)
+
+    async def close(self) -> None:
+        """Closes the connections. Idempotent."""
+        await self._endpoint.close()
+
+    def _body(self, request: LLMRequest, episode: EpisodeSpec | None) -> dict[str, Any]:
+        if self._model is None:
+            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+        ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
+        if "top_k" in self._extra_body:
+            ours["top_k"] = None
+        request = replace(request, stream=False, **ours)
+        return self.body_of(request, self._model, episode) | self._extra_body
+
+    async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
+        """Returns the parsed answer and the seconds since the first try began."""
+        slots, began = self._endpoint.slots, 0.0
+        for tries in itertools.count(1):
+            try:
+                async with slots.one(on_wait):
+                    began = began or time.perf_counter()
+                    answer = await self._endpoint.post(body, timeout_sec=self._timeout_sec)
+                return answer, time.perf_counter() - began
+            except EndpointError as error:
+                wait_sec = self._backoff.wait_sec(tries, error)
+                if error.retry_after_sec is not None:
+                    slots.pause(wait_sec)
+                logger.info("%s Trying again in %.1f s (try %d failed).", error, wait_sec, tries)
+            on_wait(wait_sec)
+            await asyncio.sleep(wait_sec)
+        raise AssertionError("unreachable: the backoff ends the loop")
+
+    def _refusal(self, response: LLMResponse) -> RefusalError:
+        said = self._endpoint.scrub(shorten(response.text))
+        error = RefusalError(
+            f"The model refuses to answer ({response.finish_reason}): {said}. "
+            "policy.on_refusal=answer lets the agent see that and go on.",
+            code=response.finish_reason,
+        )
+        error.answer = response
+        return error
+
+    def _cost(self, response: LLMResponse) -> float:
+        price = self._prices.get(response.model or "") or self._prices.get(self._model or "")
+        if price is None:
+            if not response.cost:
+                self.unpriced.add(response.model or str(self._model))
+            return response.cost
+        return price.cost(response.usage)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The policy, bound to one episode."""
+
+    policy: EndpointPolicy
+    episode: EpisodeSpec
+    on_wait: OnWait
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self.policy.answer(request, episode=self.episode, on_wait=self.on_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembering:
+    """The policy, bound to one episode, with the reasoning so far, which is sent back."""
+
+    policy: EndpointPolicy
+    episode: EpisodeSpec
+    on_wait: OnWait
+    reasoning: KnownReasoning
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        answer = await self.policy.answer(request, episode=self.episode, on_wait=self.on_wait, reasoning=self.reasoning)
+        self.remember(answer)
+        return answer
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Remembers an answer that was given in its stead."""
+        if answer is not None:
+            self.remember(answer)
+
+    def remember(self, answer: LLMResponse) -> None:
+        """Remembers the reasoning of an answer of the episode."""
+        self.reasoning.add(answer)

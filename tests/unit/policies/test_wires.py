@@ -1,0 +1,359 @@
+"""The policies of all three wires: one agent of parallel tool calls against servers that fail, refuse and count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ares_exp.agents.tools_agent import ToolsAgentFactory
+from ares_exp.errors import (
+    AuthenticationError,
+    ContextOverflowError,
+    MalformedAnswerError,
+    PreflightError,
+    QuotaError,
+    RateLimitError,
+    RefusalError,
+    ServerError,
+    UnsendableRequestError,
+)
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.anthropic import AnthropicPolicy
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.endpoint_policy import EndpointPolicy
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.policies.responses import ResponsesPolicy
+from ares_exp.testing.echo_container import RehearsalContainer
+from tests.loopback_endpoint import LoopbackEndpoint, drop, json_body
+
+HI = LLMRequest([{"role": "user", "content": "hi"}], system_prompt="Be kind.")
+KEY = "sk-the-secret-of-this-test"
+
+
+class Chat:
+    policy = ChatCompletionsPolicy
+    path, key_header = "/v1/chat/completions", ("authorization", f"Bearer {KEY}")
+
+    @staticmethod
+    def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
+        tool_calls = [
+            {"id": f"id_{name}", "type": "function", "function": {"name": name, "arguments": given}}
+            for name, given in calls.items()
+        ]
+        message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        message |= {"tool_calls": tool_calls} if calls else {}
+        finish = "tool_calls" if calls else "stop"
+        details = {"prompt_tokens_details": {"cached_tokens": 600, "audio_tokens": 0}}
+        return {
+            "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m-1",
+            "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+            "usage": {"prompt_tokens": 1000, "completion_tokens": 50, "total_tokens": 1050, **details},
+        }  # fmt: skip
+
+    @staticmethod
+    def refusal() -> dict[str, Any]:
+        body = Chat.answer("", {})
+        body["choices"][0]["message"] |= {"content": None, "refusal": "I will not."}
+        return body
+
+    @staticmethod
+    def error(kind: str, message: str) -> dict[str, Any]:
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+    @staticmethod
+    def results(body: dict[str, Any]) -> list[tuple[str, str]]:
+        return [(one["tool_call_id"], one["content"]) for one in body["messages"] if one["role"] == "tool"]
+
+
+class Responses:
+    policy = ResponsesPolicy
+    path, key_header = "/v1/responses", ("authorization", f"Bearer {KEY}")
+
+    @staticmethod
+    def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
+        output: list[dict[str, Any]] = []
+        if thought:
+            summary = [{"type": "summary_text", "text": thought}]
+            output.append({"id": "rs_1", "type": "reasoning", "summary": summary, "encrypted_content": "SEALED"})
+        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+        if text:
+            output.append(
+                {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": content}
+            )
+        output += [
+            {"id": f"fc_{name}", "call_id": f"id_{name}", "type": "function_call", "name": name, "arguments": given,
+             "status": "completed"}
+            for name, given in calls.items()
+        ]  # fmt: skip
+        return {
+            "id": "resp_1", "object": "response", "created_at": 1, "model": "m-1", "status": "completed",
+            "output": output, "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
+            "parallel_tool_calls": True, "temperature": 1.0, "tool_choice": "auto", "tools": [], "top_p": 1.0,
+            "usage": {
+                "input_tokens": 1000, "input_tokens_details": {"cached_tokens": 600, "cache_write_tokens": 0},
+                "output_tokens": 50, "output_tokens_details": {"reasoning_tokens": 20}, "total_tokens": 1050,
+            },
+        }  # fmt: skip
+
+    @staticmethod
+    def refusal() -> dict[str, Any]:
+        body = Responses.answer("x", {})
+        body["output"][0]["content"] = [{"type": "refusal", "refusal": "I will not."}]
+        return body
+
+    @staticmethod
+    def error(kind: str, message: str) -> dict[str, Any]:
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+    @staticmethod
+    def results(body: dict[str, Any]) -> list[tuple[str, str]]:
+        return [(one["call_id"], one["output"]) for one in body["input"] if one["type"] == "function_call_output"]
+
+
+class Anthropic:
+    policy = AnthropicPolicy
+    path, key_header = "/v1/messages", ("x-api-key", KEY)
+
+    @staticmethod
+    def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
+        content: list[dict[str, Any]] = []
+        if thought:
+            content.append({"type": "thinking", "thinking": thought, "signature": "SEALED"})
+        if text:
+            content.append({"type": "text", "text": text})
+        content += [
+            {"type": "tool_use", "id": f"id_{name}", "name": name, "input": json.loads(given)}
+            for name, given in calls.items()
+        ]
+        return {
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "m-1", "content": content,
+            "stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None,
+            "usage": {
+                "input_tokens": 300, "cache_read_input_tokens": 600, "cache_creation_input_tokens": 100,
+                "output_tokens": 50,
+            },
+        }  # fmt: skip
+
+    @staticmethod
+    def refusal() -> dict[str, Any]:
+        return {**Anthropic.answer("I will not.", {}), "stop_reason": "refusal"}
+
+    @staticmethod
+    def error(kind: str, message: str) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
+
+    @staticmethod
+    def results(body: dict[str, Any]) -> list[tuple[str, str]]:
+        blocks = [block for message in body["messages"] for block in message["content"]]
+        return [(one["tool_use_id"], one["content"]) for one in blocks if one["type"] == "tool_result"]
+
+
+WIRES = [Chat, Responses, Anthropic]
+TWO_CALLS = {"bash": '{"command": "echo a"}', "edit": '{"command": "view", "path": "/b"}'}
+
+
+@dataclass
+class Server:
+    wire: Any
+    endpoint: LoopbackEndpoint
+
+    def policy(self, **more: Any) -> EndpointPolicy:
+        settings = {"model": "m", "base_url": self.endpoint.url, "api_key_env": "TEST_KEY", "retry_base_sec": 0.01}
+        made: EndpointPolicy = self.wire.policy(**{**settings, **more})
+        return made
+
+    def fails(self, status: int, kind: str, message: str = "no") -> None:
+        self.endpoint.then(json_body(self.wire.error(kind, message), status=status))
+
+    async def ask(self, request: LLMRequest = HI, **more: Any) -> LLMResponse:
+        policy = self.policy(**more)
+        try:
+            return await policy(request)
+        finally:
+            await policy.close()
+
+
+@pytest.fixture(params=WIRES, ids=[one.__name__ for one in WIRES])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    wire = request.param
+    with LoopbackEndpoint(otherwise=json_body(wire.answer("hello", {}))) as endpoint:
+        yield Server(wire, endpoint)
+
+
+def test_the_bodies_are_those_of_the_published_schemas() -> None:
+    from anthropic.types import Message
+    from openai.types.chat import ChatCompletion
+    from openai.types.responses import Response
+
+    for wire, schema in ((Chat, ChatCompletion), (Responses, Response), (Anthropic, Message)):
+        for body in (wire.answer("hi", TWO_CALLS, "Hm."), wire.refusal()):
+            schema.model_validate(body, strict=True)
+
+
+async def test_an_agent_of_parallel_calls_plays_through_failures(server: Server) -> None:
+    wire, endpoint = server.wire, server.endpoint
+    endpoint.then(
+        json_body(wire.answer("I look.", TWO_CALLS, "First both.")),
+        json_body(wire.error("rate_limit_error", "slow down"), status=429),
+        json_body(wire.error("overloaded_error", "busy"), status=529),
+        drop(),
+        json_body(wire.answer("", {"submit": "{}"})),
+    )
+    policy = server.policy()
+    container = RehearsalContainer()
+    try:
+        client = policy.for_episode(EpisodeSpec("t"))
+        await ToolsAgentFactory()(container=container, llm_client=client).run("Do it.")
+    finally:
+        await policy.close()
+    assert [one.path for one in endpoint.requests] == [wire.path] * 5
+    first, *_, last = endpoint.requests
+    assert len(first.body["tools"]) == 3
+    assert last.body == endpoint.requests[1].body
+    assert [call for call, _ in wire.results(last.body)] == ["id_bash", "id_edit"]
+    assert "echo a" in wire.results(last.body)[0][1]
+    assert last.headers[wire.key_header[0]] == wire.key_header[1]
+    assert container.commands == 2
+
+
+async def test_tokens_and_cost(server: Server) -> None:
+    price = {"input_per_million_usd": 10, "output_per_million_usd": 100, "cached_per_million_usd": 1}
+    response = await server.ask(prices={"m-1": {**price, "cache_write_per_million_usd": 20}})
+    usage = response.usage
+    written = 100 if server.wire is Anthropic else 0
+    assert (usage.prompt_tokens, usage.generated_tokens) == (1000, 50)
+    assert (usage.cached_tokens, usage.cache_write_tokens) == (600, written)
+    assert response.cost == pytest.approx(((400 - written) * 10 + 600 * 1 + written * 20 + 50 * 100) / 1e6)
+    assert (response.text, response.model, response.finish_reason) == ("hello", "m-1", "stop")
+    plain = await server.ask(prices={"m-1": {"input_per_million_usd": 10, "output_per_million_usd": 100}})
+    assert plain.cost == pytest.approx((1000 * 10 + 50 * 100) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message", "expected", "tries"),
+    [
+        (401, "authentication_error", "no", AuthenticationError, 1),
+        (400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum", ContextOverflowError, 1),
+        (400, "invalid_request_error", "Your credit balance is too low", QuotaError, 1),
+        (429, "rate_limit_error", "no", RateLimitError, 2),
+        (529, "overloaded_error", "no", ServerError, 2),
+    ],
+)
+async def test_errors(
+    server: Server, status: int, kind: str, message: str, expected: type[Exception], tries: int
+) -> None:
+    for _ in range(tries):
+        server.fails(status, kind, message)
+    with pytest.raises(expected) as raised:
+        await server.ask(max_retries=1)
+    assert len(server.endpoint.requests) == tries
+    assert KEY not in str(raised.value)
+
+
+async def test_a_refusal(server: Server) -> None:
+    server.endpoint.then(json_body(server.wire.refusal()), json_body(server.wire.refusal()))
+    response = await server.ask()
+    assert (response.text, response.finish_reason) == ("I will not.", "refusal")
+    with pytest.raises(RefusalError, match="I will not") as raised:
+        await server.ask(on_refusal="error")
+    assert raised.value.answer is not None
+    assert raised.value.answer.usage.prompt_tokens == 1000
+
+
+async def test_what_is_no_answer(server: Server) -> None:
+    server.endpoint.then(json_body({"hello": 1}), json_body([]))
+    for _ in range(2):
+        with pytest.raises(MalformedAnswerError):
+            await server.ask()
+
+
+async def test_an_error_that_comes_with_a_good_status(server: Server) -> None:
+    error = server.wire.error("rate_limit_error", "slow down")
+    failed = {**server.wire.answer("", {}), **error, "status": "failed"} if server.wire is Responses else error
+    server.endpoint.then(json_body(failed))
+    assert (await server.ask()).text == "hello"
+    assert len(server.endpoint.requests) == 2
+
+
+async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    await server.policy().preflight()
+    [asked] = server.endpoint.others
+    assert (asked.path, asked.headers[server.wire.key_header[0]]) == ("/v1/models", server.wire.key_header[1])
+    monkeypatch.delenv("TEST_KEY")
+    with pytest.raises(PreflightError, match="TEST_KEY"):
+        await server.policy().preflight()
+
+
+@pytest.mark.parametrize("wire", [Responses, Anthropic])
+async def test_sealed_reasoning_is_sent_back_in_its_place(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    with LoopbackEndpoint(otherwise=json_body(wire.answer("", {"submit": "{}"}))) as endpoint:
+        server = Server(wire, endpoint)
+        endpoint.then(json_body(wire.answer("I look.", TWO_CALLS, "First both.")))
+        policy = server.policy()
+        try:
+            client = policy.for_episode(EpisodeSpec("t"))
+            await ToolsAgentFactory()(container=RehearsalContainer(), llm_client=client).run("Do it.")
+        finally:
+            await policy.close()
+        body = endpoint.requests[1].body
+    if wire is Anthropic:
+        assistant = next(one for one in body["messages"] if one["role"] == "assistant")
+        assert assistant["content"][0] == {"type": "thinking", "thinking": "First both.", "signature": "SEALED"}
+        assert [block["type"] for block in assistant["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    else:
+        kinds = [item["type"] for item in body["input"]]
+        assert kinds == ["message", "reasoning", "message", *["function_call"] * 2, *["function_call_output"] * 2]
+        assert body["input"][1]["encrypted_content"] == "SEALED"
+        assert (body["store"], body["include"]) == (False, ["reasoning.encrypted_content"])
+
+
+class TestAnthropic:
+    """What is that wire's alone."""
+
+    @pytest.fixture
+    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+        monkeypatch.setenv("TEST_KEY", KEY)
+        with LoopbackEndpoint(otherwise=json_body(Anthropic.answer("hello", {}))) as endpoint:
+            yield Server(Anthropic, endpoint)
+
+    async def test_the_prompt_is_marked_for_the_cache(self, server: Server) -> None:
+        roles = ("user", "assistant") * 3 + ("user",)
+        long = [{"role": role, "content": f"message {place}"} for place, role in enumerate(roles)]
+        tool = {"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}
+        await server.ask(LLMRequest(long, system_prompt="Be kind.", tools=[tool]))
+        await server.ask(LLMRequest(long, tools=[tool]), cache="1h")
+        await server.ask(LLMRequest(long, system_prompt="Be kind.", tools=[tool]), cache=False)
+        with_system, without, off = [one.body for one in server.endpoint.requests]
+        mark = {"cache_control": {"type": "ephemeral"}}
+        assert with_system["system"] == [{"type": "text", "text": "Be kind.", **mark}]
+        marked = ["cache_control" in message["content"][-1] for message in with_system["messages"]]
+        assert marked == [False] * 4 + [True, False, True]
+        assert json.dumps(with_system).count("cache_control") == 3
+        assert without["tools"][-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+        assert "cache_control" not in json.dumps(off)
+
+    async def test_bounds_and_thinking(self, server: Server) -> None:
+        await server.ask()
+        await server.ask(max_output_tokens=5000, thinking_tokens=2000, temperature=1)
+        first, second = [one.body for one in server.endpoint.requests]
+        assert first["max_tokens"] == 32_000
+        assert (second["max_tokens"], second["thinking"]) == (5000, {"type": "enabled", "budget_tokens": 2000})
+        assert server.endpoint.requests[0].headers["anthropic-version"] == "2023-06-01"
+        assert "authorization" not in server.endpoint.requests[0].headers
+
+
+async def test_responses_has_no_stop_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    with LoopbackEndpoint(otherwise=json_body(Responses.answer("hello", {}))) as endpoint:
+        server = Server(Responses, endpoint)
+        with pytest.raises(UnsendableRequestError, match="stop_sequences"):
+            await server.ask(stop_sequences=["x"])
+        assert (await server.ask(stop_sequences=["x"], strict=False, reasoning_effort="low")).text == "hello"
+        assert endpoint.requests[0].body["reasoning"] == {"effort": "low"}
