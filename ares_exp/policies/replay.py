@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, validate_call
 
@@ -17,7 +17,13 @@ from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, Re
 from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, make_normalisers
-from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
+from ares_exp.trajectories.recorded_lanes import RecordedLanes
+from ares_exp.trajectories.records import (
+    EpisodeTrajectory,
+    StepRecord,
+    deserialize_llm_response,
+    serialize_llm_request,
+)
 from ares_exp.trajectories.request_diff import (
     Difference,
     Match,
@@ -154,8 +160,31 @@ def _number(found: StoredEpisode, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
+class _Recorded(NamedTuple):
+    """One request of a recorded episode, and its answer.
+
+    Attributes:
+        request: As `serialize_llm_request` gives it.
+        action: The answer; `None`: there was none in time.
+        is_last: Whether the episode was recorded no further.
+    """
+
+    request: Mapping[str, Any]
+    action: Mapping[str, Any] | None
+    is_last: bool
+
+
+def _exchanges(episode: EpisodeTrajectory) -> Iterator[_Recorded]:
+    """Yields the requests of an episode with their answers."""
+    steps: Sequence[StepRecord] = episode.steps
+    for number, step in enumerate(steps):
+        if step.observation is not None:
+            after = steps[number + 1] if number + 1 < len(steps) else None
+            yield _Recorded(step.observation, after.action if after is not None else None, after is None)
+
+
 class _Replayed:
-    """One recorded episode, played from its first action.
+    """One recorded episode, played from its first action; the conversations of its agent each in their own order.
 
     Attributes:
         steps: How the requests so far compare with the recorded ones.
@@ -166,39 +195,45 @@ class _Replayed:
         self._episode = episode
         self._edits = recorded_edits(episode.metadata)
         self._strict = strict
+        self._normalisers = normalisers
+        self._recorded = RecordedLanes(_exchanges(episode))
         self._comparison = RequestComparison(normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         recorded, asked = self._compare(request)
-        steps, position = self._episode.steps, len(self.steps)
-        if position >= len(steps):
+        if recorded is None or recorded.is_last:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has {max(len(steps) - 1, 0)} actions, "
-                f"and the agent asks for one more (request {position}).",
-                step=position - 1,
+                f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} actions, "
+                f"and the agent asks for one more (request {len(self.steps)}).",
+                step=len(self.steps) - 1,
                 why="the agent asks for one action more than recorded",
             )
         tolerated = {Match.EXACT, Match.NORMALISED} if self._strict == "normalised" else {Match.EXACT}
         if self._strict and self.steps[-1].match not in tolerated:
-            self._refuse(recorded or {}, asked)
-        if (action := steps[position].action) is None:
+            self._refuse(recorded.request, asked)
+        if recorded.action is None:
             raise UnansweredError(f"Recorded episode {self._episode.episode_id} has no answer in time at this step.")
-        return deserialize_llm_response(action)
+        return deserialize_llm_response(recorded.action)
 
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Compares a request that was answered in its stead, and goes past it."""
         self._compare(request)
 
-    def _compare(self, request: LLMRequest) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    def _compare(self, request: LLMRequest) -> tuple[_Recorded | None, Mapping[str, Any]]:
         """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""
-        steps, position = self._episode.steps, len(self.steps)
+        position = len(self.steps)
         asked = serialize_llm_request(edited(request, self._edits, position))  # shown as it was then
-        recorded = steps[position].observation if position < len(steps) else None
+        recorded = self._recorded.next_of(asked, self._is_same)
         if recorded is None:
             self.steps.append(StepComparison(position, Match.EXTRA))
         else:
-            self.steps.append(self._comparison.compare(position, recorded, asked))
+            self._recorded.use(asked)
+            self.steps.append(self._comparison.compare(position, recorded.request, asked))
         return recorded, asked
+
+    def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+        match = RequestComparison(self._normalisers).compare(0, recorded, asked).match
+        return match in (Match.EXACT, Match.NORMALISED)
 
     def _refuse(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
         step = self.steps[-1]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from ares_exp.errors import (
     AgentError,
+    AgentExitError,
     BudgetExhaustedError,
     ContainerError,
     PolicyError,
@@ -75,7 +76,7 @@ class ErrorInfo:
     """An error, or the limit that truncated an episode.
 
     Attributes:
-        type: Name of the exception's class; `limit` for a limit.
+        type: Name of the exception's class; `limit` for a limit, but for `agent_exit`, which has an exception.
         message: Text for people.
         limit: The limit that was reached: `steps`, `time`, `tokens`, `cost`, a name that only its environment uses, or
             `unknown`; `None` for an error.
@@ -89,6 +90,8 @@ class ErrorInfo:
     def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
         """Makes the record of a limit, with a note on it; `None`: the environment does not say which."""
         name = limit or "unknown"
+        if name == "agent_exit" and note:
+            return cls(AgentExitError.__name__, _bounded(note), name)
         return cls("limit", _bounded(f"{_LIMIT_REACHED}{name}{f': {note}' if note else ''}"), name)
 
     def to_dict(self) -> dict[str, str]:

@@ -18,9 +18,9 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient
 from ares_exp.resume.answer_log import AnswerLog, Exchange, answers
-from ares_exp.resume.recorded_lanes import RecordedLanes
 from ares_exp.rollout import EpisodeEvents
 from ares_exp.trajectories.normalisers import Normaliser
+from ares_exp.trajectories.recorded_lanes import RecordedLanes
 from ares_exp.trajectories.records import deserialize_llm_request, serialize_llm_request
 from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison
 

@@ -16,11 +16,23 @@ from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.testing.container_contract import ContainerContract
-from ares_exp.testing.door_contract import RelayedDoorContract
+from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract
 from tests.daytona.conftest import emulated
 from tests.daytona.emulator import Emulator
 
 pytestmark = pytest.mark.once
+
+OF_THE_SERVICE = {
+    "test_it_is_open_under_every_network",
+    "test_megabytes_each_way",
+    "test_one_that_does_not_read_stops_no_other",
+    "test_one_whose_opening_is_cancelled",
+    "test_a_stop_while_one_is_being_opened",
+    "test_none_in_a_container_that_is_stopped",
+    "test_a_relay_that_is_killed_is_started_again_once",
+    "test_nothing_is_left_of_a_relay",
+}
+"""What the service has a part in; the rest of a relay is the same on every backend."""
 
 ONLY_ON_DOCKER = {"test_the_network_follows_the_policy", "test_only_announced_policies"}
 
@@ -85,6 +97,9 @@ class TestDaytonaContainerOnDocker(ContainerContract):
 
 
 if not os.environ.get("ARES_EXP_WHOLE_CONTRACT"):
+    for _name in (*vars(DoorContract), *vars(RelayedDoorContract)):
+        if _name.startswith("test_") and _name not in OF_THE_SERVICE:
+            setattr(TestDaytonaDoors, _name, None)
     for _name in vars(ContainerContract):
         if _name.startswith("test_") and _name not in ONLY_ON_DOCKER:
             setattr(TestDaytonaContainerOnDocker, _name, None)

@@ -39,8 +39,8 @@ class OpencodeRecipe(PackagedRecipe):
 
     def check(self, placed: Placed) -> str:
         """Returns the command with a home of its own: it makes directories even then."""
-        home = " ".join(f"{name}=/tmp/ares_exp-opencode" for name in ("HOME", *_XDG))
-        return f"{home} {self.program(placed)} --version"
+        home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
+        return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"
 
     def command(self, launch: Launch) -> LaunchedCommand:
         """Writes the command: the instruction comes by stdin."""
@@ -76,6 +76,7 @@ class OpencodeRecipe(PackagedRecipe):
         }
 
 
+_HOME_OF_CHECK = "/tmp/ares_exp-opencode"
 _XDG = ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
 
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import chain
 from typing import Any
 
-from ares_exp.trajectories.records import StepRecord
+from ares_exp.trajectories.records import StepRecord, lane_of
 
 MAX_COMPARISONS = 4_000_000
 """Rewritten histories longer than this (removed times added messages) are shown as replaced altogether."""
@@ -23,7 +22,7 @@ class RequestChange:
     """How the request of a step came from an earlier one.
 
     Attributes:
-        base: The step whose conversation is continued; `None` for the first request.
+        base: The step whose conversation is continued; `None` for the first request of its lane.
         is_previous: Whether that is the request before this one.
         kept: How many messages at the beginning stayed.
         edits: What follows in order: `("-", message)` is gone, `("+", message)` new, `(" ", message)` stayed.
@@ -51,14 +50,15 @@ def is_request(observation: Any) -> bool:
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
     """Finds what is new in the request of step `number`, which must have one (`is_request`)."""
     request = steps[number].observation or {}
-    asked = (index for index in reversed(range(number)) if is_request(steps[index].observation))
-    if (last := next(asked, None)) is None:
-        added = [("+", message) for message in request["messages"]]
-        return RequestChange(None, False, 0, added, _changed_settings({}, request))
-    base = next(filter(partial(_continued, steps, request["messages"]), chain((last,), asked)), last)
+    asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
+    settings = _changed_settings((steps[asked[0]].observation or {}) if asked else {}, request)
+    in_lane = [index for index in asked if lane_of(steps[index].observation or {}) == lane_of(request)]
+    if not in_lane:
+        return RequestChange(None, False, 0, [("+", message) for message in request["messages"]], settings)
+    base = next(filter(partial(_continued, steps, request["messages"]), in_lane), in_lane[0])
     before = steps[base].observation or {}
     kept, edits = _edits(before["messages"], request["messages"])
-    return RequestChange(base, base == last, kept, edits, _changed_settings(steps[last].observation or {}, request))
+    return RequestChange(base, base == asked[0], kept, edits, settings)
 
 
 def _continued(steps: Sequence[StepRecord], messages: Sequence[Message], index: int) -> bool:

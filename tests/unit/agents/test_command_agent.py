@@ -17,6 +17,7 @@ from ares_exp.errors import UserError
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.resume.answer_log import logged_episodes
 from ares_exp.trajectories import load
+from ares_exp.trajectories.commands.request_change import request_change
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
@@ -83,12 +84,26 @@ def test_conversations_side_by_side_are_lanes() -> None:
     assert len({*lanes}) == 3
     assert row.agent is not None
     assert {*row.agent.lanes} == {*lanes}
+    [stored] = load(Path("run"))
+    steps = stored.load().steps
+    changes = [request_change(steps, number) for number in range(5)]
+    assert [(change.base, change.is_rewrite) for change in changes[1:4]] == [(None, False), (None, False), (0, False)]
+
+
+def test_a_replay_plays_the_lanes_again() -> None:
+    play(*replies("PARTS one|two", "DONE", "DONE", GREET, "DONE"))
+    results = ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again"], quiet=True)
+    [row] = results.rows
+    assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 5)
+    report = json.loads(Path("again/replay.json").read_text())
+    assert {step["match"] for episode in report["episodes"] for step in episode["steps"]} <= {"exact"}
 
 
 def test_what_a_failed_program_did_is_scored() -> None:
     row = play(*replies(GREET, "EXIT 3"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, "agent_exit")
     assert row.error is not None
+    assert row.error.type == "AgentExitError"
     assert "exit code 3" in row.error.message
     assert "EXIT 3" in row.error.message
     [stored] = load(Path("run"))

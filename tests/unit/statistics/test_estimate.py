@@ -6,7 +6,7 @@ import math
 from statistics import variance
 
 import pytest
-from scipy import stats
+import scipy
 
 from ares_exp.statistics.estimate import mean_over_attempts, mean_over_tasks, wilson
 
@@ -23,7 +23,7 @@ def test_wilson_gives_newcombes_published_intervals(passed: int, of: int, low: f
 @pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
 @pytest.mark.parametrize(("passed", "of"), [(0, 1), (1, 1), (4, 6), (6, 6), (50, 164)])
 def test_one_attempt_a_task_is_scipys_wilson(passed: int, of: int, level: float) -> None:
-    expected = stats.binomtest(passed, of).proportion_ci(level, method="wilson")
+    expected = scipy.stats.binomtest(passed, of).proportion_ci(level, method="wilson")
     found = mean_over_attempts([[1.0]] * passed + [[0.0]] * (of - passed), level=level)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
@@ -50,7 +50,7 @@ def test_clustered_interval_is_the_formula_of_the_docstring() -> None:
     tasks = [[1.0, 0.0, 1.0, 1.0]] * 9 + [[1.0, 1.0, 1.0, 1.0]] * 5 + [[0.0, 0.0, 0.0, 1.0]] * 6
     means = [sum(own) / 4 for own in tasks]
     center = sum(means) / 20
-    ratio = stats.norm.ppf(0.975) / stats.t.ppf(0.975, 19)
+    ratio = scipy.stats.norm.ppf(0.975) / scipy.stats.t.ppf(0.975, 19)
     observations = center * (1 - center) / (variance(means) / 20) * ratio**2
     assert 20 < observations < 80
     found = mean_over_attempts(tasks)
@@ -62,7 +62,7 @@ def test_clustered_interval_is_the_formula_of_the_docstring() -> None:
 def test_another_scale_gets_students_interval_over_the_tasks() -> None:
     tasks = [[12.0, 14.0], [9.0, 9.0], [20.0, 16.0], [11.0, 13.0]]
     means = [13.0, 9.0, 18.0, 12.0]
-    expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    expected = scipy.stats.ttest_1samp(means, 0).confidence_interval(0.95)
     found = mean_over_attempts(tasks)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((13.0, expected.low, expected.high))
@@ -73,7 +73,7 @@ def test_unequal_attempts_are_weighted_as_a_ratio() -> None:
     tasks = [[2.0, 4.0, 6.0], [8.0], [1.0, 3.0]]
     center = 24 / 6
     spread = 3 / 2 * ((12 - 3 * center) ** 2 + (8 - center) ** 2 + (4 - 2 * center) ** 2) / 36
-    half = stats.t.ppf(0.975, 2) * math.sqrt(spread)
+    half = scipy.stats.t.ppf(0.975, 2) * math.sqrt(spread)
     found = mean_over_attempts(tasks)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((center, center - half, center + half))

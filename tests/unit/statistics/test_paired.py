@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from scipy import stats
+import scipy
 
 from ares_exp.statistics.paired import MOST_FLIPS, Difference, sign_flip_p, smallest_sign_flip_p
 
@@ -32,7 +32,7 @@ def test_students_sleep_has_the_interval_of_the_textbooks() -> None:
 def test_the_t_test_where_many_tasks_differ_is_scipys() -> None:
     rng = random.Random(3)
     differences = [rng.gauss(0.1, 0.4) for _ in range(MOST_FLIPS + 1)]
-    expected = stats.ttest_1samp(differences, 0)
+    expected = scipy.stats.ttest_1samp(differences, 0)
     interval = expected.confidence_interval(0.9)
     found = Difference.of(differences, is_bounded=True, level=0.9)
     assert found is not None
@@ -44,7 +44,7 @@ def test_the_t_test_where_many_tasks_differ_is_scipys() -> None:
 def test_sign_flips_are_scipys_permutation_test(seed: int) -> None:
     rng = random.Random(seed)
     differences = [rng.randint(-4, 5) / 4 for _ in range(9)]
-    expected = stats.permutation_test(
+    expected = scipy.stats.permutation_test(
         (differences,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=math.inf
     )
     assert sign_flip_p(differences) == pytest.approx(expected.pvalue)
@@ -59,14 +59,14 @@ def test_fractions_that_should_be_equal_are() -> None:
 def test_both_tests_agree_where_one_follows_the_other() -> None:
     rng = random.Random(8)
     differences = [rng.gauss(0.2, 0.5) for _ in range(MOST_FLIPS)]
-    assert sign_flip_p(differences) == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=0.02)
+    assert sign_flip_p(differences) == pytest.approx(scipy.stats.ttest_1samp(differences, 0).pvalue, abs=0.02)
 
 
 def test_all_zero_is_no_proof_of_sameness() -> None:
     """Bonett & Price 2012: with n = 20 and no discordant pair, `0 ± z sqrt(2 / 22 / 22)`."""
     found = Difference.of([0.0] * 20, is_bounded=True)
     assert found is not None
-    half = stats.norm.ppf(0.975) * math.sqrt(2 / 22 / 22)
+    half = scipy.stats.norm.ppf(0.975) * math.sqrt(2 / 22 / 22)
     assert (found.value, found.low, found.high, found.p) == (0.0, pytest.approx(-half), pytest.approx(half), 1.0)
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from scipy import stats
+import scipy
 
 from ares_exp.statistics.estimate import mean
 from ares_exp.statistics.paired import sign_flip_p
@@ -34,8 +34,8 @@ def test_tasks_are_the_published_sample_sizes_of_a_paired_t_test(size: float, ta
 
 def _power(size: float, tasks: int) -> float:
     """Exact, by the noncentral t distribution."""
-    limit, shift = stats.t.ppf(0.975, tasks - 1), size * math.sqrt(tasks)
-    return float(stats.nct.sf(limit, tasks - 1, shift) + stats.nct.cdf(-limit, tasks - 1, shift))
+    limit, shift = scipy.stats.t.ppf(0.975, tasks - 1), size * math.sqrt(tasks)
+    return float(scipy.stats.nct.sf(limit, tasks - 1, shift) + scipy.stats.nct.cdf(-limit, tasks - 1, shift))
 
 
 def _varied(passed: Sequence[tuple[int, int]], attempts: int) -> Pairs:
@@ -53,10 +53,10 @@ def test_attempts_are_enough_and_not_more_than_needed() -> None:
     found = find_remedy(pairs, alpha=0.05)
     assert found.attempts is not None
     assert found.attempts > 4
-    within = mean([stats.tvar(a) + stats.tvar(b) for a, b in pairs])
+    within = mean([scipy.stats.tvar(a) + scipy.stats.tvar(b) for a, b in pairs])
     differences = [mean(b) - mean(a) for a, b in pairs]
-    between = max(0.0, stats.tvar(differences) - within / 4)
-    needed = sum(stats.t.ppf(q, 9) for q in (0.975, 0.8))
+    between = max(0.0, scipy.stats.tvar(differences) - within / 4)
+    needed = sum(scipy.stats.t.ppf(q, 9) for q in (0.975, 0.8))
 
     def is_enough(attempts: int) -> bool:
         return abs(mean(differences)) >= needed * math.sqrt((between + within / attempts) / 10)
@@ -95,7 +95,9 @@ def test_what_was_not_seen_needs_no_number() -> None:
     assert (same.attempts, same.tasks, same.obstacle, same.detectable) == (None, None, Obstacle.NO_DIFFERENCE, None)
     even = find_remedy(_varied([(1, 3), (3, 1)] * 4, 4), alpha=0.05)
     assert even.obstacle is Obstacle.NO_DIFFERENCE
-    assert even.detectable == pytest.approx(sum(stats.t.ppf(q, 7) for q in (0.975, 0.8)) * math.sqrt(0.25 * 8 / 7 / 8))
+    assert even.detectable == pytest.approx(
+        sum(scipy.stats.t.ppf(q, 7) for q in (0.975, 0.8)) * math.sqrt(0.25 * 8 / 7 / 8)
+    )
 
 
 def test_a_stricter_limit_needs_more() -> None:

@@ -66,7 +66,12 @@ def test_the_client_puts_a_stream_together_to_what_it_reads_as_a_whole(
 
 
 FULL = LLMResponse(
-    [ThinkingData("hm", "seal"), TextData("look"), ToolCallData("c1", "bash", '{"command": "ls"}')],
+    [
+        ThinkingData("hm", "seal"),
+        TextData("look"),
+        ToolCallData("c1", "bash", '{"command": "ls"}'),
+        ToolCallData("c2", "Read", "{}"),
+    ],
     cost=2.0,
     usage=Usage(10, 5, cached_tokens=4, cache_write_tokens=2, reasoning_tokens=3),
     completion_token_ids=[1, 2],
@@ -89,6 +94,8 @@ def test_a_stream_has_the_documented_order(server: WireServer) -> None:
         {"reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "seal"}]},
         {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "bash", "arguments": ""}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"command": "ls"}'}}]},
+        {"tool_calls": [{"index": 1, "id": "c2", "type": "function", "function": {"name": "Read", "arguments": ""}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
     ]
     assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "tool_calls")
     assert (counts["choices"], counts["usage"]["prompt_tokens_details"]["cached_tokens"]) == ([], 4)
