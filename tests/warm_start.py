@@ -26,8 +26,12 @@ LONGEST_REQUEST = 1 << 20
 IMPORTED = (
     "hydra._internal.core_plugins.basic_launcher",
     "hydra._internal.core_plugins.basic_sweeper",
+    "dockerfile_parse",
     "jinja2",
+    "pathspec",
+    "rich.console",
     "rich.table",
+    "ares_exp.agents.shell_agent",
     "ares_exp.cli.attended_run",
     "ares_exp.cli.flags",
     "ares_exp.cli.hydra_callback",
@@ -37,7 +41,11 @@ IMPORTED = (
     "ares_exp.containers.local",
     "ares_exp.environments.harbor",
     "ares_exp.environments.twenty_questions",
+    "ares_exp.policies.oracle",
+    "ares_exp.policies.scripted",
     "ares_exp.resume.compose_from_run",
+    "ares_exp.sweeps.report_text",
+    "ares_exp.trajectories.collectors.json_collector",
     "ares_exp.wrappers",
 )
 """What nearly every command imports; nothing that draws random numbers or starts threads at import."""

@@ -188,8 +188,9 @@ def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
     for path in sorted(folder.glob("*.yaml")):
         data = OmegaConf.to_container(OmegaConf.load(path))
         clean = scrub({"root": data})["root"]
+        if clean == data and not typed:
+            continue
         text = OmegaConf.to_yaml(OmegaConf.create(clean))
         for value in typed:
             text = text.replace(value, MASK)
-        if clean != data or typed:
-            write_atomically(path, text)
+        write_atomically(path, text)

@@ -30,14 +30,13 @@ Examples:
   %(prog)s container my_package.MyFactory --image debian:bookworm-slim
   %(prog)s container tests/test_my_contract.py tests/test_another.py
 
-Exit codes: 0 every test passes; 1 one fails, or a part cannot be tested; 2 the command line is wrong.
+Exit codes: 0 every test passes; 1 one fails, or a part cannot be tested; 2 the command line is wrong, or pytest is
+missing.
 """
 EXIT_OK, EXIT_FAILED = 0, 1
-INSTALL = "pip install pytest pytest-asyncio."
 TIMEOUT_SEC = 3600.0
 MAX_CHARS = 100_000
 """How much of what pytest printed is passed on."""
-NEEDED = ("pytest", "pytest_asyncio")
 
 _MODULE = """
 import pytest
@@ -105,8 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    if missing := [name.replace("_", "-") for name in NEEDED if find_spec(name) is None]:
-        raise PreflightError(f"A suite is run by pytest, and {' and '.join(missing)} is missing: {INSTALL}")
+    needed = ("pytest", "pytest_asyncio") if arguments.kind == "container" else ("pytest",)
+    if missing := [name.replace("_", "-") for name in needed if find_spec(name) is None]:
+        raise PreflightError(f"The suite is run by pytest: pip install {' '.join(missing)}.")
     columns = {part: results_of(part, arguments) for part in arguments.parts}
     print_table(arguments.kind, columns)
     return EXIT_FAILED if "no" in {word for column in columns.values() for word in column.values()} else EXIT_OK

@@ -279,7 +279,8 @@ def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
     write_files(block.page, here)
     command = block.text.replace("http://127.0.0.1:8000/v1", endpoint.url)
     wandb = "offline" if block.page in ("README.md", "docs/trackers.md") else "disabled"  # where its files matter
-    warm = block.page not in ("README.md", "docs/start.md")  # what a user types first
+    # What a user types first, and what is killed, is a new interpreter.
+    warm = block.page not in ("README.md", "docs/start.md") and "kill" not in block.text
     done = run(command, here, warm=warm, OPENAI_API_KEY="sk-test", WANDB_MODE=wandb)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"warning: .*(collector|tracker)\b.* failed", done.stderr), done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.testing import command_line
 from tests.conftest import ROOT, SECRET_FREE
 from tests.unit.environments.test_ares_adapter import stub as stub  # the fixture
 
@@ -111,6 +112,16 @@ def test_an_environment_of_another_package(run: Run) -> None:
     assert done.returncode == 0, done.stderr
     assert "| no step before the first reset | yes |" in done.stdout.splitlines()
     assert "| truncating | - |" in done.stdout.splitlines()
+
+
+def test_a_package_that_is_missing_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "find_spec", lambda name: None)
+    assert command_line.main(["agent", "any.Agent"]) == 2
+    assert capsys.readouterr().err == "error: The suite is run by pytest: pip install pytest.\n"
+    assert command_line.main(["container", "any.Factory"]) == 2
+    assert capsys.readouterr().err.endswith("pip install pytest pytest-asyncio.\n")
 
 
 def test_help_and_mistakes(run: Run) -> None:
