@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -37,16 +37,14 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
     if below := [key for key in known if above and key.startswith(f"{above}.") and _last(key) == last]:
         return _did_you_mean(below[:_SHOWN_OPTIONS])
     elsewhere = _arguments_by_option([word.partition(".")[0]] if above else GROUPS)
-    if owners := [option for option, keys in elsewhere.items() if word in keys]:
-        chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
-        others = " or another one" if len(owners) > _SHOWN_OPTIONS else ""
-        return f" It is an argument of {chosen}{others}: choose that option, too."
+    if owners := _owners(word, elsewhere):
+        return f" It is an argument of {owners}: choose that option, too."
     if same := [key for key in known if _last(key) == last and key != word]:
         return _did_you_mean(same[:1])
-    for option, keys in elsewhere.items():
+    for keys in elsewhere.values():
         if near := closest(last, map(_last, keys)) if above else [name for name in map(_last, keys) if name == last]:
             key = next(key for key in keys if _last(key) == near[0])
-            return f" Did you mean `{key}`, an argument of `{option.group}={option.name}`?"
+            return f" Did you mean `{key}`, an argument of {_owners(key, elsewhere)}?"
     return ""
 
 
@@ -110,6 +108,13 @@ def _arguments_by_option(groups: Iterable[str]) -> dict[Option, list[str]]:
 
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
+
+
+def _owners(key: str, elsewhere: Mapping[Option, Collection[str]]) -> str:
+    """Names the options that have an argument, the first ones of many; empty if none has."""
+    owners = [option for option, keys in elsewhere.items() if key in keys]
+    chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
+    return f"{chosen} or another one" if len(owners) > _SHOWN_OPTIONS else chosen
 
 
 def _did_you_mean(keys: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 import unicodedata
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import IO, TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +20,8 @@ JOINERS = "\u200c\u200d"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
-def make_console() -> Console:
-    """Makes a console on stdout: in a pipe without colours and 120 columns wide."""
+def make_console(pager: IO[str] | None = None) -> Console:
+    """Makes a console on stdout: in a pipe without colours and 120 columns wide; or on the input of a pager of it."""
     from rich.console import Console
 
     class OurConsole(Console):
@@ -29,7 +29,10 @@ def make_console() -> Console:
             raise BrokenPipeError  # the command line knows what to do; rich would exit with 1
 
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    return OurConsole(width=width, highlight=False, markup=False, emoji=False)
+    if pager is not None:
+        width = OurConsole().width
+    is_terminal = True if pager is not None else None
+    return OurConsole(file=pager, width=width, force_terminal=is_terminal, highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:

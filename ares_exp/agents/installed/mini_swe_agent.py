@@ -94,7 +94,7 @@ class MiniSweAgentFactory(InstalledAgentFactory):
             model_name: The name of the model that it is told to ask for.
             pythons: Minor versions of Python (`3.12`) that the images have, for which it is installed; by default what
                 is installed already, else the one that runs this.
-            extra_args: More arguments of `mini`, such as `-c agent.step_limit=50`.
+            extra_args: More arguments of `mini`, such as `-c` and a setting of its own.
             env: More variables of it.
             libc: The build to be installed: `glibc`, `musl` (for images without glibc), or `auto`: what is installed
                 already, else glibc's.

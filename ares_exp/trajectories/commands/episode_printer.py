@@ -61,6 +61,18 @@ class EpisodePrinter:
             self._line("observation", 2, style="bold")
             self._text(as_text(step.observation, indent=2), 4)
 
+    def folded_step(self, position: int) -> None:
+        """Prints the step at `position` in a few lines: its number, the beginning of the reply, and its commands."""
+        step = self._trajectory.steps[position]
+        reward = [f"reward {number(step.reward)}"] if step.reward else []
+        pieces = (step.action or {}).get("data", ())
+        said = " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece)) if pieces else step.step_type
+        width = max(20, self._console.width - 2)
+        self._line(one_line("  ".join([f"{step.step_index:>4}", *reward, said]), width), style="cyan")
+        for command in step.commands:
+            style = "dim" if command.exit_code == 0 else "red"
+            self._line(one_line(f"$ {command.command}", width - 20) + f"  {ended(command)}", 6, style=style)
+
     def unfinished_step(self) -> None:
         """Prints the step that raised, if one did."""
         if (step := self._trajectory.unfinished_step) is not None:
@@ -107,13 +119,12 @@ class EpisodePrinter:
             self._text(text, 4)
 
     def _command(self, command: CommandRecord) -> None:
-        ended = (
-            "timed out" if command.timed_out else "killed" if command.exit_code is None else f"exit {command.exit_code}"
-        )
         first, *more = collapsed(command.command, full=self._full)
         style = "yellow" if command.exit_code == 0 else "bold yellow"
         self._wrapped([f"$ {first}", *(f"  {line}" for line in more)], 2, style=style)
-        self._line(f"{ended}  {seconds(command.duration_sec)}", 4, style="dim" if command.exit_code == 0 else "red")
+        self._line(
+            f"{ended(command)}  {seconds(command.duration_sec)}", 4, style="dim" if command.exit_code == 0 else "red"
+        )
 
     def _request(self, change: RequestChange, step: StepRecord) -> None:
         for name, before, now in change.settings:
@@ -178,6 +189,13 @@ class EpisodePrinter:
             ):
                 part.rstrip()
                 self._console.print(Text(" " * indent).append_text(part) if part else part, soft_wrap=True)
+
+
+def ended(command: CommandRecord) -> str:
+    """Describes how a command ended."""
+    if command.timed_out:
+        return "timed out"
+    return "killed" if command.exit_code is None else f"exit {command.exit_code}"
 
 
 def as_text(value: Any, *, indent: int | None = None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
+from ares_exp.terminal.paging import paged_console
 from ares_exp.terminal.table import columns_that_fit, make_table
 from ares_exp.terminal.terminal import count_of, make_console, one_line, printable
 from ares_exp.trajectories.commands.chosen_episodes import HELP, chosen_episodes, path_of_one
@@ -23,10 +24,12 @@ LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 DESCRIPTION = """\
 Prints an episode: of each step the reply of the policy, the commands that ran, and what was added to the conversation
 (+), or removed from it (-). The middle of long texts is left out. Where there are several episodes they are listed.
+On a terminal an episode is shown page by page, with `less` or what PAGER says (PAGER= for none).
 """
 EPILOG = """\
 Examples:
   %(prog)s outputs/first
+  %(prog)s outputs/first/3f2a --fold
   %(prog)s outputs/first/3f2a --steps 5:8 --full
   %(prog)s outputs/first/trajectories/3f2a….json --step -1
 """
@@ -40,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--steps", type=_slice, metavar="A:B", help="steps A to B, B not included (--steps=-3: the last)"
     )
+    parser.add_argument("--fold", action="store_true", help="a line or two of each step: how it replied, what it ran")
+    parser.add_argument("--no-pager", action="store_true", help="on a terminal, too, print all at once")
     parser.add_argument("--full", action="store_true", help="leave nothing out of long texts")
     parser.add_argument("--list", action="store_true", help="list the episodes, even if it is one")
 
@@ -79,12 +84,13 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
         positions = positions[arguments.step :][:1]
     elif arguments.steps is not None:
         positions = positions[arguments.steps]
-    printer = EpisodePrinter(make_console(), episode, full=arguments.full)
-    printer.header(stored.path, stored.outcome)
-    for position in positions:
-        printer.step(position)
-    if positions[-1:] == range(len(episode.steps))[-1:]:
-        printer.unfinished_step()
+    with paged_console(is_wanted=not arguments.no_pager) as console:
+        printer = EpisodePrinter(console, episode, full=arguments.full)
+        printer.header(stored.path, stored.outcome)
+        for position in positions:
+            (printer.folded_step if arguments.fold else printer.step)(position)
+        if positions[-1:] == range(len(episode.steps))[-1:]:
+            printer.unfinished_step()
 
 
 def _list(episodes: StoredEpisodes) -> None:

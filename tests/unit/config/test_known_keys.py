@@ -10,6 +10,8 @@ import pytest
 from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.known_keys import suggest_key
 
+MODELS = "`policy=anthropic` or `policy=chat_completions` or another one"
+
 
 @pytest.fixture(autouse=True)
 def _options(tmp_path: Path) -> Iterator[None]:
@@ -32,9 +34,9 @@ def _options(tmp_path: Path) -> Iterator[None]:
             " Did you mean `policy.temperature`?",
         ),
         ("policy.modl", ["experiment=pass_at_k"], " Did you mean `policy.model`?"),
-        ("policy.model", [], " It is an argument of `policy=chat_completions`: choose that option, too."),
-        ("policy.modl", [], " Did you mean `policy.model`, an argument of `policy=chat_completions`?"),
-        ("model", [], " Did you mean `policy.model`, an argument of `policy=chat_completions`?"),
+        ("policy.model", [], f" It is an argument of {MODELS}: choose that option, too."),
+        ("policy.modl", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
+        ("model", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
         ("env.dataste", ["env=swebench"], " Did you mean `env.dataset`?"),
         ("env.matchs", ["env=nim"], " Did you mean `env.matches`?"),
         ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import ExecResult
+from ares_exp.containers.terminal import TerminalOutput
 from ares_exp.errors import ContainerDiedError, TransferError
 from ares_exp.journal.host_files import HostFiles
 from ares_exp.journal.journal import CallEntry, DoneEntry, Entry, Journal, SeedEntry, StepEntry, UnheardEntry
@@ -46,6 +47,7 @@ OUTCOMES: dict[str, st.SearchStrategy[Any]] = {
     "llm": responses,
     "upload": st.text("0123456789abcdef", min_size=4, max_size=4),
     "download": files.map(lambda found: HostFiles(tuple(found))),
+    "terminal": st.builds(TerminalOutput, texts, st.booleans()),
     "timer": st.none(),
     "thread": st.none(),
 }
@@ -53,6 +55,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "exec": st.fixed_dictionaries({"command": texts}, optional={"timeout_sec": numbers, "env": st.just({"A": "b"})}),
     "upload": st.fixed_dictionaries({"target": texts}),
     "download": st.fixed_dictionaries({"source": texts}),
+    "terminal": st.fixed_dictionaries({"keys": texts, "seconds": numbers, "columns": counts, "lines": counts}),
     "timer": numbers,
     "thread": texts,
 }

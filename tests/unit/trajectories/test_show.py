@@ -2,7 +2,11 @@
 
 import contextlib
 import io
+import os
+import pty
 import re
+import subprocess
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -358,3 +362,33 @@ def test_steps_that_are_no_slice(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["show", "x", "--steps", "three"])
     assert "expected A:B" in capsys.readouterr().err
+
+
+def test_folded_steps_have_a_line_each_and_one_for_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(write(tmp_path / "a.json", chat(length=3))), "--fold"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[-5:] == [
+        "0 FIRST", "1 I do 1.", "$ run 1  exit 0", "2 reward 1 I do 2.", "$ run 2  exit 0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pager", "seen"), [("cat", True), ("head -n 1", False), ("", True)])
+def test_a_terminal_gets_colours_and_the_pager_that_is_wished(tmp_path: Path, pager: str, seen: bool) -> None:
+    path = write(tmp_path / "a.json", chat(length=60))
+    master, slave = pty.openpty()
+    environment = {**os.environ, "PAGER": pager, "TERM": "xterm", "COLUMNS": "90"}
+    environment.pop("NO_COLOR", None)
+    words = [sys.executable, "-m", "ares_exp", "show", str(path)]
+    shown = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    text = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when the last process has left it
+        while data := os.read(master, 65536):
+            text += data
+    os.close(master)
+    assert shown.wait(60) == 0
+    assert b"Episode a1" in text
+    assert b"\x1b[" in text
+    assert (b"run 59" in text) is seen
