@@ -27,6 +27,7 @@ _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
 """Attempts that are named for one reason."""
 _MAX_REWARDS = 4
+"""Columns of rewards by name. One that fewer than half of the attempts have is not worth its width."""
 _VERIFIER = "verifier"
 """The column of the verifier's own reward, where scorers have one beside it."""
 _MAX_FLAKY = 8
@@ -91,7 +92,8 @@ def _table(results: Sequence[EpisodeResult]) -> Table:
     table = Table(header_style="bold")
     table.add_column("task", overflow="fold")
     named = reward_names(results)
-    shown = named[:_MAX_REWARDS]
+    shown = [name for name in named if 2 * sum(name in result.rewards for result in results) >= len(results)]
+    shown = shown[:_MAX_REWARDS]
     for name in ("attempts", "reward", *(_VERIFIER if name == "reward" else name for name in shown)):
         table.add_column(Text(name), justify="right", overflow="fold")
     longest = max((len(word) for result in results for word in result.outcome.value.split()), default=0)

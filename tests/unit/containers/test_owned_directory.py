@@ -73,7 +73,7 @@ def test_of_a_living_process_none_is_removed(maker: subprocess.Popen[str], env: 
     assert [(one.name, one.whose, one.is_stale) for one in found()] == [
         (str(path), f"process {maker.pid}", False) for path in made
     ]
-    assert f"kept 2 of process {maker.pid}: " in clean(env)
+    assert f"kept       2 things of process {maker.pid}: " in clean(env)
     assert all(one.remove() for one in found())
     assert all((path / "file").exists() for path in made)
 

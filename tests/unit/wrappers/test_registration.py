@@ -160,7 +160,7 @@ def test_gymnasiums_own_wrappers_go_around_it():
         ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
         ({"container": "podman"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'podman'"),
         ({"container": 7}, "`container`: expected 'daytona', 'docker', 'local' or a container factory, got 7"),
-        ({"agent": "json"}, "`agent`: expected 'shell', 'tools' or a factory of agents, got 'json'"),
+        ({"agent": "json"}, "`agent`: expected 'claude_code', .* or a factory of agents, got 'json'"),
         ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
         ({"limit": 0}, "`limit`"),
         ({"seed": "x"}, "`seed`"),
