@@ -77,7 +77,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
     assert row["rewards"] == {**named, "greeting.chars": row["rewards"]["greeting.chars"]}
     assert row["reward"] == pytest.approx(0.5 * 1.0 + 0.8 + 2 * 0.5)
     assert row["environment_usage"] == {"prompt_tokens": 10, "generated_tokens": 5, "cost": 0.0}
-    assert "the environment's own: 15 tokens" in done.stdout
+    assert "the judge `judge`: 15 tokens" in done.stdout
     [episode] = load(tmp_path / "run").trajectories()
     assert (dict(episode.rewards), episode.total_reward) == (row["rewards"], row["reward"])
     [exported] = (tmp_path / "run").rglob("*.atif.json")

@@ -122,7 +122,7 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     assert row["environment_usage"] == {"prompt_tokens": 20, "generated_tokens": 10, "cost": 0.0}
     totals = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (totals["environment_usage"]["prompt_tokens"], totals["prompt_tokens"]) == (30, 40), "all tries'"
-    assert "the environment's own: 45 tokens" in done.stdout
+    assert "the oracle: 45 tokens" in done.stdout
     assert "The oracle was asked 2 times: 20 prompt tokens" in (tmp_path / "run" / "run.log").read_text()
 
     asked_before = len(models.requests)

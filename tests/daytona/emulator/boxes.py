@@ -118,7 +118,8 @@ class Box:
 
     async def open_shell(self) -> ChannelStream:
         """A fresh `sh` of the sandbox's user."""
-        return await self._running._open_shell(self._user)
+        running = self._running
+        return await (running._open_shell if isinstance(running, LocalContainer) else running.open_shell)(self._user)
 
     async def set_network(self, *, blocked: bool) -> None:
         """Cuts it off, or lets it out."""
