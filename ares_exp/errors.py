@@ -39,7 +39,8 @@ AresExpError
 │   │   ├── EnvironmentStartTimeoutError (TimeoutError)
 │   │   ├── ContainerStartError
 │   │   ├── ContainerDiedError
-│   │   │   └── ContainerLostError      it was killed from outside, or its engine is gone: nothing in it is the cause
+│   │   │   ├── ContainerLostError      it was killed from outside, or its engine is gone: nothing in it is the cause
+│   │   │   └── HostsLostError          its attempt was lost with several hosts, and may be what ends them
 │   │   ├── DoorUnavailableError      agents of others cannot be served in this container
 │   │   ├── EndpointLostError         the way from the agent to its LLM broke for good
 │   │   ├── HealthcheckError          a health check of the task did not succeed
@@ -51,6 +52,7 @@ AresExpError
 │   │   │   ├── ContainerNotFoundError    what was asked for is not there: an image, a snapshot (404)
 │   │   │   └── ContainerServiceUnavailableError  5xx, no answer, or no connection
 │   │   └── TransferError
+│   ├── HostLostError               the process on a cluster that held the environment is gone: another one goes on
 │   └── VerifierError               the verifier gave no usable reward
 │       ├── AddTestsDirError
 │       ├── DownloadVerifierDirError
@@ -323,6 +325,10 @@ class ContainerLostError(ContainerDiedError):
     """The container was killed from outside, or its engine is gone: nothing that ran in it is the cause."""
 
 
+class HostsLostError(ContainerDiedError):
+    """The attempt was lost with several hosts of a cluster, the last time alone on one: it may be what ends them."""
+
+
 class HealthcheckError(ContainerError):
     """A health check of the task, or of one of its steps, did not succeed."""
 
@@ -375,6 +381,10 @@ class ContainerServiceUnavailableError(ContainerServiceError):
 
 class TransferError(ContainerError):
     """Files could not be copied into or out of the container."""
+
+
+class HostLostError(EpisodeError):
+    """The process on a cluster that held the environment is gone, or does not answer: the attempt goes on elsewhere."""
 
 
 class VerifierError(EpisodeError):

@@ -10,11 +10,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import PreflightError, RefusalError, VerifierError
@@ -56,6 +56,22 @@ class Reading(Generic[T]):
     tries: int = 2
 
 
+class ModelsElsewhere(Protocol):
+    """Where models are asked for environments that are played in another process than their run: in the run's own."""
+
+    def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
+        """Makes the client of one episode that has the model configured at `key` asked."""
+        ...
+
+    async def read(self, files: Path) -> Sequence[Asked] | None:
+        """Reads the record of the episode whose files are kept in `files`; `None` when there is none."""
+        ...
+
+    async def append(self, key: str, files: Path, asked: Asked) -> None:
+        """Adds a question to that record: it survives `kill -9` of either process when this returns."""
+        ...
+
+
 class OwnModel:
     """The model behind many episodes, each with a separate LLM client if the client is a `Policy`.
 
@@ -89,6 +105,11 @@ class OwnModel:
         self._home: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._calls, self._used = 0, EnvironmentUsage()
+        self._elsewhere: ModelsElsewhere | None = None
+
+    def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
+        """Has the model asked, and its answers recorded, by another process. To be called before `open`."""
+        self._elsewhere = elsewhere
 
     async def open(self) -> None:
         """Checks that the client is ready, and binds it to this event loop.
@@ -97,6 +118,8 @@ class OwnModel:
             PreflightError: It is not.
         """
         self._home = asyncio.get_running_loop()
+        if self._elsewhere is not None:
+            return
         try:
             await self.policy.preflight()
         except PreflightError as error:
@@ -143,11 +166,28 @@ class OwnModel:
                 with suppress(RuntimeError):  # that loop has ended, and the episode with it
                     loop.call_soon_threadsafe(on_wait, seconds)
 
+        spec = EpisodeSpec(task_name, attempt, seed, on_wait=tell)
         try:
-            client = self.policy.for_episode(EpisodeSpec(task_name, attempt, seed, on_wait=tell))
+            if self._elsewhere is not None:
+                client = self._elsewhere.client(self.key, spec, files)
+            else:
+                client = self.policy.for_episode(spec)
         except Exception as error:
             raise self.failed(error) from error
         return EpisodeModel(self, client, task_name, files, scorer)
+
+    async def read_asked(self, files: Path) -> Sequence[Asked] | None:
+        """Reads the record of an episode's questions; `None` when there is none."""
+        if self._elsewhere is not None:
+            return await self._elsewhere.read(files)
+        return await asyncio.to_thread(read_asked, files)
+
+    async def append_asked(self, files: Path, asked: Asked) -> None:
+        """Adds a question to the record of an episode, on Ctrl-C, too: it is paid for."""
+        if self._elsewhere is not None:
+            await self._elsewhere.append(self.key, files, asked)
+        else:
+            await in_thread(lambda: append_asked(files, [asked]))
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
         """Asks an episode's client for one answer. Raises whatever it raises."""
@@ -263,7 +303,7 @@ class EpisodeModel:
             return None
         if self._taken_over is None:
             self._taken_over = {}
-            for one in await asyncio.to_thread(read_asked, files) or ():
+            for one in await self._model.read_asked(files) or ():
                 is_ours = one.taken_over and one.task == self._task and one.scorer == self._scorer
                 if is_ours and one.answer is not None and reading.from_record(one.answer) is not None:
                     self._taken_over.setdefault(one.question, []).append(one.answer)
@@ -287,7 +327,7 @@ class EpisodeModel:
         self.used += asked.usage
         self._model.count(len(responses), asked.usage)
         if (files := self._files) is not None:
-            await in_thread(lambda: append_asked(files, [asked]))  # on Ctrl-C, too: it is paid for
+            await self._model.append_asked(files, asked)
 
 
 def writable(text: str) -> str:

@@ -67,6 +67,13 @@ class Continuation:
         self._new_seed = new_seed
         self._on_release = on_release
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what crosses to another process: the task is read again there, and nobody waits for its release."""
+        return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {name: value for name, value in state.items() if name != "task"}
+
     @cached_property
     def task(self) -> Task:
         """The task that was given, or else the one where it was. Blocking, the first time.

@@ -19,6 +19,7 @@ from ares_exp.tasks.task_origin import TaskOrigin
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ares_exp.environments.own_model import OwnModel
     from ares_exp.environments.restoring import Continuation
 
 
@@ -136,6 +137,14 @@ class SourceBase(EnvironmentSource):
     @property
     def spenders(self) -> Sequence[str]:
         """What makes model calls of its own in its episodes (`environment_usage`), in words. Default: nothing known."""
+        return ()
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """The models that its environments and their scorers ask, once `load` was called. Default: none.
+
+        On a cluster they are asked by the run's own process, which has their keys and their limits.
+        """
         return ()
 
     def digest(self, task_name: str) -> str | None:

@@ -25,6 +25,7 @@ GROUP_OF: Mapping[str, str] = {
     "snapshots": "snapshot",
     "retries": "retry",
     "budgets": "budget",
+    "executors": "executor",
     "scorers": "scorer",
     "experiments": "experiment",
 }

@@ -253,6 +253,14 @@ class AnswerLog:
         if not self._broken:
             self._append(dump_json({"result": result.to_dict()}))
 
+    def read(self) -> LoggedEpisode | None:
+        """Reads back what it holds; `None` when it could not be written, or cannot be read. Blocking."""
+        try:
+            return LoggedEpisode.read(self._path) if not self._broken else None
+        except (OSError, ValueError, RecursionError, StopIteration) as error:
+            logger.warning("%s cannot be read: %s", self._path, error)
+            return None
+
     def discard(self) -> None:
         """Removes the file."""
         self._broken = True

@@ -31,7 +31,7 @@ from ares_exp.tasks.recorded_digest import changed_files, content_of
 SHOWN = 5
 RESUME_KEYS = ("resume", "resume_redo", "resume_diverged", "resume_force")
 
-_GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget")
+_GROUPS = ("collector", "tracker", "snapshot", "wrapper", "retry", "budget", "executor")
 _TOP_LEVEL = (
     *("name", "attempts", "branches", "concurrency", "durability", "policy_timeout_sec", "objective"),
     *("reward_threshold", "monitor_interval_sec", "stall_warn_sec", *RESUME_KEYS),

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ares_exp.asking.asked_ahead import concurrency_of
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
 from ares_exp.journal.encoding import decode_journal
@@ -29,9 +30,6 @@ from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.terminal.terminal import count_of
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response, serialize_llm_request
 from ares_exp.trajectories.request_diff import Match, RequestComparison
-
-if TYPE_CHECKING:
-    from ares_exp.environments.code_environment import CodeEnvironment
 
 Report = Callable[[str], None]
 
@@ -97,12 +95,17 @@ class Branching:
         return self._episode.task_name
 
     async def prepare(
-        self, make: Callable[[Continuation | None, int], CodeEnvironment], store: Path, report: Report
+        self,
+        make: Callable[[Continuation | None, int], MinimalEnvironment],
+        check: Callable[[Continuation], None],
+        store: Path,
+        report: Report,
     ) -> None:
         """Finds or makes the snapshot that the branches start from.
 
         Args:
             make: Makes an environment that starts, or continues, with that seed, for playing the episode again.
+            check: Raises when no episode can continue there. Blocking.
             store: Directory for a new snapshot, also if an earlier session of the run made it.
             report: Receives messages for the user.
 
@@ -113,7 +116,7 @@ class Branching:
             self._snapshot = await asyncio.to_thread(self._nearest, store)
             if self._snapshot is None or self._snapshot.step_count != self._step:
                 self._snapshot = await self._play_again(make, store, report)
-            await asyncio.to_thread(make(Continuation(self._snapshot), 0).check_start)
+            await asyncio.to_thread(check, Continuation(self._snapshot))
             shown = edited(
                 LLMRequest(await asyncio.to_thread(lambda: self._snapshot_at_hand.agent_messages)),
                 self._earlier_edits,
@@ -160,7 +163,7 @@ class Branching:
         return nearest_snapshot(made, self._episode.episode_id, self._step) or found
 
     async def _play_again(
-        self, make: Callable[[Continuation | None, int], CodeEnvironment], store: Path, report: Report
+        self, make: Callable[[Continuation | None, int], MinimalEnvironment], store: Path, report: Report
     ) -> EnvironmentSnapshot:
         recorded = await asyncio.to_thread(self._recorded)
         begin = Continuation(self._snapshot) if self._snapshot is not None else None
@@ -169,7 +172,7 @@ class Branching:
             lineage = recorded.metadata.get("lineage")
             self._root = lineage.get("root") if isinstance(lineage, Mapping) else None
         seed = recorded.metadata.get("seed", 0)
-        async with make(begin, seed if isinstance(seed, int) else 0) as environment:
+        async with EnvironmentWrapper(make(begin, seed if isinstance(seed, int) else 0)) as environment:
             time_step = await environment.reset()
             comparison, differing = RequestComparison(), []
             for step in range(environment.step_count, self._step + 1):

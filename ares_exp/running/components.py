@@ -13,6 +13,8 @@ from ares_exp.containers.container import ContainerFactoryBase, as_container_fac
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import SourceBase
+from ares_exp.executors.executor import ExecutorBase, Recipe, as_executor
+from ares_exp.executors.here import Here
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.resume.resumable_policy import OnDivergence
 from ares_exp.running.branching import Branching, BranchOptions
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """One instance per component group."""
+    """One instance per component group.
+
+    Attributes:
+        recipe: What other processes make environments from; `None` where parts were given as objects.
+    """
 
     source: SourceBase
     agent_factory: AgentFactoryBase
@@ -45,6 +51,8 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
+    executor: ExecutorBase = field(default_factory=Here)
+    recipe: Recipe | None = None
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
@@ -65,6 +73,8 @@ class Components:
             branching=_branching(config),
             retry=instantiate_group(config, "retry"),
             budget=instantiate_group(config, "budget"),
+            executor=as_executor(instantiate_group(config, "executor")),
+            recipe=Recipe.of(config),
         )
 
 

@@ -86,7 +86,7 @@ class EpisodeMaker:
         planned = episode.planned
         parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
         environment = LimitedEnvironment(
-            self._parts.source.make(planned.task_name, parts), self._settings.limits, used=episode.usage
+            episode.place.make(self._parts.source, planned.task_name, parts), self._settings.limits, used=episode.usage
         )
         metadata = {
             "attempt": planned.attempt,

@@ -12,8 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ares_exp.cancellation import finish
-from ares_exp.environment import EnvironmentWrapper
-from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment
+from ares_exp.errors import BudgetExhaustedError, ConfigError, HostLostError, ResumeDivergedError, SnapshotError
+from ares_exp.executors.executor import Place
+from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult
 from ares_exp.records.run_dir import RunDir
@@ -64,6 +66,7 @@ class Experiment:
         self._results: list[EpisodeResult] = []
         self._running: dict[str, RunningEpisode] = {}
         self._tries: dict[tuple[str, int], int] = {}
+        self._losses: dict[tuple[str, int], int] = {}
         self._maker = ResumableEpisodeMaker(components, settings, run_dir)
         self._meter = BudgetMeter(components.budget)
         self._scheduler = Scheduler(settings.concurrency, self._play)
@@ -84,7 +87,8 @@ class Experiment:
             UserError: One or several problems; nothing was started.
         """
         parts = self._parts
-        names = await prepare(parts, self._settings, self._maker, self._warn)
+        run_dir = self._run_dir.path
+        names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=run_dir)
         if parts.policy.knows_prices and not self._limits_spending:
             self._warn(
                 "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
@@ -169,6 +173,7 @@ class Experiment:
             self._log_system,
             self._warn,
             queued=lambda: self._scheduler.queued,
+            figures=self._parts.executor.figures,
             interval_sec=self._settings.monitor_interval_sec,
             stall_warn_sec=self._settings.stall_warn_sec,
         )
@@ -220,6 +225,7 @@ class Experiment:
         """Releases all parts and gives the tracker the totals, if any. The tracker's own time limit bounds the wait."""
         parts = self._parts
         closing = {
+            "executor": parts.executor.close,
             "policy": parts.policy.close,
             "environment": parts.source.close,
             "container backend": parts.container_factory.close,
@@ -251,10 +257,15 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _play(self, planned: PlannedEpisode) -> Retry | None:
-        """Plays one try of an attempt. Returns the retry that follows, if any."""
+        """Plays one try of an attempt, once there is room for it. Returns the retry that follows, if any."""
+        losses = self._losses.get(planned.slot, 0)
+        async with self._parts.executor.room(planned.task_name, losses=losses) as place:
+            return await self._play_in(place, planned)
+
+    async def _play_in(self, place: Place, planned: PlannedEpisode) -> Retry | None:
         self._progress.episode_started(planned.task_name)
         episode = self._running[planned.episode_id] = RunningEpisode(
-            planned=planned, recorder=self, limits=self._settings.limits
+            planned=planned, place=place, recorder=self, limits=self._settings.limits
         )
         failure: BaseException | None = None
         try:
@@ -278,6 +289,9 @@ class Experiment:
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
         retry = planned.retry + 1
+        if isinstance(failure, HostLostError):
+            self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
+            return Retry(self._again(episode, retry), 0.0, is_first=True)
         if isinstance(failure, ResumeDivergedError):
             return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
@@ -292,6 +306,14 @@ class Experiment:
             return None
         seed = episode_seed(self._settings.seed, *planned.slot, retry)
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
+
+    def _again(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
+        """Plans the try that goes on with the answers of one that was lost; without any, it begins again."""
+        planned = episode.planned
+        earlier = episode.log.read() if episode.log is not None else planned.earlier
+        if earlier is None:
+            return planned.anew(retry=retry, seed=planned.seed)
+        return planned.going_on(earlier, retry=retry)
 
     async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
         """Writes the row of an episode exactly once, even if the caller is cancelled meanwhile."""
@@ -379,14 +401,18 @@ class Experiment:
         if branching is None:
             return
 
-        def make(start_from: Continuation | None, seed: int) -> CodeEnvironment:
+        def make(place: Place, start_from: Continuation | None, seed: int) -> MinimalEnvironment:
             parts = self._maker.episode_parts(seed, start_from=start_from)
-            environment = self._parts.source.make(branching.task_name, parts)
-            played = environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
-            return cast("CodeEnvironment", played)  # without its scorers: it never comes to its LAST step
+            environment = place.make(self._parts.source, branching.task_name, parts)
+            # Without its scorers: it never comes to its LAST step.
+            return environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
+
+        def check(start_from: Continuation) -> None:
+            cast("CodeEnvironment", make(Here(), start_from, 0)).check_start()
 
         self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
-        await branching.prepare(make, self._run_dir.branch_point, self._warn)
+        async with self._parts.executor.room(branching.task_name) as place:
+            await branching.prepare(partial(make, place), check, self._run_dir.branch_point, self._warn)
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from ares_exp.config.parts import name_of
 from ares_exp.environments.source import SourceBase
 from ares_exp.errors import ConfigError, UserError
+from ares_exp.executors.executor import Played
 from ares_exp.resume.episode_plan import PlannedEpisode, plan_episodes
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import EpisodeMaker
@@ -18,7 +20,12 @@ SHOWN_TASKS = 5
 
 
 async def prepare(
-    parts: Components, settings: Settings, maker: EpisodeMaker, warn: Callable[[str], None]
+    parts: Components,
+    settings: Settings,
+    maker: EpisodeMaker,
+    warn: Callable[[str], None],
+    *,
+    run_dir: Path | None = None,
 ) -> Sequence[str]:
     """Reads the task set and checks everything that can be checked before the first container starts.
 
@@ -27,6 +34,7 @@ async def prepare(
         settings: Their settings.
         maker: Makes the episodes.
         warn: Takes sentences that warn the user.
+        run_dir: The run directory; `None` when nothing is kept.
 
     Returns:
         Names of the selected tasks.
@@ -48,8 +56,8 @@ async def prepare(
     _check_terminals(parts)
     parts.snapshots.check(parts.source, parts.container_factory, parts.agent_factory)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
-    if parts.source.needs_container:
-        checks += [parts.container_factory.preflight(), parts.agent_factory.preflight()]
+    episode_parts = maker.episode_parts(settings.seed)
+    checks += parts.executor.checks(parts.source, episode_parts)
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
     _raise_all(outcomes)
     if parts.policy.needs_solution and not parts.source.has_solutions:
@@ -59,9 +67,23 @@ async def prepare(
             "policy.replies=[…]`."
         )
     names = _narrowed(parts, cast("Sequence[str]", outcomes[0]), warn)
-    episode_parts = maker.episode_parts(settings.seed)
-    await asyncio.to_thread(parts.source.check, episode_parts, report=warn)
+    played = Played(
+        source=parts.source,
+        task_names=names,
+        parts=replace(episode_parts, provide_solution=parts.policy.needs_solution),  # known since its preflight
+        recipe=parts.recipe,
+        run_dir=run_dir,
+        needs_shared_disk=_need_of_shared_disk(parts),
+    )
+    await parts.executor.open(played, warn)
     return names
+
+
+def _need_of_shared_disk(parts: Components) -> str | None:
+    """Says why other machines would have to see the run directory; `None` when they need not."""
+    if parts.branching is not None:
+        return "`branch_from` goes on from a snapshot"
+    return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.executors.executor import Place
+from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, Replayed
 from ares_exp.resume.answer_log import AnswerLog, answers
@@ -40,6 +42,7 @@ class RunningEpisode(EpisodeEvents):
 
     Attributes:
         planned: The planned episode.
+        place: Where its environment lives.
         recorder: Records the episode; `None`: it is not recorded.
         limits: What it may use.
         started_at: Epoch seconds.
@@ -55,6 +58,7 @@ class RunningEpisode(EpisodeEvents):
     """
 
     planned: PlannedEpisode = field(kw_only=True)
+    place: Place = field(default_factory=Here, repr=False)
     recorder: EpisodeRecorder | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)

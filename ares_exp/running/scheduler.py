@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from ares_exp.resume.episode_plan import PlannedEpisode
@@ -13,10 +14,11 @@ INTERRUPT_GRACE_SEC = 4.5
 
 
 class Retry(NamedTuple):
-    """A retry of an attempt, and the time when it is due."""
+    """A retry of an attempt, the time when it is due, and whether it goes before those that wait for a slot."""
 
     planned: PlannedEpisode
     wait_sec: float
+    is_first: bool = False
 
 
 Play = Callable[[PlannedEpisode], Awaitable[Retry | None]]
@@ -34,7 +36,8 @@ class Scheduler:
         """
         self._concurrency = concurrency
         self._play = play
-        self._ready: asyncio.Queue[PlannedEpisode | None] = asyncio.Queue()
+        self._ready: asyncio.PriorityQueue[tuple[int, int, PlannedEpisode | None]] = asyncio.PriorityQueue()
+        self._turns = count()
         self._owed = 0
         self._workers: list[asyncio.Task[None]] = []
         self._interrupt = asyncio.Event()
@@ -66,7 +69,7 @@ class Scheduler:
             return
         self._owed = len(owed)
         for planned in owed:
-            self._ready.put_nowait(planned)
+            self._put(planned)
         self._workers = [asyncio.create_task(self._work()) for _ in range(min(self._concurrency, len(owed)))]
         interrupt = asyncio.create_task(self._interrupt.wait())
         pending: set[asyncio.Task[Any]] = {*self._workers}
@@ -89,7 +92,7 @@ class Scheduler:
                 await asyncio.wait(unfinished, timeout=INTERRUPT_GRACE_SEC)
 
     async def _work(self) -> None:
-        while not self.interrupted and (planned := await self._ready.get()) is not None:
+        while not self.interrupted and (planned := (await self._ready.get())[-1]) is not None:
             retry = await self._play(planned)
             if retry is None:
                 self._settle()
@@ -101,12 +104,15 @@ class Scheduler:
         self._owed -= 1
         if self._owed == 0:
             for _ in self._workers:
-                self._ready.put_nowait(None)
+                self._put(None)
+
+    def _put(self, planned: PlannedEpisode | None, *, is_first: bool = False) -> None:
+        self._ready.put_nowait((0 if is_first else 1, next(self._turns), planned))
 
     def _wait(self, retry: Retry) -> None:
         def ready() -> None:
             self._waiting.discard(timer)
-            self._ready.put_nowait(retry.planned)
+            self._put(retry.planned, is_first=retry.is_first)
 
         timer = asyncio.get_running_loop().call_later(retry.wait_sec, ready)
         self._waiting.add(timer)

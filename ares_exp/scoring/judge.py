@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, validate_call
@@ -118,6 +118,11 @@ class Judge(ScorerBase):
     def asks_model(self) -> bool:
         """Yes."""
         return True
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """The model."""
+        return (self._model,)
 
     def set_name(self, name: str) -> None:
         """Takes the name, for messages."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ares_exp.config.parts import StandIn
 from ares_exp.environment import Environment
+from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase, make_source
 from ares_exp.scoring.configured_scorers import make_scoring_rules
 from ares_exp.scoring.scoring_environment import ScoringEnvironment, ScoringRules
@@ -76,6 +77,11 @@ class ScoredSource(StandIn, SourceBase):
         """What the source names, and the scorers that ask models."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._source.spenders, *asking]
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """Those of the source, then those of the scorers."""
+        return [*self._source.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
 
     def digest(self, task_name: str) -> str | None:  # noqa: D102
         return self._source.digest(task_name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ares_exp.config.parts import completed
 from ares_exp.containers.container import Container
+from ares_exp.environments.own_model import OwnModel
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import Message
 from ares_exp.records.results import EnvironmentUsage, Outcome
@@ -137,6 +138,11 @@ class ScorerBase(Scorer):
     def asks_model(self) -> bool:
         """Whether it spends tokens of a model on a score, so that the summary names it. Default: no."""
         return False
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """The models that it asks. Default: none that it tells."""
+        return ()
 
     def set_name(self, name: str) -> None:
         """Is told the name that the scorer has in the run, before anything else. Default: nothing."""

@@ -24,7 +24,10 @@ DEPTH = 4
 """Maximum depth of job folders: `hydra.sweep.subdir` may name nested folders."""
 
 OF_NO_RESULT = frozenset(
-    {"resume", "resume_redo", "resume_diverged", "resume_force", "concurrency", "objective", "tracker", "budget"}
+    {
+        *("resume", "resume_redo", "resume_diverged", "resume_force"),
+        *("concurrency", "objective", "tracker", "budget", "executor"),
+    }
 )
 """Keys in which a complete job may differ from the config and still count as complete."""
 

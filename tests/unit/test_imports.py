@@ -25,6 +25,7 @@ FLOORS = (
     ("agents", "resume", "trackers"),
     ("environments", "reporting", "sweeps"),
     ("scoring",),
+    ("executors",),
     ("running", "harbor_export", "testing", "report"),
     ("presets", "view"),
     ("wrappers", "listing", "authoring"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, validate_call
 
+from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.environments.twenty_questions.environment import TwentyQuestionsEnvironment
 from ares_exp.environments.twenty_questions.facts_oracle import FactsOracle
@@ -124,6 +125,11 @@ class TwentyQuestionsEnvironments(SourceBase):
     def spenders(self) -> Sequence[str]:
         """The oracle, where it is a model."""
         return () if self._answers_by_facts else ("the oracle",)
+
+    @property
+    def own_models(self) -> Sequence[OwnModel]:
+        """The oracle."""
+        return (self._oracle,)
 
     async def close(self) -> None:
         """Closes the oracle. Idempotent."""

@@ -38,6 +38,7 @@ class RunnerMonitor:
         interval_sec: float = 10.0,
         stall_warn_sec: float = 600.0,
         queued: Callable[[], int] = lambda: 0,
+        figures: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """Keeps the arguments; entering starts the monitoring.
 
@@ -48,6 +49,7 @@ class RunnerMonitor:
             interval_sec: Seconds between two samples, and between two looks at the episodes.
             stall_warn_sec: Seconds without progress after which an episode is reported.
             queued: Returns the number of tries that wait for a slot or for their time.
+            figures: Returns further metrics, by name.
         """
         self.failures = 0
         self._episodes = episodes
@@ -58,6 +60,7 @@ class RunnerMonitor:
         self._lag = LoopLag(warn)
         self._watchdog = Watchdog(stall_warn_sec)
         self._figures = ProcessFigures()
+        self._more = figures
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -108,6 +111,7 @@ class RunnerMonitor:
             "system/containers": sum(episode.report().has_container for episode in episodes),
             "system/queue": self._queued(),
             **self._figures.take(),
+            **self._more(),
         }
 
     @contextlib.contextmanager

@@ -1,0 +1,120 @@
+"""The contract of an executor, which an option of the `executor` group makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ares_exp.config.parts import completed
+from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What another process makes the same environments from. No policy of the run is in it.
+
+    Attributes:
+        nodes: The resolved nodes of `env`, `agent` and `container`.
+        cwd: The working directory, which relative paths start at.
+        search_path: Where modules are looked for, for parts of the user's own.
+    """
+
+    nodes: Mapping[str, Any]
+    cwd: Path
+    search_path: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Self:
+        """Takes the recipe out of a composed config."""
+        from omegaconf import OmegaConf
+
+        resolved: Any = OmegaConf.to_container(config, resolve=True)
+        nodes = {group: resolved[group] for group in ("env", "agent", "container")}
+        return cls(nodes, Path.cwd(), tuple(str(Path(entry or ".").absolute()) for entry in sys.path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a run is going to play.
+
+    Attributes:
+        source: Its task set, loaded.
+        task_names: The selected tasks.
+        parts: The parts of any of its episodes.
+        recipe: What other processes make environments from; `None` where parts were given as objects.
+        needs_shared_disk: Why nodes must see the run directory, in words; `None` when they need not.
+        run_dir: The run directory; `None` when nothing is kept.
+    """
+
+    source: SourceBase
+    task_names: Sequence[str]
+    parts: EpisodeParts
+    recipe: Recipe | None = None
+    needs_shared_disk: str | None = None
+    run_dir: Path | None = None
+
+
+class Place(Protocol):
+    """A place for one environment, held while its episode is played."""
+
+    def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
+        """Makes the environment of an episode there. Starts nothing."""
+        ...
+
+
+class Executor(Protocol):
+    """Where the environments of a run live. Everything else stays in the run's own process.
+
+    What else can be asked of an executor is `ExecutorBase`.
+    """
+
+    def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
+        """Returns what can be checked while the tasks are read. Each raises `PreflightError`."""
+        ...
+
+    async def open(self, played: Played, report: Report) -> None:
+        """Checks that the tasks can be played there, and makes ready for them.
+
+        Raises:
+            UserError: They cannot.
+        """
+        ...
+
+    def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
+        """Waits for a place, which is held inside the block.
+
+        Args:
+            task_name: The task of the environment.
+            losses: How often the attempt was lost with the host that it was played on.
+        """
+        ...
+
+
+class ExecutorBase(Executor):
+    """Everything that is asked of an executor. What an `Executor` need not have has its default here."""
+
+    def figures(self) -> Mapping[str, float]:
+        """Returns its metrics, by name (`system/…`). Default: none."""
+        return {}
+
+    async def close(self) -> None:
+        """Releases what it holds. Idempotent. Default: nothing."""
+
+
+def as_executor(executor: Executor) -> ExecutorBase:
+    """Returns `executor` with the defaults of `ExecutorBase` for what it lacks."""
+    return completed(executor, ExecutorBase)
+
+
+@asynccontextmanager
+async def always(place: Place) -> AsyncIterator[Place]:
+    """Gives a place that there is always room in."""
+    yield place

@@ -1,0 +1,274 @@
+"""A host as the run sees it: calls, the host's questions, and its loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from ares_exp.cancellation import finish, in_thread
+from ares_exp.environment import EpisodeReport
+from ares_exp.environments.own_model import OwnModel
+from ares_exp.errors import HostLostError
+from ares_exp.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
+from ares_exp.executors.wire import (
+    AppendRecord,
+    AskModel,
+    ClientOfModel,
+    Failure,
+    Logged,
+    News,
+    Question,
+    ReadRecord,
+    Reported,
+)
+from ares_exp.llms.request import LLMClient
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.records.environment_answers import Asked, append_asked, read_asked
+
+NEWS_SEC = 5.0
+"""How long the host may keep a question for news, while there are none."""
+RESEND_SEC = 0.2
+"""Wait before a message is sent again."""
+CANCEL_SEC = 10.0
+"""How long a cancelled call may take to end in the host."""
+
+logger = logging.getLogger(__name__)
+
+
+class Guest(Protocol):
+    """What the run has in the place of an environment of the host.
+
+    Attributes:
+        output_dir: Where files of its episode are kept in the run; `None`: nowhere.
+    """
+
+    output_dir: Path | None
+
+    def reported(self, report: EpisodeReport) -> None:
+        """Takes a report that came while the environment is busy."""
+        ...
+
+    def asked(self, asked: Asked) -> None:
+        """Is told of a question of the environment's own that is on record now."""
+        ...
+
+
+class RemoteHost:
+    """One host. It is lost when its process has ended, or has given no sign of life for the lease.
+
+    Attributes:
+        node: Name of the node that it is on.
+        guests: What stands for its environments, by name.
+        round_trip_sec: The last round trip of a message that waits for nothing.
+        why_lost: Why it is lost; `None` while it is not.
+    """
+
+    def __init__(
+        self,
+        connection: HostConnection,
+        *,
+        models: Mapping[str, OwnModel],
+        lease_sec: float,
+        on_lost: Callable[[RemoteHost], None] = lambda host: None,
+    ) -> None:
+        """Keeps the arguments; `start` begins to listen.
+
+        Args:
+            connection: To the host.
+            models: The models of environments that the run asks for them, by key.
+            lease_sec: After how many seconds without a sign of life it is lost. The host has the same.
+            on_lost: Called once, when it is lost.
+        """
+        self.node = connection.node
+        self.guests: dict[str, Guest] = {}
+        self.round_trip_sec = 0.0
+        self.why_lost: str | None = None
+        self._connection = connection
+        self._models = models
+        self._lease_sec = lease_sec
+        self._on_lost = on_lost
+        self._numbers = count()
+        self._arrived: list[int] = []
+        self._lost = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._clients: dict[int, tuple[str | None, LLMClient]] = {}
+
+    def start(self) -> None:
+        """Begins to listen to its news."""
+        self._spawn(self._listen(), name=f"news of {self.node}")
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Has the host carry out a method, and returns what that returns.
+
+        Cancelled, it has the host cancel the method, too, and waits for that for a while.
+
+        Raises:
+            HostLostError: The host is lost.
+            BaseException: What the method raised.
+        """
+        number = next(self._numbers)
+        try:
+            return await self._exchange(number, method, arguments)
+        except asyncio.CancelledError:
+            await finish(self._cancel(number))
+            raise
+
+    async def _cancel(self, number: int) -> None:
+        with suppress(TimeoutError, HostLostError):
+            async with asyncio.timeout(CANCEL_SEC):
+                await self._exchange(next(self._numbers), "cancel", (number,))
+
+    async def _exchange(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        message = pickle.dumps((number, tuple(self._arrived), method, arguments))
+        self._arrived.clear()
+        returned, value = pickle.loads(await self._sent(message))
+        self._arrived.append(number)
+        if returned:
+            return value
+        raise value.error(self.node)
+
+    async def _sent(self, message: bytes) -> bytes:
+        """Sends a message until it is answered, or the host is lost."""
+        lost = asyncio.ensure_future(self._lost.wait())
+        try:
+            while True:
+                if self.why_lost is not None:
+                    raise HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
+                sending = asyncio.ensure_future(self._connection.send(message))
+                try:
+                    await asyncio.wait({sending, lost}, return_when=asyncio.FIRST_COMPLETED)
+                    if sending.done():
+                        return sending.result()
+                except ConnectionLostError as error:
+                    self.lose(str(error))
+                except ConnectionDoubtfulError:
+                    await asyncio.sleep(RESEND_SEC)
+                finally:
+                    sending.cancel()
+        finally:
+            lost.cancel()
+
+    def lose(self, why: str) -> None:
+        """Gives the host up: calls under way and to come raise `HostLostError`. Only the first time counts."""
+        if self.why_lost is not None:
+            return
+        self.why_lost = why
+        self._lost.set()
+        self._end_tasks()
+        self._on_lost(self)
+
+    async def close(self) -> None:
+        """Has the host close everything, and ends its process. Idempotent."""
+        if self.why_lost is None:
+            with suppress(TimeoutError, HostLostError):
+                async with asyncio.timeout(CANCEL_SEC):
+                    await self._exchange(next(self._numbers), "end", ())
+            self.why_lost = "the run has ended"
+            self._lost.set()
+        tasks = {*self._tasks}
+        self._end_tasks()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_SEC)
+        await self._connection.end()
+
+    def _end_tasks(self) -> None:
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+    def _spawn(self, work: Any, *, name: str | None = None) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self) -> None:
+        """Asks for news all the time, which also keeps the lease."""
+        wait_sec = min(NEWS_SEC, self._lease_sec / 4)
+        while self.why_lost is None:
+            try:
+                async with asyncio.timeout(self._lease_sec):
+                    began = time.perf_counter()
+                    news = await self._exchange(next(self._numbers), "news", (0.0,))
+                    self.round_trip_sec = time.perf_counter() - began
+                    if not news:
+                        news = await self._exchange(next(self._numbers), "news", (wait_sec,))
+            except TimeoutError:
+                self.lose(f"it gave no sign of life for {self._lease_sec:g} s")
+            except HostLostError:
+                return
+            except Exception as error:
+                self.lose(f"it gave no news: {type(error).__name__}: {error}")
+            else:
+                for one in news:
+                    self._take(one)
+
+    def _take(self, news: News) -> None:
+        match news:
+            case Question():
+                self._spawn(self._answer(news))
+            case Reported(environment, report):
+                if (guest := self.guests.get(environment)) is not None:
+                    guest.reported(report)
+            case Logged(name, level, text):
+                logging.getLogger(name).log(level, "%s (on %s)", text, self.node)
+
+    async def _answer(self, question: Question) -> None:
+        value, failure = None, None
+        try:
+            value = await self._answered(question)
+        except (Exception, SystemExit) as error:
+            failure = Failure.of(error)
+        with suppress(HostLostError):
+            await self._exchange(next(self._numbers), "answer", (question.number, value, failure))
+
+    async def _answered(self, question: Question) -> Any:
+        match question:
+            case AskModel(_, of, request):
+                return await self._models[of.key].call(self._client(of), request)
+            case ReadRecord(_, environment):
+                files = self._files(environment)
+                return await asyncio.to_thread(read_asked, files) if files is not None else None
+            case AppendRecord(_, environment, key, asked):
+                self._models[key].count(len(asked.said), asked.usage)
+                if (guest := self.guests.get(environment)) is not None:
+                    guest.asked(asked)
+                if (files := self._files(environment)) is not None:
+                    await in_thread(lambda: append_asked(files, [asked]))
+        return None
+
+    def _files(self, environment: str) -> Path | None:
+        guest = self.guests.get(environment)
+        return guest.output_dir if guest is not None else None
+
+    def _client(self, of: ClientOfModel) -> LLMClient:
+        """Returns the client that a host's client stands for; it is kept as long as its environment."""
+        if of.number not in self._clients:
+            self._forget_clients()
+
+            def on_wait(seconds: float) -> None:
+                self._spawn(self._tell("waited", of.number, seconds))
+
+            spec = EpisodeSpec(of.task_name, of.attempt, of.seed, on_wait=on_wait)
+            self._clients[of.number] = (of.environment, self._models[of.key].policy.for_episode(spec))
+        return self._clients[of.number][1]
+
+    def _forget_clients(self) -> None:
+        kept = {number: one for number, one in self._clients.items() if one[0] is None or one[0] in self.guests}
+        self._clients = kept
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Sends a message without an answer."""
+        if self.why_lost is None:
+            self._spawn(self._tell(method, *arguments))
+
+    async def _tell(self, method: str, *arguments: Any) -> None:
+        with suppress(HostLostError):
+            await self._exchange(next(self._numbers), method, arguments)

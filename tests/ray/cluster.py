@@ -1,0 +1,121 @@
+"""A Ray cluster of several nodes on this machine, as tests start, harm and end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "0",
+}
+"""Of the processes of a cluster: few of them, and deaths that are noticed soon."""
+OBJECT_STORE_BYTES = 80 * 2**20
+
+
+class SmallCluster:
+    """A head without slots, and nodes that can be added and killed.
+
+    Attributes:
+        address: Where drivers connect to.
+        nodes: The living nodes but the head.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        """Starts the head and so many nodes."""
+        self._folder = tempfile.TemporaryDirectory(prefix="r", dir="/tmp")  # paths of sockets are short
+        self._before = dict(os.environ)
+        os.environ |= ENVIRONMENT | {"RAY_TMPDIR": self._folder.name}
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False},
+        )
+        self.nodes: list[Any] = []
+        for _ in range(nodes):
+            self.add()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add(self) -> Any:
+        """Adds a node."""
+        node = self._cluster.add_node(
+            num_cpus=1, resources={"play": 1000}, object_store_memory=OBJECT_STORE_BYTES, wait=False
+        )
+        self.nodes.append(node)
+        return node
+
+    def cut_power(self, node: Any) -> None:
+        """Kills a node with all that runs on it, at once."""
+        self.nodes.remove(node)
+        raylet = psutil.Process(_raylet(node).pid)
+        for process in [raylet, *raylet.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        self._forget(node)
+
+    def kill_raylet(self, node: Any) -> None:
+        """Kills a node's raylet alone: its workers are to notice."""
+        self.nodes.remove(node)
+        _raylet(node).kill()
+        self._forget(node)
+
+    def _forget(self, node: Any) -> None:
+        _raylet(node).wait()  # a zombie counts as alive to its workers
+        self._cluster.worker_nodes.discard(node)
+        with contextlib.suppress(Exception):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+    def hosts(self, node: Any | None = None) -> list[psutil.Process]:
+        """The processes of hosts, of one node or all."""
+        found = []
+        for one in self.nodes if node is None else [node]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = psutil.Process(_raylet(one).pid).children(recursive=True)
+                found += [child for child in children if _is_host(child)]
+        return found
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._cluster.shutdown()
+        self._folder.cleanup()
+        os.environ.clear()
+        os.environ.update(self._before)
+
+
+def _raylet(node: Any) -> Any:
+    return node.all_processes["raylet"][0].process
+
+
+def _is_host(process: psutil.Process) -> bool:
+    try:
+        return any("HostProcess" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def boxes() -> list[psutil.Process]:
+    """The boxes of `container=local` on this machine that belong to hosts."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "bwrap":
+                found.append(process)
+    return found
+
+
+def path_of(folder: Path) -> str:
+    return str(folder)

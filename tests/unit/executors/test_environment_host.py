@@ -1,0 +1,183 @@
+"""A host without Ray: its lease, its loss, its questions, and files that are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environment import TimeStep, restart, termination, transition
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.errors import EpisodeStateError, HostLostError
+from ares_exp.executors.environment_host import EnvironmentHost
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.environment_answers import read_asked
+from tests.unit.executors.hosted import HostedEnvironment
+
+
+class Slow:
+    """Waits in its first step until it is told, or cancelled."""
+
+    def __init__(self) -> None:
+        self.stepping = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self.stepping.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+ANSWER = LLMResponse.from_text("Hm.")
+
+
+async def test_a_killed_host_ends_the_call_under_way() -> None:
+    inside = Slow()
+    environment = HostedEnvironment(lambda: inside)
+    await environment.reset()
+    step = asyncio.create_task(environment.step(ANSWER))
+    await inside.stepping.wait()
+    await environment.hosts[0]._connection.end()
+    with pytest.raises(HostLostError, match="killed"):
+        await step
+    assert environment.time_step is None
+    await environment.close()
+
+
+async def test_a_cancelled_call_is_cancelled_in_the_host() -> None:
+    inside = Slow()
+    environment = HostedEnvironment(lambda: inside)
+    await environment.reset()
+    step = asyncio.create_task(environment.step(ANSWER))
+    await inside.stepping.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert inside.cancelled.is_set()
+    await environment.close()
+    assert inside.closed.is_set()
+
+
+async def test_a_host_that_does_not_hear_of_its_run_closes_its_environments() -> None:
+    ended = asyncio.Event()
+    host = EnvironmentHost(lease_sec=0.2, on_end=ended.set)
+    inside = Slow()
+    host.adopt("one", inside)
+    reset = pickle.dumps((0, (), "act", ("one", "reset", {}, {})))
+    await host.handle(reset)
+    await asyncio.wait_for(inside.closed.wait(), 60)
+    await asyncio.wait_for(ended.wait(), 60)
+    returned, failure = pickle.loads(await host.handle(pickle.dumps((1, (), "news", (0.0,)))))
+    assert not returned
+    assert failure.name == EpisodeStateError.__name__
+
+
+async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
+    class Counted:
+        steps = 0
+
+        async def reset(self) -> TimeStep[Any]:
+            return restart(None)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            self.steps += 1
+            return transition(None)
+
+        async def close(self) -> None: ...
+
+    inside = Counted()
+    host = EnvironmentHost(lease_sec=60)
+    host.adopt("one", inside)
+    step = pickle.dumps((7, (), "act", ("one", "step", {"action": ANSWER}, {})))
+    answers = await asyncio.gather(host.handle(step), host.handle(step))
+    assert answers[0] == answers[1]
+    assert inside.steps == 1
+    await host.end()
+
+
+async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> None:
+    """The models of a host have no keys: only that of the run answers."""
+    asked = []
+
+    async def oracle(request: LLMRequest) -> LLMResponse:
+        asked.append(request)
+        return LLMResponse.from_text("yes")
+
+    async def nobody(request: LLMRequest) -> LLMResponse:
+        raise AssertionError("the host asks by itself")
+
+    def source(client: Callable[..., Any]) -> TwentyQuestionsEnvironments:
+        made = TwentyQuestionsEnvironments(limit=1, oracle=client)
+        made.load(pytest.fail)
+        return made
+
+    of_run, of_host = source(oracle), source(nobody)
+    await of_run.preflight()
+    environment: HostedEnvironment
+
+    def make() -> Any:
+        [model] = of_host.own_models
+        model.ask_elsewhere(environment.inside_now)
+        parts = EpisodeParts(None, None, limits=_no_limits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
+        return of_host.make(next(iter(of_host._objects)), parts)
+
+    environment = HostedEnvironment(make, of_run.own_models)
+    environment.output_dir = tmp_path / "files"
+    await environment.reset()
+    step = await environment.step(LLMResponse.from_text("Is it alive?"))
+    assert "Yes." in str(step.observation)
+    assert len(asked) == 1
+    [line] = read_asked(tmp_path / "files") or []
+    assert (line.question, line.answer) == ("Is it alive?", "yes")
+    assert environment.report().environment_usage is not None
+    await environment.close()
+
+
+def _no_limits() -> Any:
+    from ares_exp.environments.episode_limits import EpisodeLimits
+
+    return EpisodeLimits()
+
+
+async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) -> None:
+    """More than one piece, in folders, once."""
+    kept = tmp_path / "node" / "files"
+
+    class Writing:
+        async def reset(self) -> TimeStep[Any]:
+            return restart(None)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            (kept / "verifier").mkdir(parents=True)
+            (kept / "verifier" / "log.txt").write_text("x" * 200_000)
+            return termination(1.0)
+
+        async def close(self) -> None: ...
+
+    environment = HostedEnvironment(Writing, files=kept)
+    environment.output_dir = tmp_path / "run" / "files" / "e"
+    await environment.reset()
+    step = await environment.step(ANSWER)
+    assert step.last()
+    assert (environment.output_dir / "verifier" / "log.txt").read_text() == "x" * 200_000
+    (environment.output_dir / "verifier" / "log.txt").unlink()
+    await environment.close()
+    assert not (environment.output_dir / "verifier" / "log.txt").exists(), "they are sent once"
+    assert not kept.parent.exists()
