@@ -294,9 +294,10 @@ class RayExecutor(ExecutorBase):
             on_lost=lambda host: self._lost(started),
         )
         started = _Started(node, host)
-        host.start()
         try:
             async with asyncio.timeout(self._join_timeout_sec):
+                await host.call("news", 0.0)  # its process may take longer to start than its lease
+                host.start()
                 ready: HostReady = await started.host.call("prepare", self._order)
             started.shares_disk = self._uses_shared_disk(ready)
         except BaseException:

@@ -29,7 +29,7 @@ class Failure:
 
     Attributes:
         module, name: Its class.
-        arguments: What `__new__` of its class takes, pickled; `None` when that cannot be.
+        arguments: What `__new__` of its class takes, and its `args`, pickled; `None` when they cannot be.
         attributes: Those of its attributes that can be pickled, each by itself.
         message: Its text.
         detail: Its traceback.
@@ -49,7 +49,7 @@ class Failure:
         return cls(
             module=type(error).__module__,
             name=type(error).__qualname__,
-            arguments=_pickled(_arguments_of(error)),
+            arguments=_pickled((_arguments_of(error), error.args)),
             attributes={name: data for name, data in pickled.items() if data is not None},
             message=_text_of(error),
             detail="".join(traceback.format_exception(error))[-MAX_DETAIL_CHARS:],
@@ -76,8 +76,9 @@ class Failure:
                 kind = getattr(kind, part)
             if not issubclass(kind, BaseException):
                 return None
-            arguments = pickle.loads(self.arguments)
+            arguments, args = pickle.loads(self.arguments)
             made: BaseException = kind.__new__(kind, *arguments)
+            made.args = args
             vars(made).update({name: pickle.loads(data) for name, data in self.attributes.items()})
         except Exception:  # its constructor, or what its attributes are made of, may be anything
             return None

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -38,10 +38,8 @@ class SmallCluster:
         os.environ |= ENVIRONMENT | {"RAY_TMPDIR": self._folder.name}
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False},
-        )
+        head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        self._cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.nodes: list[Any] = []
         for _ in range(nodes):
             self.add()
@@ -52,8 +50,10 @@ class SmallCluster:
 
     def add(self) -> Any:
         """Adds a node."""
-        node = self._cluster.add_node(
-            num_cpus=1, resources={"play": 1000}, object_store_memory=OBJECT_STORE_BYTES, wait=False
+        node = _patiently(
+            lambda: self._cluster.add_node(
+                num_cpus=1, resources={"play": 1000}, object_store_memory=OBJECT_STORE_BYTES, wait=False
+            )
         )
         self.nodes.append(node)
         return node
@@ -96,6 +96,16 @@ class SmallCluster:
         os.environ.update(self._before)
 
 
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Starts a part of a cluster; Ray gives a part 30 s, which may be too short on a busy machine."""
+    for _ in range(3):
+        try:
+            return start()
+        except Exception as error:
+            failure = error
+    raise failure
+
+
 def _raylet(node: Any) -> Any:
     return node.all_processes["raylet"][0].process
 
@@ -105,17 +115,3 @@ def _is_host(process: psutil.Process) -> bool:
         return any("HostProcess" in word for word in process.cmdline())
     except psutil.Error:
         return False
-
-
-def boxes() -> list[psutil.Process]:
-    """The boxes of `container=local` on this machine that belong to hosts."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.name() == "bwrap":
-                found.append(process)
-    return found
-
-
-def path_of(folder: Path) -> str:
-    return str(folder)

@@ -26,7 +26,7 @@ from tests.unit.containers.local_containers import needs_local
 
 pytestmark = [needs_local, pytest.mark.local]
 
-LEASE_SEC = 4.0
+LEASE_SEC = 8.0
 PATIENCE_SEC = 120.0
 """For a machine many times slower than one on which it takes a second or two."""
 

@@ -1,0 +1,53 @@
+"""What `executor=ray` says and does without a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.errors import ConfigError, PreflightError
+from ares_exp.executors.executor import Played
+from ares_exp.executors.ray_executor import RayExecutor
+
+PLAYS = """
+import sys
+import ares_exp
+game = ["env=twenty_questions", "env.limit=1", "policy=oracle"]
+results = ares_exp.run([*game, "tracker=none", "hydra.run.dir=run"], quiet=True)
+assert results.exit_code == 0
+found = [name for name in sys.modules if name.partition(".")[0] == "ray" or name.endswith("ray_executor")]
+assert found == [], found
+"""
+
+
+@pytest.mark.once
+def test_a_run_without_it_imports_nothing_of_it(tmp_path: Path) -> None:
+    played = subprocess.run([sys.executable, "-c", PLAYS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert played.returncode == 0, played.stderr
+
+
+def parts() -> EpisodeParts:
+    factory: Any = None
+    return EpisodeParts(factory, factory, EpisodeLimits(), seed=0)
+
+
+async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    [check] = RayExecutor().checks(TwentyQuestionsEnvironments(), parts())
+    with pytest.raises(PreflightError, match=r"pip install 'ares-exp\[ray\]'"):
+        await check
+
+
+async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
+    executor = RayExecutor()
+    played = Played(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts(), recipe=None)
+    with pytest.raises(ConfigError, match="given as objects"):
+        await executor.open(played, pytest.fail)
+    await executor.close()
