@@ -52,11 +52,15 @@ class SmallCluster:
         """Adds a node."""
         node = _patiently(
             lambda: self._cluster.add_node(
-                num_cpus=1, resources={"play": 1000}, object_store_memory=OBJECT_STORE_BYTES, wait=False
+                num_cpus=1, resources=self._resources(), object_store_memory=OBJECT_STORE_BYTES, wait=False
             )
         )
         self.nodes.append(node)
         return node
+
+    def _resources(self) -> dict[str, float]:
+        """Node 0 has `upto1`, `upto2`, …; node 1 has `upto2`, …: by them a run takes the first nodes alone."""
+        return {"play": 1000, **{f"upto{count}": 1000 for count in range(len(self.nodes) + 1, 4)}}
 
     def cut_power(self, node: Any) -> None:
         """Kills a node with all that runs on it, at once."""
