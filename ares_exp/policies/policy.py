@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -25,6 +25,8 @@ class EpisodeSpec:
         retry: How many tries of the attempt came before.
         on_wait: Is to be told of the seconds that a request waits for something else than its answer (before a retry,
             for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
+        may_ask: Is to be awaited before each try of a request, by a policy that tries several times: while the run is
+            held (`ares-exp ctl RUN pause --now`) it does not return.
     """
 
     task_name: str
@@ -32,6 +34,7 @@ class EpisodeSpec:
     seed: int = 0
     retry: int = 0
     on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
+    may_ask: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
 
 
 class RunReport(Protocol):
