@@ -59,6 +59,11 @@ class Scheduler:
         return self._concurrency
 
     @property
+    def playing(self) -> int:
+        """Number of episodes that have begun and have not released everything."""
+        return len(self._playing)
+
+    @property
     def queued(self) -> int:
         """Number of tries that wait for a slot, or for their time."""
         return len(self._ready) + len(self._waiting)
