@@ -108,9 +108,7 @@ class PolicyContract:
 
         _with(policy, look)
 
-    def test_one_that_can_be_updated_says_which_version_answers(
-        self, policy: LLMClient, question: LLMRequest
-    ) -> None:
+    def test_one_that_can_be_updated_says_which_version_answers(self, policy: LLMClient, question: LLMRequest) -> None:
         async def ask(opened: Policy) -> list[str | None]:
             if not isinstance(opened, UpdatablePolicy):
                 pytest.skip("its weights cannot be changed")
