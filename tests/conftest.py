@@ -76,7 +76,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves files without slow tests unread where only slow ones are asked for: collecting takes each worker seconds."""
+    """Leaves files without slow tests unread where only slow ones are asked for: to collect all takes seconds."""
     if not config.getoption("markexpr").startswith("slow and ") or collection_path.suffix != ".py":
         return None
     name = collection_path.relative_to(Path(__file__).parent).as_posix()
