@@ -32,7 +32,7 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.normalisers import with_own
 
 if TYPE_CHECKING:
-    from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.playing_again import EpisodeStart
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ class EpisodeMaker:
         seed: int,
         *,
         output_dir: Path | None = None,
-        start_from: Continuation | None = None,
+        start_from: EpisodeStart | None = None,
         planned: PlannedEpisode | None = None,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
-            code_agent_factory=self._parts.agent_factory,
+            code_agent_factory=self._parts.playing_agent,
             limits=self._settings.limits,
             seed=seed,
             provide_solution=self._parts.policy.needs_solution,
@@ -85,7 +85,7 @@ class EpisodeMaker:
         )
 
     def _make_environment(
-        self, episode: RunningEpisode, start_from: Continuation | None = None, *, output_dir: Path | None = None
+        self, episode: RunningEpisode, start_from: EpisodeStart | None = None, *, output_dir: Path | None = None
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
         parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
@@ -95,7 +95,7 @@ class EpisodeMaker:
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
-            **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
+            **({"agent": self._parts.playing_agent.name} if self._parts.source.needs_container else {}),
             "policy": name_of(self._parts.policy),
             **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
             "ares_exp_version": __version__,
@@ -123,6 +123,7 @@ class EpisodeMaker:
             retry=planned.retry,
             on_wait=counted_when_awaited(episode.waited),
             may_ask=self._may_ask(episode),
+            normalisers=self._parts.playing_agent.normalisers,
         )
         client: LLMClient = self._parts.policy.for_episode(spec)
         return client if self._parts.branching is None else self._parts.branching.policy(client)
@@ -177,7 +178,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         elif recorded is not None:
             await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
 
-    def _start(self, episode: RunningEpisode) -> Continuation | None:
+    def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
         from ares_exp.environments.episode_facts import EpisodeFacts
         from ares_exp.environments.restoring import Continuation
@@ -194,7 +195,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
-                if start is not None:
+                if isinstance(start, Continuation):
                     unanswered -= EpisodeFacts(start.snapshot).unanswered
                 unlogged = max(0, unanswered - sum(exchange.answer is None for exchange in exchanges))  # old logs
                 episode.from_snapshot = max(0, found.step_count - first - unlogged)
@@ -215,7 +216,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             events=episode,
             may_ask=self._may_ask(episode),
             on_divergence=self._settings.resume_diverged,
-            normalisers=with_own(self._parts.agent_factory.normalisers),
+            normalisers=with_own(self._parts.playing_agent.normalisers),
         )
         episode.given_again = policy.given_again
         return policy
