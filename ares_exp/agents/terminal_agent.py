@@ -1,27 +1,37 @@
 """The terminal agent: the LLM types into a terminal and sees its screen, in the protocol of terminus-2.
 
-Each reply is a JSON object with a batch of keystrokes, and how long is waited after each. The answer is what is new on
-the terminal, or its screen. Its prompt is the file in `terminal_templates/`; copy the folder, edit it and set
+Each reply is JSON or XML with a batch of keystrokes, and how long is waited after each. The answer is what is new on
+the terminal, or its screen. Its prompts are the files in `terminal_templates/`; copy the folder, edit it and set
 `agent.templates_dir` to it to change what the agent says.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase, AgentTerminal
-from ares_exp.agents.conversation import Compaction, CompactionKind, Conversation
+from ares_exp.agents.code_agent import AgentContainer, AgentTerminal
+from ares_exp.agents.conversation import CompactionKind, Conversation
+from ares_exp.agents.conversing_factory import (
+    SHARED_OPTIONS,
+    ConversingAgentFactory,
+    FormatErrors,
+    Outputs,
+    Tokens,
+)
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.skills import find_skills
-from ares_exp.agents.templating import compile_templates, find_folders
+from ares_exp.agents.templating import compile_templates
 from ares_exp.agents.terminal_keys import as_typed
 from ares_exp.agents.terminal_reply import DEFAULT_SECONDS, Keys, TerminalReply, read_reply
 from ares_exp.agents.terminal_screen import TerminalScreen, emulator
+from ares_exp.agents.terminal_xml_reply import read_xml_reply
 from ares_exp.errors import AgentError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
 from ares_exp.tasks.agent_context import AgentContext
@@ -30,82 +40,88 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATES = Path(__file__).parent / "terminal_templates"
+ReplyForm = Literal["json", "xml"]
 FIRST_SECONDS = 0.2
 SKILLS_SEC = 60.0
 
 
-class TerminalAgentFactory(AgentFactoryBase):
-    """Makes terminal agents that share one set of compiled templates."""
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of replies.
 
-    supports = frozenset({"messages", "skills_dir"})
+    Attributes:
+        name: What the LLM is told that it is.
+        template: The prompt that asks for it.
+        read: Reads a reply.
+        done: How a reply says again that the task is done.
+    """
+
+    name: str
+    template: str
+    read: Callable[[str], TerminalReply]
+    done: str
+
+
+_FORMS: dict[ReplyForm, _Form] = {
+    "json": _Form("JSON", "instance", read_reply, 'include "task_complete": true in your JSON response again.'),
+    "xml": _Form(
+        "XML", "instance_xml", read_xml_reply, "include <task_complete>true</task_complete> in your XML response again."
+    ),
+}
+
+
+class TerminalAgentFactory(ConversingAgentFactory):
+    """Makes terminal agents that share one set of compiled templates.
+
+    Attributes:
+        reply_form: What the LLM replies in, of the two forms of terminus-2: `json` or `xml`.
+        columns: Width of the terminal.
+        lines: Its height.
+        max_wait_sec: Bound on the wait after one batch of keystrokes in seconds, whatever the LLM gives.
+        max_output_bytes: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
+        format_errors_in_a_row: How many consecutive replies that cannot be read end the episode, which is
+            truncated and scored; `None` for no such limit.
+        templates_dir: A folder with `instance.j2` (of the form `xml` `instance_xml.j2`), `skills.j2`; files that it
+            lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
+    """
+
     needs_terminal = True
-    harmless_options = frozenset(
-        {
-            *("columns", "lines", "max_wait_sec", "max_output_bytes", "format_errors_in_a_row", "templates_dir"),
-            *("compaction", "compaction_tokens", "compaction_keeps"),
-        }
-    )
+    templates_folder = TEMPLATES
+    own_options = ("reply_form", "columns", "lines", "max_wait_sec", "max_output_bytes")
+    harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
 
     @validate_call
     def __init__(
         self,
         *,
+        reply_form: ReplyForm = "json",
         columns: Annotated[int, Field(ge=20, le=1000)] = 160,
         lines: Annotated[int, Field(ge=5, le=1000)] = 40,
         max_wait_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0,
         max_output_bytes: Annotated[int, Field(ge=100)] = 10_000,
-        format_errors_in_a_row: Annotated[int, Field(ge=1)] | None = 3,
+        format_errors_in_a_row: FormatErrors = 3,
         templates_dir: Path | None = None,
         compaction: CompactionKind = "summarise",
-        compaction_tokens: Annotated[int, Field(gt=0)] = 100_000,
-        compaction_keeps: Annotated[int, Field(ge=0)] = 5,
+        compaction_tokens: Tokens = 100_000,
+        compaction_keeps: Outputs = 5,
     ) -> None:
-        """Validates the options.
-
-        Args:
-            columns: Width of the terminal.
-            lines: Its height.
-            max_wait_sec: Bound on the wait after one batch of keystrokes in seconds, whatever the LLM gives.
-            max_output_bytes: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-            format_errors_in_a_row: How many consecutive replies that cannot be read end the episode, which is
-                truncated and scored; `None` for no such limit.
-            templates_dir: A folder with `instance.j2`, `skills.j2`; files that it lacks are taken from the package. For
-                summaries `summarise.j2` and `handoff.j2`.
-            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
-                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
-                which takes the place of all but the task.
-            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
-                four characters are one.
-            compaction_keeps: How many outputs stay when the others are left out.
-        """
+        """Checks the options, those of `ConversingAgentFactory` and its own."""
+        super().__init__(
+            format_errors_in_a_row=format_errors_in_a_row,
+            templates_dir=templates_dir,
+            compaction=compaction,
+            compaction_tokens=compaction_tokens,
+            compaction_keeps=compaction_keeps,
+        )
+        self.reply_form: ReplyForm = reply_form
         self.columns = columns
         self.lines = lines
         self.max_wait_sec = max_wait_sec
         self.max_output_bytes = max_output_bytes
-        self.format_errors_in_a_row = format_errors_in_a_row
-        self.templates_dir = templates_dir
-        self.compaction: CompactionKind = compaction
-        self.compaction_tokens = compaction_tokens
-        self.compaction_keeps = compaction_keeps
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> TerminalAgent:
         """Makes an agent."""
         return TerminalAgent(self, container=container, llm_client=llm_client)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
-        return {
-            "columns": self.columns,
-            "lines": self.lines,
-            "max_wait_sec": self.max_wait_sec,
-            "max_output_bytes": self.max_output_bytes,
-            "format_errors_in_a_row": self.format_errors_in_a_row,
-            "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
-            "compaction": self.compaction,
-            "compaction_tokens": self.compaction_tokens,
-            "compaction_keeps": self.compaction_keeps,
-        }
 
     async def preflight(self) -> None:
         """Compiles the templates and looks for the emulator. Raises `ConfigError` as `templates` does.
@@ -114,19 +130,14 @@ class TerminalAgentFactory(AgentFactoryBase):
             PreflightError: The emulator is not installed.
         """
         emulator()
-        _ = self.templates, self.shortening
+        await super().preflight()
 
     @cached_property
     def templates(self) -> tuple[Template, Template]:
         """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
-        instance, skills = compile_templates(find_folders(TEMPLATES, self.templates_dir), ("instance", "skills"))
+        names = (_FORMS[self.reply_form].template, "skills")
+        instance, skills = compile_templates(self.template_folders, names)
         return instance, skills
-
-    @cached_property
-    def shortening(self) -> Compaction:
-        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
-        folders = find_folders(TEMPLATES, self.templates_dir)
-        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, folders)
 
 
 class TerminalAgent:
@@ -138,6 +149,7 @@ class TerminalAgent:
 
     def __init__(self, options: TerminalAgentFactory, *, container: AgentContainer, llm_client: LLMClient) -> None:
         self._options = options
+        self._form = _FORMS[options.reply_form]
         self._container = container
         self._llm = llm_client
         self._context = AgentContext()
@@ -169,7 +181,7 @@ class TerminalAgent:
         )
         while True:
             text = (await conversation.ask()).text
-            answer = await self._act(read_reply(text))
+            answer = await self._act(self._form.read(text))
             if answer is None:
                 return
             conversation.add(Message(role="assistant", content=text), Message(role="user", content=answer))
@@ -191,7 +203,7 @@ class TerminalAgent:
         if reply.error:
             return (
                 f"Previous response had parsing errors:\n{reply.feedback}\n\n"
-                "Please fix these issues and provide a proper JSON response."
+                f"Please fix these issues and provide a proper {self._form.name} response."
             )
         for keys in reply.commands:
             await self._type_keys(keys)
@@ -203,7 +215,7 @@ class TerminalAgent:
             return (
                 f"Current terminal state:\n{news}\n\nAre you sure you want to mark the task as complete? This will "
                 "trigger your solution to be graded and you won't be able to make any further corrections. If so, "
-                'include "task_complete": true in your JSON response again.'
+                f"{self._form.done}"
             )
         return f"Previous response had warnings:\n{reply.feedback}\n\n{news}" if reply.warnings else news
 
@@ -211,7 +223,9 @@ class TerminalAgent:
         self._in_a_row = self._in_a_row + 1 if failed else 0
         self.format_errors += failed
         if self._in_a_row == self._options.format_errors_in_a_row:
-            raise RepeatedFormatError(f"{self._in_a_row} replies in a row could not be read as JSON of the protocol.")
+            raise RepeatedFormatError(
+                f"{self._in_a_row} replies in a row could not be read as {self._form.name} of the protocol."
+            )
 
     async def _type_keys(self, keys: Keys) -> None:
         seconds = keys.seconds if math.isfinite(keys.seconds) else DEFAULT_SECONDS

@@ -28,6 +28,7 @@ from typing import Any
 
 from ares_exp import __version__
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
+from ares_exp.agents.solver import playing_agent
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
@@ -250,7 +251,8 @@ class EnvironmentHost(ModelsElsewhere):
 
         config = OmegaConf.create(dict(order.recipe.nodes))
         source = await asyncio.to_thread(make_scored_source, config)
-        self._agents = as_agent_factory(await asyncio.to_thread(instantiate_group, config, "agent"))
+        agents = as_agent_factory(await asyncio.to_thread(instantiate_group, config, "agent"))
+        self._agents = playing_agent(agents, plays_solutions=order.parts["provide_solution"])
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := [name for name in order.task_names if name not in names]:

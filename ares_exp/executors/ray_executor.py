@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -42,6 +43,8 @@ NODES_INTERVAL_SEC = 1.0
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is started again on a node where one has ended, by how often that was in a row."""
 CONNECT_SEC = 60.0
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 logger = logging.getLogger(__name__)
 
@@ -449,9 +452,9 @@ class RayConnection(HostConnection):
         try:
             answer: bytes = await self._actor.handle.remote(message)
         except exceptions.ActorUnavailableError as error:
-            raise ConnectionDoubtfulError(_first_line(error)) from error
+            raise ConnectionDoubtfulError(_in_short(error)) from error
         except exceptions.RayError as error:
-            raise ConnectionLostError(_first_line(error)) from error
+            raise ConnectionLostError(_in_short(error)) from error
         return answer
 
     async def end(self) -> None:
@@ -460,8 +463,10 @@ class RayConnection(HostConnection):
             await asyncio.to_thread(_ray().kill, self._actor)
 
 
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+def _in_short(error: BaseException) -> str:
+    """Returns the class, and the last line of the text: there is the cause, behind what Ray says of its actors."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {(lines or [''])[-1][:300]}"
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:

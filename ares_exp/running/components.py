@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
+from ares_exp.agents.solver import playing_agent
 from ares_exp.config.instantiate import instantiate_group, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
@@ -54,6 +56,11 @@ class Components:
     executor: ExecutorBase = field(default_factory=Here)
     recipe: Recipe | None = None
 
+    @property
+    def playing_agent(self) -> AgentFactoryBase:
+        """Who plays: the solutions of tasks need no program of others, and the shell agent carries them out."""
+        return playing_agent(self.agent_factory, plays_solutions=self.policy.needs_solution)
+
     @classmethod
     def of(cls, config: DictConfig) -> Self:
         """Makes every component of a composed config; their constructors validate their arguments and touch nothing.
@@ -78,6 +85,7 @@ class Components:
         )
 
 
+@functools.cache
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The part of the root config that the experiment itself uses; see `ares_exp.config.schema`.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp import __version__
 from ares_exp.asking.asked_ahead import counted_when_awaited
+from ares_exp.asking.gate import Gate
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
@@ -30,7 +32,7 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.normalisers import with_own
 
 if TYPE_CHECKING:
-    from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.playing_again import EpisodeStart
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +40,17 @@ logger = logging.getLogger(__name__)
 class EpisodeMaker:
     """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
 
-    def __init__(self, components: Components, settings: Settings) -> None:
+    def __init__(self, components: Components, settings: Settings, gate: Gate | None = None) -> None:
         """Keeps the arguments; does no I/O.
 
         Args:
             components: The parts of the experiment.
             settings: The experiment's settings.
+            gate: Holds requests to the policy back while it is closed.
         """
         self._parts = components
         self._settings = settings
+        self._gate = gate or Gate()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -64,13 +68,13 @@ class EpisodeMaker:
         seed: int,
         *,
         output_dir: Path | None = None,
-        start_from: Continuation | None = None,
+        start_from: EpisodeStart | None = None,
         planned: PlannedEpisode | None = None,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
-            code_agent_factory=self._parts.agent_factory,
+            code_agent_factory=self._parts.playing_agent,
             limits=self._settings.limits,
             seed=seed,
             provide_solution=self._parts.policy.needs_solution,
@@ -81,7 +85,7 @@ class EpisodeMaker:
         )
 
     def _make_environment(
-        self, episode: RunningEpisode, start_from: Continuation | None = None, *, output_dir: Path | None = None
+        self, episode: RunningEpisode, start_from: EpisodeStart | None = None, *, output_dir: Path | None = None
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
         parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
@@ -91,7 +95,7 @@ class EpisodeMaker:
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
-            **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
+            **({"agent": self._parts.playing_agent.name} if self._parts.source.needs_container else {}),
             "policy": name_of(self._parts.policy),
             **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
             "ares_exp_version": __version__,
@@ -118,23 +122,30 @@ class EpisodeMaker:
             planned.seed,
             retry=planned.retry,
             on_wait=counted_when_awaited(episode.waited),
+            may_ask=self._may_ask(episode),
+            normalisers=self._parts.playing_agent.normalisers,
         )
         client: LLMClient = self._parts.policy.for_episode(spec)
         return client if self._parts.branching is None else self._parts.branching.policy(client)
+
+    def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
+        on_wait = counted_when_awaited(episode.held)
+        return lambda: self._gate.passed(on_wait)
 
 
 class ResumableEpisodeMaker(EpisodeMaker):
     """Makes the planned episodes of a run that can be resumed: their answers are logged, and given again."""
 
-    def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir, gate: Gate | None = None) -> None:
         """Keeps the arguments; does no I/O.
 
         Args:
             components: The parts of the experiment.
             settings: The experiment's settings.
             run_dir: The run directory.
+            gate: Holds requests to the policy back while it is closed.
         """
-        super().__init__(components, settings)
+        super().__init__(components, settings, gate)
         self._run_dir = run_dir
         self._spare_logs = SpareFiles(run_dir.answers)
 
@@ -167,7 +178,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         elif recorded is not None:
             await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
 
-    def _start(self, episode: RunningEpisode) -> Continuation | None:
+    def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
         from ares_exp.environments.episode_facts import EpisodeFacts
         from ares_exp.environments.restoring import Continuation
@@ -184,7 +195,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
-                if start is not None:
+                if isinstance(start, Continuation):
                     unanswered -= EpisodeFacts(start.snapshot).unanswered
                 unlogged = max(0, unanswered - sum(exchange.answer is None for exchange in exchanges))  # old logs
                 episode.from_snapshot = max(0, found.step_count - first - unlogged)
@@ -203,8 +214,9 @@ class ResumableEpisodeMaker(EpisodeMaker):
             ahead=earlier.ahead if earlier is not None else (),
             begin_at=episode.from_snapshot or 0,
             events=episode,
+            may_ask=self._may_ask(episode),
             on_divergence=self._settings.resume_diverged,
-            normalisers=with_own(self._parts.agent_factory.normalisers),
+            normalisers=with_own(self._parts.playing_agent.normalisers),
         )
         episode.given_again = policy.given_again
         return policy

@@ -108,9 +108,8 @@ def main() -> None:
         count = arguments.episodes
         wall, cpu, steps = measure(on(3, count), episodes=count, concurrency=count, latency=latency)
         ideal = STEPS[0] * latency
-        print(
-            f"at once: {count} episodes: {wall:.1f} s, ideal {ideal:.1f} s: {ideal / wall:.1%}; {steps / wall:.0f} steps/s"
-        )
+        rate = f"{ideal / wall:.1%} of ideal; {steps / wall:.0f} steps/s"
+        print(f"at once: {count} episodes: {wall:.1f} s, {rate}", flush=True)
         for name, executor in (("here", Here()), ("ray", on(3, count))):
             wall, cpu, steps = measure(executor, episodes=count, concurrency=min(count, 100), latency=0.0)
             print(f"{name}: {steps / wall:.0f} steps/s, {cpu / steps * 1e6:.0f} us of processor per step", flush=True)

@@ -39,6 +39,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     name = "docker"
     harbor_name = "docker"
     has_terminals = True
+    has_doors = True
     harmless_options = frozenset({"shell", "keep_image", "pids_limit", "swap_mb", "no_new_privileges", "env"})
 
     @pydantic.validate_call
@@ -185,8 +186,8 @@ class DockerContainerFactory(ContainerFactoryBase):
 
         Raises:
             UnsupportedTaskError: The task needs GPUs that the engine lacks, or an allow-list that cannot be enforced
-                from here, or directories of this machine that the engine cannot mount; or its compose file violates the
-                security policy, or there is no compose program.
+                from here; or its compose file violates the security policy, or needs directories of this machine on an
+                engine elsewhere, or there is no compose program.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
         check_mounts(spec)

@@ -1,0 +1,19 @@
+"""The agent that plays where the solutions of tasks are played."""
+
+from __future__ import annotations
+
+from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
+
+
+def playing_agent(agents: AgentFactoryBase, *, plays_solutions: bool) -> AgentFactoryBase:
+    """Returns who plays: solutions need no program of others, and the shell agent carries them out.
+
+    Args:
+        agents: The agent that was chosen.
+        plays_solutions: Whether the policy plays the tasks' solutions.
+    """
+    if not (plays_solutions and agents.needs_door):
+        return agents
+    from ares_exp.agents.shell_agent import ShellAgentFactory
+
+    return as_agent_factory(ShellAgentFactory())
