@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
 
 
@@ -12,8 +14,11 @@ def playing_agent(agents: AgentFactoryBase, *, plays_solutions: bool) -> AgentFa
         agents: The agent that was chosen.
         plays_solutions: Whether the policy plays the tasks' solutions.
     """
-    if not (plays_solutions and agents.needs_door):
-        return agents
+    return _solver() if plays_solutions and agents.needs_door else agents
+
+
+@functools.cache
+def _solver() -> AgentFactoryBase:
     from ares_exp.agents.shell_agent import ShellAgentFactory
 
     return as_agent_factory(ShellAgentFactory())

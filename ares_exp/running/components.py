@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +84,6 @@ class Components:
         )
 
 
-@functools.cache
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The part of the root config that the experiment itself uses; see `ares_exp.config.schema`.
