@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
+from ares_exp.asking.waiting import OnWait
 from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -25,7 +26,6 @@ from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
 from ares_exp.llms.wire import Report, shorten
 from ares_exp.policies.endpoint import Endpoint, EndpointWire
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.policies.request_slots import OnWait
 from ares_exp.policies.retry import Backoff
 
 logger = logging.getLogger(__name__)
@@ -285,16 +285,19 @@ class EndpointPolicy(Policy):
         """
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
-        return await self.answer_to(self._body(request, episode), on_wait)
+        return await self.answer_to(self._body(request, episode), episode=episode, on_wait=on_wait)
 
-    async def answer_to(self, body: Mapping[str, Any], on_wait: OnWait = _ignore) -> LLMResponse:
+    async def answer_to(
+        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = _ignore
+    ) -> LLMResponse:
         """Posts a body and reads what is answered. Raises what calling the policy does.
 
         Args:
             body: The whole of it.
-            on_wait: As in `answer`.
+            episode: As in `answer`.
+            on_wait: Likewise.
         """
-        answer, latency_sec = await self._post(body, on_wait)
+        answer, latency_sec = await self._post(body, on_wait, episode.may_ask if episode is not None else None)
         try:
             response = self.read_answer(answer, self._warn_once)
         except MalformedAnswerError as error:
@@ -329,12 +332,16 @@ class EndpointPolicy(Policy):
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
 
-    async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
+    async def _post(
+        self, body: Mapping[str, Any], on_wait: OnWait, may_ask: Callable[[], Awaitable[None]] | None
+    ) -> tuple[Any, float]:
         """Returns the parsed answer and the seconds since the first try began."""
         slots, began = self._endpoint.slots, 0.0
         for tries in itertools.count(1):
             try:
                 async with slots.one(on_wait):
+                    if may_ask is not None:
+                        await may_ask()
                     began = began or time.perf_counter()
                     answer = await self._endpoint.post(body, timeout_sec=self._timeout_sec)
                 return answer, time.perf_counter() - began

@@ -176,10 +176,12 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
             f"answer is under way, and call update({version!r}) then."
         )
 
-    async def answer_to(self, body: Mapping[str, Any], on_wait: OnWait = _ignore) -> LLMResponse:
+    async def answer_to(
+        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = _ignore
+    ) -> LLMResponse:
         """As `EndpointPolicy.answer_to`; the answer is of the version that was there when it was asked for."""
         version = self.policy_version
-        answer = await super().answer_to(body, on_wait)
+        answer = await super().answer_to(body, episode=episode, on_wait=on_wait)
         if answer.completion_token_ids is None or answer.prompt_token_ids is None or answer.logprobs is None:
             self._warn_once(
                 f"{self._endpoint.base_url} gives no token ids or no logprobs, although it was asked for them "
@@ -213,7 +215,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
         request = self._with_own_settings(request)
         prompt = await in_thread(lambda: prompt_of(template, request, episode.conversations, self._warn_once))
         body = self._completion_body(request, prompt, episode.spec) | self._extra_body
-        answer = await self.answer_to(body, episode.on_wait)
+        answer = await self.answer_to(body, episode=episode.spec, on_wait=episode.on_wait)
         if answer.prompt_token_ids is not None and list(answer.prompt_token_ids) != prompt:
             raise MalformedAnswerError(
                 f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
