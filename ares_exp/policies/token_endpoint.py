@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from pydantic import Field
 
+from ares_exp.asking.waiting import OnWait
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, UnsendableRequestError, WireFormatError
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
@@ -42,7 +43,6 @@ from ares_exp.policies.in_process.chat_template import (
 )
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
 from ares_exp.policies.policy import EpisodeSpec, Weights
-from ares_exp.policies.request_slots import OnWait
 
 
 def _ignore(_: float) -> None:
