@@ -179,7 +179,7 @@ def _is_clean(path: Path) -> bool:
     """Whether a YAML file, read as fast as it can be, holds nothing that may have to be masked."""
     import yaml
 
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # where PyYAML was built with libyaml; every value is a text
+    loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # for both, every value is a text
     data = yaml.load(path.read_bytes(), loader)
     return bool(scrub({"root": data})["root"] == data)
 
