@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from docker.types import Mount
 
 
-def check_mounts(spec: ContainerSpec) -> None:
+def check_mounts(spec: ContainerSpec, host: str | None) -> None:
     """Checks before the start that the engine can mount directories of this machine.
 
     Raises:
         UnsupportedTaskError: It runs elsewhere.
     """
-    url = urlsplit(address_of_engine())
+    url = urlsplit(address_of_engine(host))
     if spec.mounts and url.scheme != "unix":
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
