@@ -22,8 +22,8 @@ runtime = "runc"
 alone, and the right to raise limits."""
 
 
-def is_here() -> bool:
-    return None not in (shutil.which("podman"), shutil.which("runc")) and os.getuid() == 0
+def missing_program() -> str | None:
+    return next((name for name in ("podman", "runc", "docker") if shutil.which(name) is None), None)
 
 
 @contextmanager
@@ -43,7 +43,8 @@ def podman_service(folder: Path) -> Iterator[str]:
     try:
         until = time.monotonic() + 30
         while not socket.exists():
-            assert service.poll() is None and time.monotonic() < until, (folder / "podman.log").read_text()
+            if service.poll() is not None or time.monotonic() > until:
+                raise RuntimeError((folder / "podman.log").read_text())
             time.sleep(0.02)
         yield f"unix://{socket}"
     finally:
