@@ -211,6 +211,9 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.log = path / "run.log"
+        self.status = path / "status.json"
+        self.control = path / "control"
+        self.orders = path / "control.jsonl"
 
     @property
     def has_run(self) -> bool:
@@ -246,7 +249,10 @@ class RunDir:
 
     def _refuse_links(self) -> None:
         """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
-        folders = (self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard)
+        folders = (
+            *(self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard),
+            self.control,
+        )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
                 f"Expected the folders in the run directory {self.path} to be its own, but these are links: "

@@ -30,7 +30,8 @@ class JsonlTracker(TrackerBase):
 
     Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each
     time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics.
-    `finish`: the totals. The lines survive `kill -9`; a number that is not finite is `null`.
+    `order`: an order to the run (`ares-exp ctl`). `finish`: the totals. The lines survive `kill -9`; a number that is
+    not finite is `null`.
     """
 
     @pydantic.validate_call
@@ -105,6 +106,10 @@ class JsonlTracker(TrackerBase):
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Appends the line of a sample. Returns at once."""
         self._append("system", lambda: sample)
+
+    def log_order(self, line: Mapping[str, Any]) -> None:
+        """Appends the line of an order. Returns at once."""
+        self._append("order", lambda: line)
 
     def finish(self, summary: RunSummary) -> None:
         """Appends the totals and ends, within `finish_timeout_sec`. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
@@ -136,6 +136,12 @@ class WandbTracker(TrackerBase):
         if self._session is not None and self._numbers.waiting < MAX_WAITING:
             recording, now = self._session[0], time.time()
             self._numbers.do(lambda: recording.add_system(sample, now))
+
+    def log_order(self, line: Mapping[str, Any]) -> None:
+        """Records an order to the run in its config. Returns at once."""
+        if self._session is not None and self._numbers.waiting < MAX_WAITING:
+            recording = self._session[0]
+            self._numbers.do(lambda: recording.add_order(line))
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""
