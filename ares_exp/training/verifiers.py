@@ -9,8 +9,8 @@ __all__ = ["Greetings", "GreetingsHarness"]
 ```
 
 verifiers finds it by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`. Each
-rollout is an episode; the LLM calls of its agent go to the endpoint of the rollout, where verifiers takes the tokens, and
-the reward is that of the episode. Code runs in containers of this package, so the runtime of the rollout may be
+rollout is an episode; the LLM calls of its agent go to the endpoint of the rollout, where verifiers takes the tokens,
+and the reward is that of the episode. Code runs in containers of this package, so the runtime of the rollout may be
 `subprocess`. Needs the package verifiers, 0.4 (`import verifiers.v1`).
 """
 
@@ -174,9 +174,7 @@ class RolloutEndpoint:
                 session.post(f"{self.url.rstrip('/')}/chat/completions", json={**body, "stream": False}) as answer,
             ):
                 if answer.status != 200:
-                    raise EndpointError(
-                        f"The endpoint of the rollout answers {answer.status}: {await answer.text():.200}"
-                    )
+                    raise EndpointError(f"The endpoint answers {answer.status}: {await answer.text():.200}")
                 read = await answer.json()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise PolicyError(f"The endpoint of the rollout gave no answer: {type(error).__name__}: {error}") from error

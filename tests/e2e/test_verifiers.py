@@ -1,4 +1,4 @@
-"""Episodes as rollouts of verifiers, over its own interception, in containers. Needs verifiers 0.4 (skipped without)."""
+"""Episodes as rollouts of verifiers, over its own interception, in containers. Needs the package (skipped without)."""
 
 from __future__ import annotations
 
