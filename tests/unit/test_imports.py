@@ -27,10 +27,11 @@ FLOORS = (
     ("scoring",),
     ("executors",),
     ("running", "harbor_export", "testing", "report", "ctl"),
-    ("presets", "view", "training"),
+    ("presets", "view"),
     ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
     ("scripting",),
+    ("training",),
     ("__main__", "compare", "merge", "list", "export_job"),
 )
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""
