@@ -355,7 +355,7 @@ class Experiment:
         retry = planned.retry + 1
         if isinstance(failure, HostLostError):
             self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
-            return Retry(self._again(episode, retry), 0.0, is_first=True)
+            return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
         if isinstance(failure, ResumeDivergedError):
             return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
@@ -371,7 +371,7 @@ class Experiment:
         seed = episode_seed(self._settings.seed, *planned.slot, retry)
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
 
-    def _again(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
+    def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
         """Plans the try that goes on with the answers of one that was lost; without any, it begins again."""
         planned = episode.planned
         earlier = episode.log.read() if episode.log is not None else planned.earlier
