@@ -18,6 +18,7 @@ from ares_exp.resume.resumable_policy import OnDivergence
 from ares_exp.running.branching import Branching, BranchOptions
 from ares_exp.running.budget import Budget
 from ares_exp.running.retries import RetryRules
+from ares_exp.running.trainer import NoTrainer, Trainer
 from ares_exp.scoring.scored_source import make_scored_source
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.time_limits import TimeLimits
@@ -45,6 +46,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
+    trainer: Trainer | NoTrainer = field(default_factory=NoTrainer)
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
@@ -65,6 +67,7 @@ class Components:
             branching=_branching(config),
             retry=instantiate_group(config, "retry"),
             budget=instantiate_group(config, "budget"),
+            trainer=instantiate_group(config, "trainer"),
         )
 
 

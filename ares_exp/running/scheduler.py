@@ -56,18 +56,32 @@ class Scheduler:
         for worker in self._workers:
             worker.cancel()
 
-    async def run(self, owed: Sequence[PlannedEpisode]) -> None:
+    def add(self, planned: PlannedEpisode) -> None:
+        """Has one more played, while `run` waits for more."""
+        self._owed += 1
+        self._ready.put_nowait(planned)
+
+    def end(self) -> None:
+        """Says that nothing more is added: `run` returns when all have their results."""
+        self._settle()
+
+    async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
         """Plays all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
+
+        Args:
+            owed: What is to be played.
+            waits_for_more: Whether it goes on with what `add` brings, until `end`.
 
         Raises:
             Exception: What `play` raised.
         """
-        if self.interrupted or not owed:
+        if self.interrupted or not (owed or waits_for_more):
             return
-        self._owed = len(owed)
+        self._owed = len(owed) + waits_for_more
         for planned in owed:
             self._ready.put_nowait(planned)
-        self._workers = [asyncio.create_task(self._work()) for _ in range(min(self._concurrency, len(owed)))]
+        workers = self._concurrency if waits_for_more else min(self._concurrency, len(owed))
+        self._workers = [asyncio.create_task(self._work()) for _ in range(workers)]
         interrupt = asyncio.create_task(self._interrupt.wait())
         pending: set[asyncio.Task[Any]] = {*self._workers}
         try:

@@ -29,7 +29,8 @@ class JsonlTracker(TrackerBase):
     """Appends a line to `metrics.jsonl` in the run directory for every event.
 
     Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each
-    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics.
+    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics. `training`:
+    numbers of an optimizer step.
     `finish`: the totals. The lines survive `kill -9`; a number that is not finite is `null`.
     """
 
@@ -105,6 +106,10 @@ class JsonlTracker(TrackerBase):
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Appends the line of a sample. Returns at once."""
         self._append("system", lambda: sample)
+
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Appends the line of an optimizer step. Returns at once."""
+        self._append("training", lambda: {"step": step, **values})
 
     def finish(self, summary: RunSummary) -> None:
         """Appends the totals and ends, within `finish_timeout_sec`. Idempotent."""

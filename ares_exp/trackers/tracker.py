@@ -94,3 +94,6 @@ class TrackerBase(Tracker):
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once. Default: not at all."""
+
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Records numbers of the training (`train/reward`, …) at an optimizer step. Returns at once. Default: not at all."""
