@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import os
 import signal
 import subprocess
@@ -142,6 +143,16 @@ def _skip_without_backend(request: pytest.FixtureRequest) -> None:
     for backend in ("docker", "local"):
         if request.node.get_closest_marker(backend) is not None and (reason := missing(backend)):
             pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_torch(request: pytest.FixtureRequest) -> None:
+    """Skips tests marked `train` where torch or transformers is not installed: unasked, they are nobody's lack."""
+    if request.node.get_closest_marker("train") is None:
+        return
+    if lacking := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        asked = "train" in str(request.config.getoption("markexpr"))
+        pytest.skip(f"{' and '.join(lacking)} {'is not to be had here' if asked else 'not installed'} (marker `train`)")
 
 
 @pytest.hookimpl(wrapper=True)

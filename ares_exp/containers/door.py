@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from ares_exp.cancellation import finish
 from ares_exp.errors import ContainerDiedError
 
 DOOR_HOST = "127.0.0.1"
@@ -72,27 +73,56 @@ class ServingContainer(Protocol):
         ...
 
 
+_STOPPED_MEANWHILE = "The container was stopped while a door was being opened in it."
+
+
 class OpenDoors:
-    """The open doors of one container, which are closed with it."""
+    """The doors of one container, open or being opened, which end with it."""
 
     def __init__(self) -> None:
         """There is none yet."""
         self._doors: list[Door] = []
+        self._openings: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def add(self, door: _D) -> _D:
-        """Takes over a door that has just been opened, and returns it.
+    async def open(self, opening: Callable[[], Awaitable[_D]]) -> _D:
+        """Carries out `opening`, and takes over the door.
 
         Raises:
-            ContainerDiedError: The container was stopped meanwhile; the door is closed.
+            ContainerDiedError: The container was stopped meanwhile. There is no door, and nothing of the opening is
+                under way any more when `close` returns.
         """
         if self._closed:
-            await door.close()
-            raise ContainerDiedError("The container was stopped while a door was being opened in it.")
+            raise ContainerDiedError(_STOPPED_MEANWHILE)
+        task = asyncio.create_task(self._taken(opening), name="opening of a door")
+        self._openings.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None:  # cancelled a moment too late
+                await finish(task.result().close())
+            if self._closed and not _is_being_cancelled():
+                raise ContainerDiedError(_STOPPED_MEANWHILE) from None
+            raise
+        finally:
+            self._openings.discard(task)
+
+    async def _taken(self, opening: Callable[[], Awaitable[_D]]) -> _D:
+        door = await opening()
         self._doors.append(door)
         return door
 
     async def close(self) -> None:
-        """Closes all of them. Idempotent."""
+        """Ends the openings, then closes all doors. Idempotent."""
         self._closed = True
+        openings = set(self._openings)
+        for task in openings:
+            task.cancel()
+        if openings:
+            await finish(asyncio.wait(openings, timeout=CUT_SEC))
         await asyncio.gather(*(door.close() for door in self._doors))
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

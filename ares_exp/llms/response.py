@@ -83,6 +83,7 @@ class LLMResponse:
         model: Name of the model that answered, when known.
         latency_sec: Seconds from sending the request to having the whole answer, retries included.
         sampling: Sampling parameters that the engine was sent, by their names on the wire, when known.
+        policy_version: Version of the weights that generated it, as the engine or the trainer names it, when known.
     """
 
     data: Sequence[Piece]
@@ -95,6 +96,7 @@ class LLMResponse:
     model: str | None = None
     latency_sec: float | None = None
     sampling: Mapping[str, Any] | None = None
+    policy_version: str | None = None
 
     def __post_init__(self) -> None:
         """Turns lists into tuples, so that a response equals the one that is read back from a file."""

@@ -16,7 +16,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command
 
 NOT_SHOWN = ("origin", "metadata")
 """Fields of a request that are no settings."""
-TOLD_OF_REPLIES = ("finish_reason", "model", "cost", "latency_sec")
+TOLD_OF_REPLIES = ("finish_reason", "model", "policy_version", "cost", "latency_sec")
 
 
 def episode_payload(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -130,6 +130,42 @@ class RememberingClient(LLMClient, Protocol):
 
     def remember(self, answer: LLMResponse) -> None:
         """Takes an answer that a branch has from the episode that it branches off, in order. Raises nothing."""
+        ...
+
+
+Weights = Mapping[str, Any] | Path | Callable[[], None]
+"""New weights: tensors by parameter name (others stay), a directory of a saved model, or what changes them in place."""
+
+
+@runtime_checkable
+class UpdatablePolicy(Protocol):
+    """A policy whose weights a trainer changes while episodes go on.
+
+    Every answer is of one version, which its `LLMResponse.policy_version` says: no token of an answer is sampled from
+    other weights than the rest of it.
+
+    Attributes:
+        policy_version: Of the weights that answer now; `None` where nobody gave them one.
+    """
+
+    policy_version: str | None
+
+    async def update(self, version: str, weights: Weights | None = None) -> None:
+        """Takes new weights, and returns when requests that come from now on are answered by them.
+
+        Answers under way are finished with the weights that they began with; requests that wait are answered by the
+        new ones. Updates are taken one after the other, in the order of the calls.
+
+        Args:
+            version: Name of the new weights, in answers from now on.
+            weights: The weights. `None`: they are in place already, and no answer was under way when they came there
+                (a trainer that owns the module has stepped between two rollouts; an engine was sent them by its own
+                way).
+
+        Raises:
+            ConfigError: This policy cannot take weights in that form; those before stay.
+            PolicyError: They could not be taken.
+        """
         ...
 
 

@@ -13,7 +13,7 @@ import pytest
 from ares_exp.asking.asked_ahead import concurrency_of
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy, as_policy
+from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy, UpdatablePolicy, as_policy
 from ares_exp.trajectories.records import serialize_llm_request, serialize_llm_response
 
 T = TypeVar("T")
@@ -107,6 +107,23 @@ class PolicyContract:
                 report.render(io.StringIO())
 
         _with(policy, look)
+
+    def test_one_that_can_be_updated_says_which_version_answers(self, policy: LLMClient, question: LLMRequest) -> None:
+        async def ask(opened: Policy) -> list[str | None]:
+            if not isinstance(opened, UpdatablePolicy):
+                pytest.skip("its weights cannot be changed")
+            clients = [opened.for_episode(self.episode(attempt)) for attempt in range(3)]
+            await opened.update("contract-1")
+            before = await clients[0](question)
+            under_way = asyncio.ensure_future(clients[1](question))
+            await asyncio.gather(opened.update("contract-2"), opened.update("contract-3"))
+            assert opened.policy_version == "contract-3"
+            answers = [before, await under_way, await clients[2](question)]
+            return [answer.policy_version for answer in answers]
+
+        first, under_way, last = _with(policy, ask)
+        assert (first, last) == ("contract-1", "contract-3")
+        assert under_way in ("contract-1", "contract-2", "contract-3")
 
     def test_it_can_be_closed_twice(self, policy: LLMClient) -> None:
         async def close() -> None:

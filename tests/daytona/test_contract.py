@@ -27,15 +27,12 @@ OF_THE_SERVICE = {
     "test_megabytes_each_way",
     "test_one_that_does_not_read_stops_no_other",
     "test_one_whose_opening_is_cancelled",
+    "test_a_stop_while_one_is_being_opened",
     "test_none_in_a_container_that_is_stopped",
     "test_a_relay_that_is_killed_is_started_again_once",
     "test_nothing_is_left_of_a_relay",
 }
-"""What the service has a part in; the rest of a relay is the same on every backend.
-
-A stop while a door is being opened is not among them yet: the SDK opens a new HTTP session for a request that is under
-way when its client is closed, and nobody closes that one.
-"""
+"""What the service has a part in; the rest of a relay is the same on every backend."""
 
 ONLY_ON_DOCKER = {"test_the_network_follows_the_policy", "test_only_announced_policies"}
 

@@ -299,7 +299,7 @@ class DaytonaContainer(Container):
         """
         self._running_relay()
         try:
-            return await self._doors.add(await open_relay_door(lambda: self._open_shell("root"), serve, port))
+            return await self._doors.open(lambda: open_relay_door(lambda: self._open_shell("root"), serve, port))
         except ContainerError as error:
             await self._raise_if_dead(error)
             raise

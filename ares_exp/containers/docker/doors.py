@@ -43,15 +43,18 @@ class ContainerDoors:
         running.raise_if_closed()
         failures: tuple[type[Exception], ...] = (ContainerError, *engine_errors())
         try:
-            door = await self._listening(engine, container, serve, port)
-            if door is None:
-                door = await open_relay_door(lambda: running.open_shell("0"), serve, port, remedy=_REMEDY)
-            return await self._open.add(door)
+            return await self._open.open(lambda: self._made(engine, container, running, serve, port))
         except failures as error:
             await running.raise_if_dead(error)
             if isinstance(error, DoorUnavailableError):
                 raise
             raise DoorUnavailableError(f"No door can be opened in the container: {reason(error)}.") from error
+
+    async def _made(self, engine: Engine, container: str, running: RunningContainer, serve: Serve, port: int) -> Door:
+        door = await self._listening(engine, container, serve, port)
+        if door is None:
+            door = await open_relay_door(lambda: running.open_shell("0"), serve, port, remedy=_REMEDY)
+        return door
 
     async def _listening(self, engine: Engine, container: str, serve: Serve, port: int) -> Door | None:
         """Opens a door inside the container's network; `None` where that cannot be."""

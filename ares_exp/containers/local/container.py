@@ -332,7 +332,7 @@ class LocalContainer(Container):
             return listen_at_free_port(process.listen, port)
 
         try:
-            return await self._doors.add(await open_listening_door(listen, serve))
+            return await self._doors.open(lambda: open_listening_door(listen, serve))
         except OSError as error:
             failure = DoorUnavailableError(f"No socket can be made inside the container's network: {error}.")
             raise await self._explained(failure) or failure from error

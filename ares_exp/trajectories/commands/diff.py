@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 MEASURED = frozenset(
     {
-        "cost", "usage", "latency_sec", "model", "sampling", "logprobs", "prompt_token_ids", "completion_token_ids",
+        "cost", "usage", "latency_sec", "model", "sampling", "policy_version", "logprobs", "prompt_token_ids",
+        "completion_token_ids",
     }
 )  # fmt: skip
 """What of a response does not count."""

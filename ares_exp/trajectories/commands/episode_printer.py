@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REMOVED_LINES = 2
 SIGNS = {"+": "green", "-": "red", " ": "dim"}
-MODEL_FIELDS = ("model", "sampling")
+MODEL_FIELDS = ("model", "policy_version", "sampling")
 """Fields of a response that are printed once, and again when they change."""
 
 

@@ -119,6 +119,7 @@ responses = st.builds(
     finish_reason=st.none() | st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
     model=st.none() | text.filter(bool),
     latency_sec=st.none() | st.floats(0, 1000),
+    policy_version=st.none() | st.text(min_size=1, max_size=3),
     sampling=st.none() | st.dictionaries(st.sampled_from(["temperature", "seed"]), st.floats(0, 2), max_size=2),
 )
 

@@ -38,6 +38,7 @@ ANSWERS = [
         finish_reason="tool_calls",
         model="m-1",
         latency_sec=0.5,
+        policy_version="3",
         prompt_token_ids=(1, 2, 3),
         completion_token_ids=(4, 5),
         logprobs=(-0.5, -0.25),

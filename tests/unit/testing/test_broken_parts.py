@@ -513,6 +513,19 @@ class Speechless(Talker):
         return object()
 
 
+class LateVersion(Talker):
+    """Its answers bear the version that was before."""
+
+    policy_version: str | None = None
+    before: str | None = None
+
+    async def update(self, version: str, weights: Any = None) -> None:
+        self.before, self.policy_version = self.policy_version, version
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("fine", policy_version=self.before)
+
+
 class ClosedOnce(Talker):
     closed = 0
 
@@ -531,6 +544,7 @@ POLICIES = [
     case("test_it_says_whether_it_needs_the_solution", Undecided),
     case("test_the_seed_of_an_episode", BadSeed),
     case("test_what_it_has_to_say_of_a_run", Speechless),
+    case("test_one_that_can_be_updated_says_which_version_answers", LateVersion),
     case("test_it_can_be_closed_twice", ClosedOnce),
 ]
 

@@ -28,6 +28,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.policies.policy import Policy, Weights
 from ares_exp.policies.replay import ReplayPolicy
 from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.presets.registry import make
@@ -255,6 +256,24 @@ class TestPlainClient(PolicyContract):
             return LLMResponse.from_text("fine")
 
         return fine
+
+
+class Versioned(Policy):
+    """A policy without a model, whose weights are a name."""
+
+    policy_version: str | None = None
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("fine", policy_version=self.policy_version)
+
+    async def update(self, version: str, weights: Weights | None = None) -> None:
+        self.policy_version = version
+
+
+class TestUpdatable(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> LLMClient:
+        return Versioned()
 
 
 # Collectors

@@ -109,6 +109,7 @@ def responses(draw: st.DrawFn, prompt: list[int] | None) -> LLMResponse:
         finish_reason=draw(st.sampled_from([None, "stop", "length", "tool_calls"])),
         model=draw(st.sampled_from([None, "local/tiny", "local/other"])),
         latency_sec=draw(st.none() | seconds),
+        policy_version=draw(st.sampled_from([None, "3"])),
     )
 
 

@@ -71,6 +71,7 @@ def shell_episode() -> EpisodeTrajectory:
         finish_reason="stop",
         model="local/tiny",
         latency_sec=0.5,
+        policy_version="3",
     )
     ran = CommandRecord("wc -l data", 0, 0.125)
     submitted = CommandRecord("echo DONE", None, 9.5, timed_out=True)

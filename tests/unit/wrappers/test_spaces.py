@@ -33,6 +33,7 @@ FULL_RESPONSE = LLMResponse(
     finish_reason="tool_calls",
     model="m",
     latency_sec=0.1,
+    policy_version="3",
 )
 
 
