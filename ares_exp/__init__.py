@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ares_exp.presets.registry import register_env as register_env
     from ares_exp.presets.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
+    from ares_exp.scripting.driven import driven as driven
     from ares_exp.scripting.rollouts import FinishedEpisode as FinishedEpisode
     from ares_exp.scripting.rollouts import rollouts as rollouts
     from ares_exp.scripting.run import arun as arun
@@ -69,6 +70,7 @@ _OWNERS = {
     "make": "ares_exp.presets.registry",
     "register_env": "ares_exp.presets.registry",
     "register_preset": "ares_exp.presets.registry",
+    "driven": "ares_exp.scripting.driven",
     "rollouts": "ares_exp.scripting.rollouts",
     "run": "ares_exp.scripting.run",
     "run_episode": "ares_exp.rollout",

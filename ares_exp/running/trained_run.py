@@ -13,7 +13,7 @@ from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Play, Retry, Scheduler
-from ares_exp.running.trainer import TrainedRun, Trainer
+from ares_exp.running.trainer import OnEnd, TrainedRun, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +43,13 @@ class PlayedOnRequest(TrainedRun):
         self._tracker = parts.tracker
         self._scheduler = scheduler
         self._warn = warn
-        self._on_end: dict[Slot, Callable[[RunningEpisode], None]] = {}
+        self._on_end: dict[Slot, OnEnd] = {}
         self._last: dict[Slot, RunningEpisode] = {}
         self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
         self._cancelled: set[Slot] = set()
-        self.asked = 0
 
-    def play(self, planned: PlannedEpisode, on_end: Callable[[RunningEpisode], None]) -> None:
+    def play(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Has an attempt played as soon as a slot is free."""
-        self.asked += 1
         self._on_end[planned.slot] = on_end
         self._scheduler.add(planned)
 
@@ -62,6 +60,8 @@ class PlayedOnRequest(TrainedRun):
         self._cancelled.add(slot)
         if (playing := self._tries.get(slot)) is not None:
             playing.cancel()
+        else:  # it waits for its turn, and need not any more
+            self._end(slot)
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Gives the trackers numbers of the training."""
@@ -82,27 +82,25 @@ class PlayedOnRequest(TrainedRun):
     async def play_try(self, planned: PlannedEpisode, play: Play) -> Retry | None:
         """Plays one try of an attempt in a task of its own, which `cancel` ends; returns the retry, if one is due."""
         slot, retry = planned.slot, None
-        if slot not in self._cancelled:
-            playing = self._tries[slot] = asyncio.ensure_future(play(planned))
-            try:
-                retry = await playing
-            except asyncio.CancelledError:
-                if not (playing.cancelled() and slot in self._cancelled):
-                    raise
-            finally:
-                del self._tries[slot]
-        if retry is None or slot in self._cancelled:
-            self._end(slot)
+        if slot in self._cancelled:
+            self._cancelled.discard(slot)
             return None
-        return retry
+        playing = self._tries[slot] = asyncio.ensure_future(play(planned))
+        try:
+            retry = await playing
+        except asyncio.CancelledError:
+            if not (playing.cancelled() and slot in self._cancelled):
+                raise
+        finally:
+            del self._tries[slot]
+        if retry is not None and slot not in self._cancelled:
+            return retry
+        self._cancelled.discard(slot)
+        self._end(slot)
+        return None
 
     def _end(self, slot: Slot) -> None:
-        self._cancelled.discard(slot)
-        on_end, last = self._on_end.pop(slot), self._last.pop(slot, None)
-        if last is not None:
-            on_end(last)
-        else:
-            self.asked -= 1
+        self._on_end.pop(slot)(self._last.pop(slot, None))
 
 
 async def train(trainer: Trainer, run: PlayedOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:

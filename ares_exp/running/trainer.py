@@ -11,6 +11,8 @@ from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.running.running_episode import RunningEpisode
 
+OnEnd = Callable[[RunningEpisode | None], None]
+
 
 class TrainedRun(Protocol):
     """A run, as its trainer sees it. Used on the event loop of the run.
@@ -31,13 +33,13 @@ class TrainedRun(Protocol):
     concurrency: int
     earlier: PreviousSessions
 
-    def play(self, planned: PlannedEpisode, on_end: Callable[[RunningEpisode], None]) -> None:
+    def play(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Has an attempt played as soon as a slot is free, and recorded as in any run.
 
         Args:
             planned: The attempt; no other of the run has its task and number.
-            on_end: Called once, with the last try, when its row is written: with a result, or without after an error
-                that is not retried, `cancel` or an interrupt. Not called for an attempt that never began.
+            on_end: Called once, with the last try, when its row is written: after a result, an error that is not
+                retried, `cancel` or an interrupt. With `None` for an attempt that was cancelled before it began.
         """
         ...
 

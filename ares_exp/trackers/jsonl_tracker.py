@@ -29,8 +29,8 @@ class JsonlTracker(TrackerBase):
     """Appends a line to `metrics.jsonl` in the run directory for every event.
 
     Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each
-    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics. `training`:
-    numbers of an optimizer step.
+    time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics.
+    `training`: numbers of an optimizer step.
     `finish`: the totals. The lines survive `kill -9`; a number that is not finite is `null`.
     """
 

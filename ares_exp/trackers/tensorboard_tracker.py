@@ -28,9 +28,9 @@ _BINS = 30
 class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
-    Scalars of a finished try have the number of finished tries as their step, also in a resumed run; those of a training
-    the optimizer step, and the runner's own the whole seconds since the run began. At the end come the totals and, over the attempts,
-    histograms. Config and provenance are texts.
+    Scalars of a finished try have the number of finished tries as their step, also in a resumed run; those of a
+    training have the optimizer step, and the runner's own the whole seconds since the run began. At the end come the
+    totals and, over the attempts, histograms. Config and provenance are texts.
     """
 
     @pydantic.validate_call

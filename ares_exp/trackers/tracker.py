@@ -96,4 +96,4 @@ class TrackerBase(Tracker):
         """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once. Default: not at all."""
 
     def log_training(self, values: Mapping[str, float], *, step: int) -> None:
-        """Records numbers of the training (`train/reward`, …) at an optimizer step. Returns at once. Default: not at all."""
+        """Records numbers of a training (`train/reward`, …) at an optimizer step. Default: not at all."""

@@ -26,7 +26,7 @@ FLOORS = (
     ("environments", "reporting", "sweeps"),
     ("scoring",),
     ("running", "harbor_export", "testing", "report"),
-    ("presets", "view"),
+    ("presets", "view", "training"),
     ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
     ("scripting",),
