@@ -79,7 +79,8 @@ AresExpError
 │   └── RestoreError              the container could not be given its files back
 ├── BudgetExhaustedError          the run may spend no more; its episodes are cancelled
 ├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is under way
-└── TrajectoryFormatError (ValueError) a trajectory file cannot be read
+├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
+└── UntrainableError (ValueError)  an episode's calls are no tokens sampled from the policy
 ```
 
 Names that Harbor has too (`RewardFileNotFoundError`, …) are spelt as there, so that reports stay portable.
@@ -503,6 +504,10 @@ class RestoreError(SnapshotError):
 
 class TrajectoryFormatError(AresExpError, ValueError):
     """A trajectory file cannot be read; the message names the path and the place."""
+
+
+class UntrainableError(AresExpError, ValueError):
+    """An episode has calls that cannot be trained on; the message names the episode, the step and the remedy."""
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:

@@ -87,11 +87,28 @@ def raw(body: bytes, *, status: int = 200, content_type: str = "application/json
     return behave
 
 
-def drop(after: bytes = b"") -> Behaviour:
+def streamed(written: bytes, *, then_silent: bool = False) -> Behaviour:
+    """Answers with a stream of events, in small parts; with `then_silent`, one that does not end then."""
+
+    async def behave(request: web.Request, received: Received) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        part_bytes = max(7, len(written) // 30)
+        for start in range(0, len(written), part_bytes):
+            await response.write(written[start : start + part_bytes])
+        if then_silent:
+            await asyncio.sleep(60)
+        await response.write_eof()
+        return response
+
+    return behave
+
+
+def drop(after: bytes = b"", content_type: str = "application/json") -> Behaviour:
     """Closes the connection without an answer, or in the middle of one that begins with `after`."""
 
     async def behave(request: web.Request, received: Received) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": "100000"})
+        response = web.StreamResponse(headers={"Content-Length": "100000", "Content-Type": content_type})
         if after:
             await response.prepare(request)
             await response.write(after)

@@ -193,6 +193,11 @@ class AgentFactoryBase(CodeAgentFactory):
         return False
 
     @property
+    def needs_door(self) -> bool:
+        """Whether its agents open doors into the container (`ServingContainer`). Default: no."""
+        return False
+
+    @property
     def source_digest(self) -> str | None:
         """Digest of the agent's code, in case a snapshot cannot be restored. Default: of the module of the factory."""
         try:

@@ -328,11 +328,13 @@ class ContainerFactoryBase(ContainerFactory):
         harmless_options: Names of the constructor's options that a snapshot may set. A snapshot can come from anywhere:
             with any other option set, it is restored only with a factory that the user gives. Default: empty.
         has_terminals: Whether its containers are `TerminalContainer`s. Default: no.
+        has_doors: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
         harbor_name: The backend's name in Harbor, for `export_job`. `None`, the default: the class is named instead.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
     has_terminals: ClassVar[bool] = False
+    has_doors: ClassVar[bool] = False
     harbor_name: ClassVar[str | None] = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ class Connection(web.RequestHandler):
     def __init__(self, server: web.Server, line: Line) -> None:
         super().__init__(
             server,
-            loop=server._loop,
+            loop=asyncio.get_running_loop(),
             access_log=_unused_log,
             keepalive_timeout=IDLE_SEC,
             max_line_size=MAX_HEAD_LINE_BYTES,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from ares_exp.llms.anthropic_messages import request_to_body, response_from_body
-from ares_exp.llms.reasoning import reasoning_to_message
+from ares_exp.llms.anthropic_stream import StreamedMessage
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, ThinkingData
+from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import Report
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import (
@@ -51,7 +51,12 @@ class AnthropicPolicy(EndpointPolicy):
     """
 
     wire = EndpointWire(
-        "anthropic", "messages", "content", key_header="x-api-key", headers={"anthropic-version": "2023-06-01"}
+        "anthropic",
+        "messages",
+        "content",
+        StreamedMessage,
+        key_header="x-api-key",
+        headers={"anthropic-version": "2023-06-01"},
     )
 
     @pydantic.validate_call
@@ -67,6 +72,8 @@ class AnthropicPolicy(EndpointPolicy):
         stop_sequences: StopSequences | None = None,
         thinking_tokens: Annotated[int, Field(ge=1024)] | None = None,
         cache: Literal[False, True, "5m", "1h"] = True,
+        stream: bool = False,
+        stream_idle_sec: Seconds = 120.0,
         timeout_sec: Seconds = 600.0,
         max_retries: Annotated[int, Field(ge=0)] = 5,
         retry_base_sec: Seconds = 1.0,
@@ -89,6 +96,8 @@ class AnthropicPolicy(EndpointPolicy):
             top_p=top_p,
             max_output_tokens=max_output_tokens,
             stop_sequences=stop_sequences,
+            stream=stream,
+            stream_idle_sec=stream_idle_sec,
             timeout_sec=timeout_sec,
             max_retries=max_retries,
             retry_base_sec=retry_base_sec,
@@ -105,10 +114,6 @@ class AnthropicPolicy(EndpointPolicy):
         self._thinking_tokens = thinking_tokens
         self._cache = cache
 
-    @property
-    def _sends_reasoning(self) -> bool:
-        return True
-
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """As `EndpointPolicy.body_of`."""
         body = request_to_body(request, model=model, strict=self._strict, report=self._warn_once)
@@ -122,11 +127,6 @@ class AnthropicPolicy(EndpointPolicy):
     def read_answer(self, body: Any, report: Report) -> LLMResponse:
         """As `EndpointPolicy.read_answer`."""
         return response_from_body(body, strict=False, report=report)
-
-    def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """As `EndpointPolicy.with_reasoning`: what the endpoint has signed."""
-        signed = [piece for piece in pieces if piece.signature or piece.redacted]
-        return {**message, **reasoning_to_message(signed, "reasoning_details")}
 
 
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pydantic
 from pydantic import Field
 
 from ares_exp.llms.openai_chat import MaxTokensField, request_to_body, response_from_body
+from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.reasoning import ReasoningField, reasoning_to_message
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData
@@ -43,7 +44,13 @@ class ChatCompletionsPolicy(EndpointPolicy):
             `reasoning_details`. Other endpoints ignore such a field, refuse it, or charge for it.
     """
 
-    wire = EndpointWire("chat_completions", "chat/completions", "choices")
+    wire = EndpointWire(
+        "chat_completions",
+        "chat/completions",
+        "choices",
+        StreamedCompletion,
+        {"stream": True, "stream_options": {"include_usage": True}},
+    )
 
     @pydantic.validate_call
     def __init__(
@@ -57,6 +64,8 @@ class ChatCompletionsPolicy(EndpointPolicy):
         max_output_tokens: Count | None = None,
         stop_sequences: StopSequences | None = None,
         seed: int | Literal["episode"] | None = None,
+        stream: bool = False,
+        stream_idle_sec: Seconds = 120.0,
         timeout_sec: Seconds = 600.0,
         max_retries: Annotated[int, Field(ge=0)] = 5,
         retry_base_sec: Seconds = 1.0,
@@ -81,6 +90,8 @@ class ChatCompletionsPolicy(EndpointPolicy):
             top_p=top_p,
             max_output_tokens=max_output_tokens,
             stop_sequences=stop_sequences,
+            stream=stream,
+            stream_idle_sec=stream_idle_sec,
             timeout_sec=timeout_sec,
             max_retries=max_retries,
             retry_base_sec=retry_base_sec,

@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +26,8 @@ from ares_exp.errors import (
     UnsendableRequestError,
     WireFormatError,
 )
+from ares_exp.llms.server_sent_events import EventReader
+from ares_exp.llms.streamed_answer import StreamedAnswer
 from ares_exp.policies.endpoint_errors import refused, status_of
 from ares_exp.policies.request_slots import RequestSlots
 from ares_exp.records.secrets import LEAST_CHARS, MASK
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, DefaultAioHttpClient
 
 SHOWN_CHARS = 500
+DRAIN_SEC = 1.0
+"""How long is waited behind a streamed answer for the end of its stream: then the connection can be used again."""
 
 _STREAMED = "X-Stainless-Raw-Response"
 """The header by which the client is told to hand an answer over as it comes."""
@@ -47,6 +51,8 @@ class EndpointWire:
         policy: The option of the policy that speaks it, for messages.
         path: Below the base URL.
         answered_in: The field that an answer has, and an error has not.
+        streamed: Puts streamed answers together.
+        stream_fields: What in a request asks for a streamed answer, token counts included.
         key_header: The header that holds the key; `None` for `Authorization: Bearer`.
         headers: Headers of every request.
     """
@@ -54,6 +60,8 @@ class EndpointWire:
     policy: str
     path: str
     answered_in: str
+    streamed: type[StreamedAnswer]
+    stream_fields: Mapping[str, Any] = field(default_factory=lambda: {"stream": True})
     key_header: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,7 +79,14 @@ class Endpoint:
     """One endpoint. Opens its client at the first request, on the event loop that is running then."""
 
     def __init__(
-        self, wire: EndpointWire, *, base_url: str, api_key_env: str | None, max_concurrency: int, max_answer_bytes: int
+        self,
+        wire: EndpointWire,
+        *,
+        base_url: str,
+        api_key_env: str | None,
+        max_concurrency: int,
+        max_answer_bytes: int,
+        stream_idle_sec: float,
     ) -> None:
         """Takes the settings of the endpoint.
 
@@ -81,12 +96,14 @@ class Endpoint:
             api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
             max_concurrency: Bound on requests under way at once.
             max_answer_bytes: Bound on the size of an answer.
+            stream_idle_sec: Bound on the silence within a streamed one.
         """
         self.base_url = base_url.rstrip("/")
         self._wire = wire
         self._api_key_env = api_key_env
         self._max_concurrency = max_concurrency
         self._max_answer_bytes = max_answer_bytes
+        self._stream_idle_sec = stream_idle_sec
         self._connection: _Connection | None = None
         self._secret = ""
         self._headers: dict[str, Any] = {}
@@ -97,18 +114,19 @@ class Endpoint:
         return self._connect().slots
 
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
-        """Tries to post a request once. Returns the parsed JSON body of the answer.
+        """Tries to post a request once. Returns the parsed JSON body of the answer; of a streamed one, what it makes.
 
         Raises:
-            EndpointError: There was no answer with a good status within `timeout_sec`.
-            MalformedAnswerError: The answer is not JSON, or too large.
+            EndpointError: There was no whole answer with a good status within `timeout_sec`.
+            MalformedAnswerError: The answer is not JSON (or events of the wire), or too large.
             UnsendableRequestError: `body` cannot be sent.
             PreflightError: The client is not installed, or there is no key.
         """
         client = self._connect().client
         try:
             async with asyncio.timeout(timeout_sec):
-                return self._parsed(await self._read(client, body))
+                answer = await self._read(client, body)
+            return self._checked(answer)
         except Exception as error:
             failure = self._failure(error, "POST", self._wire.path, timeout_sec)
             if failure is None:
@@ -212,33 +230,78 @@ class Endpoint:
             raise PreflightError(f"The API key in {self._api_key_env} has characters that no HTTP header can hold.")
         return key
 
-    async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> bytes:
+    async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> Any:
         # The body goes past the client's own typed arguments: converting messages takes it milliseconds of CPU.
         headers = {**self._headers, _STREAMED: "stream"}
-        answer = bytearray()
-        response = await client.post(
+        response: Any = await client.post(
             f"/{self._wire.path}", cast_to=cast("Any", object), body=body, options={"headers": headers}
         )
         try:
-            async for chunk in response.iter_bytes():
-                answer += chunk
-                if len(answer) > self._max_answer_bytes:
-                    raise MalformedAnswerError(
-                        f"Expected an answer of at most {self._max_answer_bytes} bytes from {self.base_url}, got more. "
-                        "Raise policy.max_answer_bytes if it is a real one."
-                    )
+            if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+                return await self._assembled(response)
+            answer = bytearray()
+            async for part in response.iter_bytes():
+                answer += part
+                self._check_size(len(answer))
+            return self._parsed(bytes(answer))
         finally:
             await response.close()
-        return bytes(answer)
+
+    async def _assembled(self, response: Any) -> Any:
+        """Puts a streamed answer together."""
+        request = f"POST {self.base_url}/{self._wire.path}"
+        answer, loop = self._wire.streamed(), asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._stream_idle_sec) as idle:
+                async for _ in self._events(response, answer):
+                    wait_sec = DRAIN_SEC if answer.is_complete else self._stream_idle_sec
+                    idle.reschedule(loop.time() + wait_sec)
+        except TimeoutError:
+            if not answer.is_complete:
+                raise EndpointTimeoutError(
+                    f"{request} was silent for {self._stream_idle_sec:g} s in the middle of a streamed answer.",
+                    retryable=True,
+                ) from None
+        except WireFormatError as error:
+            raise MalformedAnswerError(self._shown(str(error))) from None
+        except Exception:
+            if not answer.is_complete:
+                raise
+        if not answer.may_end:
+            raise EndpointUnreachableError(f"{request} ended in the middle of a streamed answer.", retryable=True)
+        return answer.body()
+
+    async def _events(self, response: Any, answer: StreamedAnswer) -> AsyncIterator[None]:
+        """Adds the events of a stream, until it ends. Yields after each part of it that came while there was none."""
+        reader, size = EventReader(), 0
+        async for part in response.iter_bytes():
+            if answer.is_complete:
+                continue
+            size += len(part)
+            self._check_size(size)
+            for data in reader.feed(part):
+                if not answer.is_complete:
+                    answer.add(data)
+            yield
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_answer_bytes:
+            raise MalformedAnswerError(
+                f"Expected an answer of at most {self._max_answer_bytes} bytes from {self.base_url}, got more. "
+                "Raise policy.max_answer_bytes if it is a real one."
+            )
 
     def _parsed(self, answer: bytes) -> Any:
         with suppress(ValueError, RecursionError):
-            body = json.loads(answer)
-            if (failure := self._failure_in(body)) is not None:
-                raise failure
-            return body
+            return json.loads(answer)
         shown = self._shown(answer[: 4 * SHOWN_CHARS].decode(errors="replace"))
         raise MalformedAnswerError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
+
+    def _checked(self, body: Any) -> Any:
+        """Returns the body of an answer. Raises the error that comes with a good status."""
+        if (failure := self._failure_in(body)) is not None:
+            raise failure
+        return body
 
     def _failure_in(self, body: Any) -> EndpointError | None:
         """Returns the error that comes with status 200: after the headers were sent, or as the state of an answer."""

@@ -19,7 +19,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
-from ares_exp.llms.reasoning import KnownReasoning
+from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
 from ares_exp.llms.wire import Report, shorten
@@ -79,7 +79,9 @@ def _check_url(url: str) -> str:
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
     if own := sorted({"messages", "input", "model", "n", "stream", "stream_options"}.intersection(extra_body)):
-        raise ValueError(f"cannot set {', '.join(own)}: one whole answer of policy.model to the agent's messages")
+        raise ValueError(
+            f"cannot set {', '.join(own)}: one answer of policy.model to the agent's messages (policy.stream)"
+        )
     return extra_body
 
 
@@ -103,9 +105,9 @@ class EndpointPolicy(Policy):
     """Answers requests by posting them to an endpoint.
 
     A sampling parameter of the policy's wins over the agent's; what the policy leaves `None` is the agent's, and what
-    both leave `None` is the engine's default. `extra_body` wins over all. Answers are asked for whole, also when the
-    agent's request says `stream`. A field of an answer that an `LLMResponse` cannot carry is a warning whatever
-    `strict` says: the answer is paid for.
+    both leave `None` is the engine's default. `extra_body` wins over all. Whether an answer comes whole or as a stream,
+    which gives the same response, is the policy's affair (`stream`), whatever the agent's request says. A field of an
+    answer that an `LLMResponse` cannot carry is a warning whatever `strict` says: the answer is paid for.
 
     Attributes:
         wire: Where and how requests are posted.
@@ -123,6 +125,8 @@ class EndpointPolicy(Policy):
         top_p: TopP | None = None,
         max_output_tokens: Count | None = None,
         stop_sequences: StopSequences | None = None,
+        stream: bool = False,
+        stream_idle_sec: Seconds = 120.0,
         timeout_sec: Seconds = 600.0,
         max_retries: Annotated[int, Field(ge=0)] = 5,
         retry_base_sec: Seconds = 1.0,
@@ -149,8 +153,13 @@ class EndpointPolicy(Policy):
             top_p: Nucleus sampling.
             max_output_tokens: Bound on the generated tokens of one answer.
             stop_sequences: Strings that end generation.
+            stream: Whether answers are asked for as streams, for endpoints (and proxies before them) that give up on
+                long ones otherwise. The response is the same; an error in the middle of a stream is tried again as any
+                other.
+            stream_idle_sec: Bound on the silence within a streamed answer in seconds.
             timeout_sec: Bound on one try in seconds, the whole answer included.
-            max_retries: Further tries after 408, 409, 429, 5xx, a failed connection or a timeout.
+            max_retries: Further tries after 408, 409, 429, 5xx, a failed connection, a stream that breaks off, or a
+                timeout.
             retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
             max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
             max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
@@ -175,6 +184,7 @@ class EndpointPolicy(Policy):
             "max_output_tokens": max_output_tokens,
             "stop_sequences": stop_sequences,
         }
+        self._stream = stream
         self._timeout_sec = timeout_sec
         self.max_concurrency_per_episode = max_concurrency_per_episode
         self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
@@ -192,6 +202,7 @@ class EndpointPolicy(Policy):
             api_key_env=api_key_env,
             max_concurrency=max_concurrency,
             max_answer_bytes=max_answer_bytes,
+            stream_idle_sec=stream_idle_sec,
         )
 
     def __repr__(self) -> str:
@@ -244,13 +255,17 @@ class EndpointPolicy(Policy):
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns a message of the request with the reasoning of the answer that it repeats. Default: as it is."""
-        return message
+        """Returns a message of the request with the reasoning of the answer that it repeats.
+
+        Default: with what the endpoint has signed or sealed, which it wants back.
+        """
+        sealed = [piece for piece in pieces if piece.signature or piece.redacted]
+        return {**message, **reasoning_to_message(sealed, "reasoning_details")}
 
     @property
     def _sends_reasoning(self) -> bool:
-        """Whether reasoning is sent back."""
-        return False
+        """Whether reasoning is sent back. Default: yes."""
+        return True
 
     async def answer(
         self,
@@ -300,7 +315,8 @@ class EndpointPolicy(Policy):
         if "top_k" in self._extra_body:
             ours["top_k"] = None
         request = replace(request, stream=False, **ours)
-        return self.body_of(request, self._model, episode) | self._extra_body
+        body = self.body_of(request, self._model, episode) | self._extra_body
+        return {**body, **self.wire.stream_fields} if self._stream else body
 
     async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
         """Returns the parsed answer and the seconds since the first try began."""

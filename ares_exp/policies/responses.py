@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
 
 from ares_exp.llms.openai_responses import request_to_body, response_from_body
-from ares_exp.llms.reasoning import reasoning_to_message
+from ares_exp.llms.openai_responses_stream import StreamedResponse
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, ThinkingData
+from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import Report
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import (
@@ -41,7 +41,7 @@ class ResponsesPolicy(EndpointPolicy):
         reasoning_effort: How much the model is to think, as it calls it (`low`, `high`); `None` leaves it to the model.
     """
 
-    wire = EndpointWire("responses", "responses", "output")
+    wire = EndpointWire("responses", "responses", "output", StreamedResponse)
 
     @pydantic.validate_call
     def __init__(
@@ -55,6 +55,8 @@ class ResponsesPolicy(EndpointPolicy):
         max_output_tokens: Count | None = None,
         stop_sequences: StopSequences | None = None,
         reasoning_effort: Annotated[str, Field(min_length=1)] | None = None,
+        stream: bool = False,
+        stream_idle_sec: Seconds = 120.0,
         timeout_sec: Seconds = 600.0,
         max_retries: Annotated[int, Field(ge=0)] = 5,
         retry_base_sec: Seconds = 1.0,
@@ -77,6 +79,8 @@ class ResponsesPolicy(EndpointPolicy):
             top_p=top_p,
             max_output_tokens=max_output_tokens,
             stop_sequences=stop_sequences,
+            stream=stream,
+            stream_idle_sec=stream_idle_sec,
             timeout_sec=timeout_sec,
             max_retries=max_retries,
             retry_base_sec=retry_base_sec,
@@ -92,10 +96,6 @@ class ResponsesPolicy(EndpointPolicy):
         )
         self._effort = reasoning_effort
 
-    @property
-    def _sends_reasoning(self) -> bool:
-        return True
-
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """As `EndpointPolicy.body_of`."""
         body = request_to_body(request, model=model, strict=self._strict, report=self._warn_once)
@@ -104,8 +104,3 @@ class ResponsesPolicy(EndpointPolicy):
     def read_answer(self, body: Any, report: Report) -> LLMResponse:
         """As `EndpointPolicy.read_answer`."""
         return response_from_body(body, strict=False, report=report)
-
-    def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """As `EndpointPolicy.with_reasoning`: what the endpoint has sealed."""
-        sealed = [piece for piece in pieces if piece.signature or piece.redacted]
-        return {**message, **reasoning_to_message(sealed, "reasoning_details")}

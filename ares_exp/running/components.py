@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,11 @@ class Components:
     budget: Budget = field(default_factory=Budget)
     trainer: Trainer | NoTrainer = field(default_factory=NoTrainer)
 
+    @property
+    def playing_agent(self) -> AgentFactoryBase:
+        """Who plays: the solutions of tasks need no program of others, and the shell agent carries them out."""
+        return _solver() if self.policy.needs_solution and self.agent_factory.needs_door else self.agent_factory
+
     @classmethod
     def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
         """Makes every component of a composed config; their constructors validate their arguments and touch nothing.
@@ -78,6 +84,13 @@ class Components:
             budget=part("budget"),
             trainer=part("trainer"),
         )
+
+
+@functools.cache
+def _solver() -> AgentFactoryBase:
+    from ares_exp.agents.shell_agent import ShellAgentFactory
+
+    return as_agent_factory(ShellAgentFactory())
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class EpisodeMaker:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
-            code_agent_factory=self._parts.agent_factory,
+            code_agent_factory=self._parts.playing_agent,
             limits=self._settings.limits,
             seed=seed,
             provide_solution=self._parts.policy.needs_solution,
@@ -91,7 +91,7 @@ class EpisodeMaker:
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
-            **({"agent": self._parts.agent_factory.name} if self._parts.source.needs_container else {}),
+            **({"agent": self._parts.playing_agent.name} if self._parts.source.needs_container else {}),
             "policy": name_of(self._parts.policy),
             **({"model": str(model)} if (model := self._parts.policy.model_name) is not None else {}),
             "ares_exp_version": __version__,
@@ -204,7 +204,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             begin_at=episode.from_snapshot or 0,
             events=episode,
             on_divergence=self._settings.resume_diverged,
-            normalisers=with_own(self._parts.agent_factory.normalisers),
+            normalisers=with_own(self._parts.playing_agent.normalisers),
         )
         episode.given_again = policy.given_again
         return policy

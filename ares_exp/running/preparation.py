@@ -46,10 +46,11 @@ async def prepare(
             "`export_state`. Play the task anew, or its recorded answers again with `replay=<run>/<episode>`."
         )
     _check_terminals(parts)
-    parts.snapshots.check(parts.source, parts.container_factory, parts.agent_factory)
+    _check_doors(parts)
+    parts.snapshots.check(parts.source, parts.container_factory, parts.playing_agent)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     if parts.source.needs_container:
-        checks += [parts.container_factory.preflight(), parts.agent_factory.preflight()]
+        checks += [parts.container_factory.preflight(), parts.playing_agent.preflight()]
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
     _raise_all(outcomes)
     if parts.policy.needs_solution and not parts.source.has_solutions:
@@ -73,11 +74,22 @@ def planned_episodes(parts: Components, settings: Settings, task_names: Sequence
 
 def _check_terminals(parts: Components) -> None:
     """Refuses an agent that needs a terminal on a backend without."""
-    containers, agents = parts.container_factory, parts.agent_factory
+    containers, agents = parts.container_factory, parts.playing_agent
     if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
             f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local or "
             "container=docker, or agent=tools or agent=shell."
+        )
+
+
+def _check_doors(parts: Components) -> None:
+    """Refuses an agent that is reached through a door on a backend without."""
+    containers, agents = parts.container_factory, parts.playing_agent
+    if parts.source.needs_container and agents.needs_door and not containers.has_doors:
+        raise ConfigError(
+            f"agent={agents.name} is a program in the container, whose LLM calls come out by a door, and "
+            f"container={containers.name} does not say that it has doors (`has_doors = True` beside `open_door`). Use "
+            "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
         )
 
 

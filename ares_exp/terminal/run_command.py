@@ -9,13 +9,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from ares_exp.errors import SnapshotError, TrajectoryFormatError, UserError
+from ares_exp.errors import SnapshotError, TrajectoryFormatError, UntrainableError, UserError
 from ares_exp.terminal.terminal import printable
 
 EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
 """Exit code of a program that SIGPIPE ended; 0 would mean equal, or all done, which is not known."""
-MISTAKES = (UserError, TrajectoryFormatError, SnapshotError)
+MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
 """Errors that are the user's, or of the files that the user named: printed as one paragraph, with exit code 2."""
 
 

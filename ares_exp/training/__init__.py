@@ -1,4 +1,5 @@
-"""Training: what a trainer asks for is played, and what was played becomes what it trains on.
+"""Training on episodes: what a trainer asks for is played, and becomes sequences of tokens as the engine sampled them.
 
-Imports everything below the command line; imported by it through the option of the group `trainer`, and by scripts.
+Stands above running and trajectories; imported by cli, scripting and commands. Libraries of trainers are imported where
+they are used.
 """

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from typing import Annotated
 
-from pydantic import Field, validate_call
-
-from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory
-from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, LibcChoice, PackagedRecipe
+from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory, PackagedRecipe
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.toolbox.placing import Placed
-from ares_exp.containers.door import DOOR_PORT
-from ares_exp.interception.line import KEEPALIVE_SEC
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))
 """The session of every episode: two runs with the same answers ask the same."""
@@ -45,7 +39,6 @@ class ClaudeCodeRecipe(PackagedRecipe):
     package_name = "claude_code"
     lane_headers = ("x-claude-code-agent-id",)
     variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
-    subagents = True
 
     def program(self, placed: Placed) -> str:
         """Returns its only file."""
@@ -72,35 +65,7 @@ class ClaudeCodeRecipe(PackagedRecipe):
         return LaunchedCommand(f"{launch.program} {shlex.join(arguments)}", env=env)
 
 
-class ClaudeCodeFactory(InstalledAgentFactory):
+class ClaudeCodeFactory(PackagedAgentFactory):
     """Makes agents that are Claude Code."""
 
-    @validate_call
-    def __init__(
-        self,
-        *,
-        model_name: str = "policy",
-        subagents: bool = True,
-        extra_args: list[str] | None = None,
-        env: dict[str, str] | None = None,
-        libc: LibcChoice = "auto",
-        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
-        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
-        forward_sampling: bool = False,
-    ) -> None:
-        """Validates the options.
-
-        Args:
-            model_name: The name of the model that it is told to ask for; it shows it to the model.
-            subagents: Whether it may start agents of its own; each is a lane.
-            extra_args: More arguments of `claude`.
-            env: More variables of it.
-            libc: The build to be installed: `glibc`, `musl` (for images without glibc), or `auto`: what is installed
-                already, else glibc's.
-            port: The port of its LLM in the container that is tried first.
-            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
-            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
-        """
-        recipe = ClaudeCodeRecipe(extra_args=extra_args or (), env=env, libc=libc)
-        recipe.subagents = subagents
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
+    recipe_type = ClaudeCodeRecipe

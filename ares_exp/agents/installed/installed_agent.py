@@ -54,6 +54,7 @@ class InstalledAgentFactory(AgentFactoryBase):
     """Makes agents by a recipe. They cannot be run again from a journal: what they do is theirs."""
 
     deterministic = False
+    needs_door = True
     files_dir = AGENT_DIR
 
     def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import last_lines
+from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory, last_lines
 from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
 from ares_exp.agents.toolbox.package import AgentPackage, Build
 from ares_exp.agents.toolbox.pinned import PACKAGES
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
 from ares_exp.containers.container import ExecResult, Mount
+from ares_exp.containers.door import DOOR_PORT
 from ares_exp.errors import AgentExitError
+from ares_exp.interception.line import KEEPALIVE_SEC
 
 LibcChoice = Literal["auto", "glibc", "musl"]
 
@@ -26,6 +30,7 @@ class PackagedRecipe:
     Attributes:
         package_name: Name of the package.
         ok_exit_codes: Exit codes that are no failure.
+        subagents: Whether it may start agents of its own, where it has any.
     """
 
     package_name: ClassVar[str]
@@ -34,6 +39,7 @@ class PackagedRecipe:
     variables: tuple[str, ...] = ()
     supports: frozenset[str] = frozenset()
     ok_exit_codes: frozenset[int] = frozenset({0})
+    subagents: bool = True
 
     def __init__(
         self,
@@ -119,3 +125,43 @@ class PackagedRecipe:
             raise AgentExitError(
                 f"{self.package.title} {self.version} ended with exit code {result.exit_code}. {last_lines(result)}"
             )
+
+
+class PackagedAgentFactory(InstalledAgentFactory):
+    """Makes agents of one package, with the options that most packages have.
+
+    Attributes:
+        recipe_type: The recipe.
+    """
+
+    recipe_type: ClassVar[type[PackagedRecipe]]
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        model_name: str = "policy",
+        subagents: bool = True,
+        extra_args: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        libc: LibcChoice = "auto",
+        port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            model_name: The name of the model that it is told to ask for; it may show it to the model.
+            subagents: Whether it may start agents of its own; each is a lane.
+            extra_args: More arguments of the program.
+            env: More variables of it.
+            libc: The build to be installed: `glibc`, `musl` (for images without glibc, where there is one), or `auto`:
+                what is installed already, else glibc's.
+            port: The port of its LLM in the container that is tried first.
+            keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
+            forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+        """
+        recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
+        recipe.subagents = subagents
+        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))

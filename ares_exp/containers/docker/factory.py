@@ -39,6 +39,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     name = "docker"
     harbor_name = "docker"
     has_terminals = True
+    has_doors = True
     harmless_options = frozenset({"shell", "keep_image", "pids_limit", "swap_mb", "no_new_privileges", "env"})
 
     @pydantic.validate_call

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ares_exp
+from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import UserError
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.resume.answer_log import logged_episodes
@@ -167,6 +168,14 @@ def test_mounted_files_and_variables(tmp_path: Path) -> None:
 def test_mistakes_are_refused_before_anything_starts(words: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         play(*words, *replies("DONE"), command=("agent=command", "agent.command=./x"))
+
+
+def test_a_backend_without_doors_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalContainerFactory, "has_doors", False)
+    with pytest.raises(UserError, match=r"agent=command .* by a door, and container=local .*has_doors = True"):
+        play(*replies("DONE"))
+    assert not Path("run/episodes.jsonl").exists()
+    assert play("policy=oracle").reward == 1.0, "the oracle plays without the program"
 
 
 @pytest.mark.docker

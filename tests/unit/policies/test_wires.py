@@ -1,4 +1,8 @@
-"""The policies of all three wires: one agent of parallel tool calls against servers that fail, refuse and count."""
+"""The policies of all three wires: an agent of parallel tool calls, and servers that stream, fail, refuse and count.
+
+The streams of these servers are written by the side of the wires that serves agents, which the vendors' own clients
+judge (`tests/unit/interception/wires`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.errors import (
     AuthenticationError,
     ContextOverflowError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
     MalformedAnswerError,
     PreflightError,
     QuotaError,
@@ -21,15 +29,21 @@ from ares_exp.errors import (
     ServerError,
     UnsendableRequestError,
 )
+from ares_exp.interception.wires.chat_completions import ChatCompletionsWire
+from ares_exp.interception.wires.messages import MessagesWire
+from ares_exp.interception.wires.responses import ResponsesWire
+from ares_exp.interception.wires.wire import Wire
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
+from ares_exp.llms.server_sent_events import EventReader
 from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.endpoint_policy import EndpointPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.responses import ResponsesPolicy
 from ares_exp.testing.echo_container import RehearsalContainer
-from tests.loopback_endpoint import LoopbackEndpoint, drop, json_body
+from tests.drawn_responses import answers, examples
+from tests.loopback_endpoint import LoopbackEndpoint, drop, json_body, streamed
 
 HI = LLMRequest([{"role": "user", "content": "hi"}], system_prompt="Be kind.")
 KEY = "sk-the-secret-of-this-test"
@@ -38,6 +52,7 @@ KEY = "sk-the-secret-of-this-test"
 class Chat:
     policy = ChatCompletionsPolicy
     path, key_header = "/v1/chat/completions", ("authorization", f"Bearer {KEY}")
+    served: Wire = ChatCompletionsWire()
 
     @staticmethod
     def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
@@ -73,6 +88,7 @@ class Chat:
 class Responses:
     policy = ResponsesPolicy
     path, key_header = "/v1/responses", ("authorization", f"Bearer {KEY}")
+    served: Wire = ResponsesWire()
 
     @staticmethod
     def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
@@ -118,6 +134,7 @@ class Responses:
 class Anthropic:
     policy = AnthropicPolicy
     path, key_header = "/v1/messages", ("x-api-key", KEY)
+    served: Wire = MessagesWire()
 
     @staticmethod
     def answer(text: str, calls: dict[str, str], thought: str = "") -> dict[str, Any]:
@@ -279,6 +296,105 @@ async def test_an_error_that_comes_with_a_good_status(server: Server) -> None:
     server.endpoint.then(json_body(failed))
     assert (await server.ask()).text == "hello"
     assert len(server.endpoint.requests) == 2
+
+
+def events_of(wire: Any, said: LLMResponse, *, fails_with: str | None = None) -> list[bytes]:
+    """A stream, in its items; the last one ends it."""
+    asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
+    said_to_it = [{"role": "user", "content": "hi"}]
+    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": said_to_it}, {})
+    ends = [wire.served.error_event(asked, fails_with, 1)] if fails_with else wire.served.events(asked, said, 1)
+    return [wire.served.opening(asked), wire.served.keepalive(asked, 1), *ends]
+
+
+def calling(*names: str) -> LLMResponse:
+    calls = [ToolCallData(f"id_{name}", name, TWO_CALLS.get(name, "{}")) for name in names]
+    return LLMResponse([TextData("I look."), *calls], usage=Usage(1000, 50, cached_tokens=600))
+
+
+async def test_an_agent_of_parallel_calls_plays_through_streams_that_fail(server: Server) -> None:
+    wire, endpoint = server.wire, server.endpoint
+    whole, last = (events_of(wire, calling(*names)) for names in (("bash", "edit"), ("submit",)))
+    middle = b"".join(last)[: len(b"".join(last)) // 2]
+    endpoint.then(
+        streamed(b"".join(whole)),
+        json_body(wire.error("rate_limit_error", "slow down"), status=429),
+        streamed(b"".join(events_of(wire, calling(), fails_with="I broke."))),
+        streamed(middle),
+        drop(middle, content_type="text/event-stream"),
+        streamed(middle, then_silent=True),
+        streamed(b"".join(last)),
+    )
+    policy = server.policy(stream=True, stream_idle_sec=0.5)
+    container = RehearsalContainer()
+    try:
+        client = policy.for_episode(EpisodeSpec("t"))
+        await ToolsAgentFactory()(container=container, llm_client=client).run("Do it.")
+    finally:
+        await policy.close()
+    first, *others = endpoint.requests
+    assert len(others) == 6
+    assert all(one.body == others[0].body for one in others)
+    assert (first.body["stream"], "stream_options" in first.body) == (True, wire is Chat)
+    assert [call for call, _ in wire.results(others[0].body)] == ["id_bash", "id_edit"]
+    assert container.commands == 2
+
+
+async def test_what_a_stream_says_of_its_failure(server: Server) -> None:
+    events = events_of(server.wire, calling("bash"))
+    beginning = b"".join(events)[: len(b"".join(events)) // 2]
+    error = {"type": "error", **server.wire.error("invalid_request_error", "prompt is too long")}
+    too_long = f"event: error\ndata: {json.dumps(error)}\n\n".encode()
+    for behaviour, expected in (
+        (streamed(beginning), EndpointUnreachableError),
+        (streamed(beginning, then_silent=True), EndpointTimeoutError),
+        (streamed(b"".join(events_of(server.wire, calling(), fails_with=f"I broke {KEY}."))), ServerError),
+        (streamed(events[0] + too_long), ContextOverflowError),
+        (streamed(b"data: {nothing}\n\n"), MalformedAnswerError),
+        (streamed(b"data: []\n\n"), MalformedAnswerError),
+        (streamed(b""), EndpointUnreachableError),
+        (streamed(b"".join(events_of(server.wire, LLMResponse.from_text("x" * 50_000)))), MalformedAnswerError),
+    ):
+        server.endpoint.then(behaviour)
+        with pytest.raises(expected) as raised:
+            await server.ask(stream=True, max_retries=0, stream_idle_sec=0.5, max_answer_bytes=20_000)
+        assert KEY not in str(raised.value)
+
+
+async def test_a_refusal_and_counts_in_a_stream(server: Server) -> None:
+    reason = "content_filter" if server.wire is Responses else "refusal"
+    refused = LLMResponse([TextData("I will not.")], finish_reason=reason, usage=Usage(1000, 50, cached_tokens=600))
+    server.endpoint.then(streamed(b"".join(events_of(server.wire, refused))))
+    with pytest.raises(RefusalError, match="I will not") as raised:
+        await server.ask(stream=True, on_refusal="error")
+    assert raised.value.answer is not None
+    assert raised.value.answer.usage == refused.usage
+
+
+async def test_an_answer_that_comes_whole_though_a_stream_was_asked_for(server: Server) -> None:
+    assert (await server.ask(stream=True)).text == "hello"
+
+
+async def test_an_end_of_the_stream_that_does_not_come_is_not_waited_for(server: Server) -> None:
+    server.endpoint.then(streamed(b"".join(events_of(server.wire, calling("bash"))), then_silent=True))
+    assert (await server.ask(stream=True, max_retries=0)).text == "I look."
+    assert server.endpoint.left.wait(30)
+
+
+@examples(100)
+@given(said=answers, wire=st.sampled_from(WIRES))
+def test_a_stream_is_read_as_the_whole_answer_is(said: LLMResponse, wire: Any) -> None:
+    asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
+    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []}, {})
+    written = b"".join([wire.served.opening(asked), *wire.served.events(asked, said, 0)])
+    reader, streamed_answer = EventReader(), wire.policy.wire.streamed()
+    for start in range(0, len(written), 1000):
+        for data in reader.feed(written[start : start + 1000]):
+            streamed_answer.add(data)
+    policy = wire.policy(model="m")
+    whole, losses = json.loads(wire.served.whole(asked, said)), []
+    assert streamed_answer.may_end
+    assert policy.read_answer(streamed_answer.body(), losses.append) == policy.read_answer(whole, lambda _: None)
 
 
 async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

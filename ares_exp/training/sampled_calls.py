@@ -1,0 +1,230 @@
+"""The calls of an episode as the engine saw them: ids of the prompt, ids that were sampled, their log-probabilities.
+
+What is no evidence of sampling from the policy is refused by name: ids or log-probabilities that are missing or do not
+fit together, sampling that a truncation, a penalty or a grammar changed, prompts that ids alone do not tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NoReturn
+
+from ares_exp.environment import MAIN_LANE
+from ares_exp.errors import UntrainableError
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
+
+GIVEN_BY = (
+    "policy=transformers, policy=vllm and policy=sglang give them; with policy=chat_completions an engine that can is "
+    "asked by `policy.extra_body={return_token_ids: true, logprobs: true}`"
+)
+MAX_LOGPROB = 1e-3
+"""Log-probabilities are at most 0 but for rounding."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "bad_words": ((), []),
+    "allowed_token_ids": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+}
+"""Parameters of sampling that change the distribution, and their values that do not. `None` never does."""
+
+_MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCall:
+    """One call of the policy.
+
+    Attributes:
+        step: `step_index` of the record whose action it is.
+        lane: The conversation that it belongs to.
+        prompt: Ids that the engine read, in order.
+        completion: Ids that it sampled after them.
+        logprobs: Log-probability of each of those, when it was sampled.
+        policy_version: Version of the weights, where it is known.
+        finish_reason: Why it ended, where it is known.
+        states_sampling: Whether the temperature is on record; else the engine's own was used.
+    """
+
+    step: int
+    lane: str
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_version: str | None = None
+    finish_reason: str | None = None
+    states_sampling: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Which calls are trained on, and what they are checked for.
+
+    Attributes:
+        lanes: Names of lanes, or patterns such as `sub-*`.
+        temperature: At which all must have been sampled, which must be the trainer's; `None` for any.
+        altered_sampling: Whether calls are taken whose sampling was altered (`NEUTRAL`): off-policy, then.
+    """
+
+    lanes: Collection[str] = (MAIN_LANE,)
+    temperature: float | None = 1.0
+    altered_sampling: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses a text for `lanes`, which would be read as its letters."""
+        if isinstance(self.lanes, str):
+            raise ValueError(
+                f"Expected `lanes` to be a list of names or patterns, got {self.lanes!r}: [{self.lanes!r}]."
+            )
+
+    def takes(self, lane: str) -> bool:
+        """Returns whether a lane is trained on."""
+        return any(fnmatchcase(lane, pattern) for pattern in self.lanes)
+
+
+def lanes_of(episode: EpisodeTrajectory) -> list[str]:
+    """Returns the lane of each call of an episode, in the order of the calls."""
+    return [lane_of(request) for request, _ in _exchanges(episode)]
+
+
+def calls_of(episode: EpisodeTrajectory, accepted: Accepted) -> Iterator[SampledCall]:
+    """Yields the calls of the accepted lanes, in the order in which they were answered.
+
+    Raises:
+        UntrainableError: One of them is no evidence of sampling from the policy; the message says which, and why.
+    """
+    for request, answered in _exchanges(episode):
+        if accepted.takes(lane := lane_of(request)):
+            yield _Reader(episode, answered, request, accepted).read(lane)
+
+
+def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], StepRecord]]:
+    for asked, answered in zip(episode.steps, episode.steps[1:], strict=False):
+        if answered.action is not None:
+            yield asked.observation if isinstance(asked.observation, Mapping) else {}, answered
+
+
+class _Reader:
+    """Reads one call."""
+
+    def __init__(
+        self, episode: EpisodeTrajectory, answered: StepRecord, request: Mapping[str, Any], accepted: Accepted
+    ) -> None:
+        self._episode = episode
+        self._answered = answered
+        self._request = request
+        self._accepted = accepted
+        action = answered.action
+        self._action: Mapping[str, Any] = action if action is not None else {}
+
+    def read(self, lane: str) -> SampledCall:
+        prompt, completion = self._ids("prompt_token_ids"), self._ids("completion_token_ids")
+        logprobs = self._logprobs(len(completion))
+        if not prompt or not completion:
+            self._refuse(f"has {len(prompt)} prompt and {len(completion)} sampled tokens, expected some of both")
+        if kinds := sorted(set(_media(self._request))):
+            self._refuse(f"was asked with content that its prompt's ids do not tell ({', '.join(kinds)})")
+        recorded = self._action.get("sampling")
+        sampling: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else self._request
+        if (altered := self._altered(sampling)) is not None:
+            self._refuse(altered)
+        return SampledCall(
+            step=self._answered.step_index,
+            lane=lane,
+            prompt=prompt,
+            completion=completion,
+            logprobs=logprobs,
+            policy_version=_text(self._action.get("policy_version")),
+            finish_reason=_text(self._action.get("finish_reason")),
+            states_sampling=sampling.get("temperature") is not None,
+        )
+
+    def _ids(self, name: str) -> tuple[int, ...]:
+        values = self._action.get(name)
+        if values is None:
+            self._refuse(f"has no `{name}`: {GIVEN_BY}")
+        if not _is_list(values) or not all(type(value) is int and value >= 0 for value in values):
+            self._refuse(f"has `{name}` that are no list of ids: {values!r:.60}")
+        return tuple(values)
+
+    def _logprobs(self, tokens: int) -> tuple[float, ...]:
+        values = self._action.get("logprobs")
+        if values is None:
+            self._refuse(f"has no `logprobs`: {GIVEN_BY}")
+        if not _is_list(values) or not all(_is_logprob(value) for value in values):
+            self._refuse(f"has `logprobs` that are no list of log-probabilities: {values!r:.60}")
+        if len(values) != tokens:
+            self._refuse(f"has {tokens} sampled tokens and {len(values)} log-probabilities")
+        return tuple(map(float, values))
+
+    def _altered(self, sampling: Mapping[str, Any]) -> str | None:
+        expected = self._accepted.temperature
+        temperature = sampling.get("temperature")
+        if expected is not None and temperature is not None and temperature != expected:
+            return (
+                f"was sampled at temperature {temperature}, expected {expected:g}: sample at that "
+                "(`policy.temperature`), or name the trainer's (`temperature=`)"
+            )
+        if self._accepted.altered_sampling:
+            return None
+        remedy = "leave it out, or take such calls all the same with `altered_sampling`"
+        for name, neutral in NEUTRAL.items():
+            if (value := sampling.get(name)) is not None and value not in neutral:
+                return f"was sampled with `{name}={value!r:.40}`, not from the policy's own distribution: {remedy}"
+        if (choice := self._request.get("tool_choice")) not in (None, "auto", "none"):
+            return f"had to call a tool (`tool_choice={choice!r:.40}`), so that a grammar chose tokens: {remedy}"
+        return None
+
+    def _refuse(self, why: str) -> NoReturn:
+        model = _text(self._action.get("model"))
+        by = f" by {model}" if model else ""
+        raise UntrainableError(
+            f"The answer{by} at step {self._answered.step_index} of {_name_of(self._episode)} {why}."
+        )
+
+
+def _name_of(episode: EpisodeTrajectory) -> str:
+    return f"episode {episode.episode_id} ({episode.task_name})"
+
+
+def _media(request: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the kinds of a request's content that are no text."""
+    for message in _mappings(request.get("messages")):
+        for part in _mappings(message.get("content")):
+            if (kind := part.get("type")) in _MEDIA:
+                yield kind
+
+
+def _mappings(values: Any) -> list[Mapping[str, Any]]:
+    return [value for value in values if isinstance(value, Mapping)] if _is_list(values) else []
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value <= MAX_LOGPROB
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
