@@ -210,6 +210,8 @@ class RunDir:
         self.replay = path / "replay.json"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
+        self.training = path / "training.jsonl"
+        self.checkpoints = path / "checkpoints"
         self.log = path / "run.log"
 
     @property
@@ -246,7 +248,10 @@ class RunDir:
 
     def _refuse_links(self) -> None:
         """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
-        folders = (self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard)
+        folders = (
+            *(self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard),
+            self.checkpoints,
+        )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
                 f"Expected the folders in the run directory {self.path} to be its own, but these are links: "
@@ -273,7 +278,14 @@ class RunDir:
 
         Skips the folders in which tasks, snapshots and trackers keep their files.
         """
-        others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
+        others = (
+            self.files,
+            self.snapshots,
+            self.branch_point,
+            self.tensorboard,
+            self.checkpoints,
+            self.path / "wandb",
+        )
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
         for folder in (self.path, *(folder for folder in folders if folder not in others)):
             for path in folder.glob(".*.tmp"):

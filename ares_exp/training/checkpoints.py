@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -75,10 +74,10 @@ class Checkpoints:
                 sync_to_disk(path)
             if (self.folder / name).exists():
                 shutil.rmtree(self.folder / name)
-            os.replace(staging / name, self.folder / name)
+            (staging / name).replace(self.folder / name)
             sync_to_disk(self.folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         for old in self.found()[: -self._keep]:
-            os.replace(old.path, staging)  # half of it is no checkpoint
+            old.path.replace(staging)  # half of it is no checkpoint
             shutil.rmtree(staging, ignore_errors=True)

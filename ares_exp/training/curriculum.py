@@ -48,13 +48,15 @@ class Curriculum:
             ConfigError: There is no task.
         """
         if not task_names:
-            raise ConfigError("Expected at least one task to train on, got none: all are held out, or none is selected.")
+            raise ConfigError(
+                "Expected at least one task to train on, got none: all are held out, or none is selected."
+            )
         self._weighting = weighting
         self._least = least
         self._decay = decay
         self._threshold = threshold
         self._seed = seed
-        self._seen = {name: (0.0, 0.0) for name in task_names}
+        self._seen = dict.fromkeys(task_names, (0.0, 0.0))
 
     def pass_rate(self, task_name: str) -> float:
         """Returns the pass rate of a task as far as it is known."""

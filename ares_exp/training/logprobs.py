@@ -26,7 +26,9 @@ def recomputed(
     return [one for batch in batches for one in _of_batch(model, batch, pad, temperature)]
 
 
-def _of_batch(model: Any, rows: Sequence[TrainingSequence], pad: int, temperature: float) -> Iterator[tuple[float, ...]]:
+def _of_batch(
+    model: Any, rows: Sequence[TrainingSequence], pad: int, temperature: float
+) -> Iterator[tuple[float, ...]]:
     import torch
 
     longest = max(len(row.ids) for row in rows)
