@@ -47,7 +47,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
-    trainer: Trainer | NoTrainer = field(default_factory=NoTrainer)
+    trainer: Trainer = field(default_factory=NoTrainer)
 
     @property
     def playing_agent(self) -> AgentFactoryBase:

@@ -33,7 +33,7 @@ from ares_exp.running.progress import Progress
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
 from ares_exp.running.trained_run import PlayedOnRequest, train
-from ares_exp.running.trainer import Trainer, is_trainer
+from ares_exp.running.trainer import Trainer, trains
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 
@@ -91,7 +91,7 @@ class Experiment:
         """
         parts = self._parts
         names = await prepare(parts, self._settings, self._maker, self._warn)
-        if is_trainer(parts.trainer):
+        if trains(parts.trainer):
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self._limits_spending:
             self._warn(
@@ -131,7 +131,7 @@ class Experiment:
         began = time.monotonic()
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
-        planned = [] if is_trainer(trainer) else planned_episodes(self._parts, self._settings, task_names)
+        planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
         self._results = self._earlier_results(earlier, planned)
         for result in self._results:
             if result.reward is None and result.outcome not in UNFINISHED:
@@ -157,11 +157,11 @@ class Experiment:
         if not self._quiet:
             self._progress.start()
         try:
-            if owed or is_trainer(trainer):
+            if owed or trains(trainer):
                 await self._prepare_branching()
                 with collecting_seldom():
                     async with self._watched():
-                        if is_trainer(trainer):
+                        if trains(trainer):
                             await self._train(trainer, task_names, earlier)
                         else:
                             await self._scheduler.run(owed)
@@ -177,14 +177,21 @@ class Experiment:
 
     def _earlier_results(self, earlier: PreviousSessions, planned: Sequence[PlannedEpisode]) -> list[EpisodeResult]:
         """Returns those of the plan; all of them where a trainer makes the plan as it goes."""
-        if is_trainer(self._parts.trainer):
+        if trains(self._parts.trainer):
             return list(earlier.results)
         asked = {one.slot for one in planned}
         return [result for result in earlier.results if (result.task_name, result.attempt) in asked]
 
     async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
         self._trained = PlayedOnRequest(
-            self._parts, self._settings, self._run_dir, self._scheduler, task_names, earlier, self._warn
+            self._parts,
+            self._settings,
+            self._run_dir,
+            self._scheduler,
+            task_names,
+            earlier,
+            self._warn,
+            self._progress.expect_another,
         )
         await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
 

@@ -32,8 +32,9 @@ class PlayedOnRequest(TrainedRun):
         task_names: Sequence[str],
         earlier: PreviousSessions,
         warn: Callable[[str], None],
+        on_play: Callable[[], None],
     ) -> None:
-        """Keeps the arguments."""
+        """Keeps the arguments; `on_play` is called for each attempt that is to be played."""
         self.policy: Policy = parts.policy
         self.task_names = task_names
         self.run_dir = run_dir
@@ -43,6 +44,7 @@ class PlayedOnRequest(TrainedRun):
         self._tracker = parts.tracker
         self._scheduler = scheduler
         self._warn = warn
+        self._on_play = on_play
         self._on_end: dict[Slot, OnEnd] = {}
         self._last: dict[Slot, RunningEpisode] = {}
         self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
@@ -52,6 +54,7 @@ class PlayedOnRequest(TrainedRun):
         """Has an attempt played as soon as a slot is free."""
         self._on_end[planned.slot] = on_end
         self._scheduler.add(planned)
+        self._on_play()
 
     def cancel(self, slot: Slot) -> None:
         """Ends an attempt as cancelled; one that has not begun is never played."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol
 
 from ares_exp.policies.policy import Policy
 from ares_exp.records.run_dir import RunDir
@@ -79,10 +79,16 @@ class Trainer(Protocol):
         ...
 
 
-class NoTrainer:
+class NoTrainer(Trainer):
     """`trainer=none`: every task is played `attempts` times, and nobody learns."""
 
+    def check(self, policy: Policy, task_names: Sequence[str]) -> None:
+        """There is nothing to refuse."""
 
-def is_trainer(part: Any) -> TypeGuard[Trainer]:
-    """Whether the part of the group `trainer` trains."""
-    return not isinstance(part, NoTrainer)
+    async def train(self, run: TrainedRun) -> None:
+        """There is nothing to learn."""
+
+
+def trains(trainer: Trainer) -> bool:
+    """Whether the trainer makes the plan of the run."""
+    return not isinstance(trainer, NoTrainer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -283,6 +284,10 @@ _OURS = {
 """Arguments of `GRPOConfig` that follow from others here, or that the rule of what is trained on needs."""
 
 
+_SAYS_NOTHING = ("epoch", "num_tokens", "rewards/episode_reward/mean", "rewards/episode_reward/std")
+"""Numbers of TRL that are of its data set, which only counts groups, or that it logs twice."""
+
+
 class _Interrupted(Exception):
     """The run was interrupted: the thread of the trainer ends."""
 
@@ -357,6 +362,10 @@ class _Training:
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         from datasets import Dataset
         from transformers import PrinterCallback
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # of saved checkpoints: the run shows its own
+        warnings.filterwarnings("ignore", ".*is deprecated and will be removed in v6", FutureWarning)
 
         groups = Dataset.from_list([{"prompt": f"group {n}"} for n in range(self._options.groups_per_step)])
         trainer = _trainer_class()(
@@ -398,6 +407,7 @@ class _Training:
             "use_cpu": model.device.type == "cpu",
             "bf16": model.dtype == torch.bfloat16,
             "gradient_checkpointing": False,
+            "lr_scheduler_type": "constant",
             "disable_tqdm": True,
             "log_level": "error",
             "dataloader_pin_memory": model.device.type == "cuda",
@@ -463,7 +473,11 @@ class _Training:
 
     def _logged(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Takes what TRL logs at the end of a step."""
-        ours = {f"train/{name}": value for name, value in numbers.items() if isinstance(value, int | float)}
+        ours = {
+            f"train/{name}": value
+            for name, value in numbers.items()
+            if isinstance(value, int | float) and name not in _SAYS_NOTHING
+        }
         values = {**ours, **self._numbers}
         self._record.append("step", step=step, version=self._version, **values)
         self._log(values, step)
