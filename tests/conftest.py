@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +55,8 @@ SLOW = (
 )
 """Folders and files whose tests have the marker `slow`."""
 
+MARKED_SLOW = re.compile(r"\bmark\.(slow|browser)\b")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Signals as in a terminal: under `nohup … &` they are ignored, which every process started here inherits."""
@@ -69,6 +73,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Two processes for each processor: tests also wait."""
     return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files without slow tests unread where only slow ones are asked for: to collect all takes seconds."""
+    if not config.getoption("markexpr").startswith("slow and ") or collection_path.suffix != ".py":
+        return None
+    name = collection_path.relative_to(Path(__file__).parent).as_posix()
+    if name.startswith(SLOW) or MARKED_SLOW.search(collection_path.read_text(encoding="utf-8")):
+        return None
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spares the garbage collector what lives as long as this process: thousands of tests, and what they import."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -188,6 +188,14 @@ class AgentFactoryBase(CodeAgentFactory):
         return True
 
     @property
+    def can_be_restored(self) -> bool:
+        """Whether an episode of its agents can go on from a snapshot, by a journal or by their state. Default: yes.
+
+        Of others, snapshots have the container's files alone, to look at; and branches play recorded answers again.
+        """
+        return True
+
+    @property
     def needs_terminal(self) -> bool:
         """Whether its agents use the container's terminal (`AgentTerminal`). Default: no."""
         return False

@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase, AgentTerminal
-from ares_exp.agents.conversation import Compaction, CompactionKind, Conversation
+from ares_exp.agents.code_agent import AgentContainer, AgentTerminal
+from ares_exp.agents.conversation import CompactionKind, Conversation
+from ares_exp.agents.conversing_factory import (
+    SHARED_OPTIONS,
+    ConversingAgentFactory,
+    FormatErrors,
+    Outputs,
+    Tokens,
+)
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.skills import find_skills
-from ares_exp.agents.templating import compile_templates, find_folders
+from ares_exp.agents.templating import compile_templates
 from ares_exp.agents.terminal_keys import as_typed
 from ares_exp.agents.terminal_reply import DEFAULT_SECONDS, Keys, TerminalReply, read_reply
 from ares_exp.agents.terminal_screen import TerminalScreen, emulator
@@ -34,17 +41,24 @@ FIRST_SECONDS = 0.2
 SKILLS_SEC = 60.0
 
 
-class TerminalAgentFactory(AgentFactoryBase):
-    """Makes terminal agents that share one set of compiled templates."""
+class TerminalAgentFactory(ConversingAgentFactory):
+    """Makes terminal agents that share one set of compiled templates.
 
-    supports = frozenset({"messages", "skills_dir"})
+    Attributes:
+        columns: Width of the terminal.
+        lines: Its height.
+        max_wait_sec: Bound on the wait after one batch of keystrokes in seconds, whatever the LLM gives.
+        max_output_bytes: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
+        format_errors_in_a_row: How many consecutive replies that cannot be read end the episode, which is
+            truncated and scored; `None` for no such limit.
+        templates_dir: A folder with `instance.j2`, `skills.j2`; files that it lacks are taken from the package. For
+            summaries `summarise.j2` and `handoff.j2`.
+    """
+
     needs_terminal = True
-    harmless_options = frozenset(
-        {
-            *("columns", "lines", "max_wait_sec", "max_output_bytes", "format_errors_in_a_row", "templates_dir"),
-            *("compaction", "compaction_tokens", "compaction_keeps"),
-        }
-    )
+    templates_folder = TEMPLATES
+    own_options = ("columns", "lines", "max_wait_sec", "max_output_bytes")
+    harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
 
     @validate_call
     def __init__(
@@ -54,58 +68,28 @@ class TerminalAgentFactory(AgentFactoryBase):
         lines: Annotated[int, Field(ge=5, le=1000)] = 40,
         max_wait_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0,
         max_output_bytes: Annotated[int, Field(ge=100)] = 10_000,
-        format_errors_in_a_row: Annotated[int, Field(ge=1)] | None = 3,
+        format_errors_in_a_row: FormatErrors = 3,
         templates_dir: Path | None = None,
         compaction: CompactionKind = "summarise",
-        compaction_tokens: Annotated[int, Field(gt=0)] = 100_000,
-        compaction_keeps: Annotated[int, Field(ge=0)] = 5,
+        compaction_tokens: Tokens = 100_000,
+        compaction_keeps: Outputs = 5,
     ) -> None:
-        """Validates the options.
-
-        Args:
-            columns: Width of the terminal.
-            lines: Its height.
-            max_wait_sec: Bound on the wait after one batch of keystrokes in seconds, whatever the LLM gives.
-            max_output_bytes: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-            format_errors_in_a_row: How many consecutive replies that cannot be read end the episode, which is
-                truncated and scored; `None` for no such limit.
-            templates_dir: A folder with `instance.j2`, `skills.j2`; files that it lacks are taken from the package. For
-                summaries `summarise.j2` and `handoff.j2`.
-            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
-                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
-                which takes the place of all but the task.
-            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
-                four characters are one.
-            compaction_keeps: How many outputs stay when the others are left out.
-        """
+        """Checks the options, those of `ConversingAgentFactory` and its own."""
+        super().__init__(
+            format_errors_in_a_row=format_errors_in_a_row,
+            templates_dir=templates_dir,
+            compaction=compaction,
+            compaction_tokens=compaction_tokens,
+            compaction_keeps=compaction_keeps,
+        )
         self.columns = columns
         self.lines = lines
         self.max_wait_sec = max_wait_sec
         self.max_output_bytes = max_output_bytes
-        self.format_errors_in_a_row = format_errors_in_a_row
-        self.templates_dir = templates_dir
-        self.compaction: CompactionKind = compaction
-        self.compaction_tokens = compaction_tokens
-        self.compaction_keeps = compaction_keeps
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> TerminalAgent:
         """Makes an agent."""
         return TerminalAgent(self, container=container, llm_client=llm_client)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
-        return {
-            "columns": self.columns,
-            "lines": self.lines,
-            "max_wait_sec": self.max_wait_sec,
-            "max_output_bytes": self.max_output_bytes,
-            "format_errors_in_a_row": self.format_errors_in_a_row,
-            "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
-            "compaction": self.compaction,
-            "compaction_tokens": self.compaction_tokens,
-            "compaction_keeps": self.compaction_keeps,
-        }
 
     async def preflight(self) -> None:
         """Compiles the templates and looks for the emulator. Raises `ConfigError` as `templates` does.
@@ -114,19 +98,13 @@ class TerminalAgentFactory(AgentFactoryBase):
             PreflightError: The emulator is not installed.
         """
         emulator()
-        _ = self.templates, self.shortening
+        await super().preflight()
 
     @cached_property
     def templates(self) -> tuple[Template, Template]:
         """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
-        instance, skills = compile_templates(find_folders(TEMPLATES, self.templates_dir), ("instance", "skills"))
+        instance, skills = compile_templates(self.template_folders, ("instance", "skills"))
         return instance, skills
-
-    @cached_property
-    def shortening(self) -> Compaction:
-        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
-        folders = find_folders(TEMPLATES, self.templates_dir)
-        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, folders)
 
 
 class TerminalAgent:

@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
-from ares_exp.agents.conversation import Compaction, CompactionKind, Conversation
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.conversation import CompactionKind, Conversation
+from ares_exp.agents.conversing_factory import (
+    SHARED_OPTIONS,
+    ConversingAgentFactory,
+    FormatErrors,
+    Outputs,
+    Seconds,
+    Tokens,
+)
 from ares_exp.agents.file_editor import EditError, FileEditor
 from ares_exp.agents.observation import render_result
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.shell_agent import SUBMIT
 from ares_exp.agents.skills import find_skills
-from ares_exp.agents.templating import compile_templates, find_folders
+from ares_exp.agents.templating import compile_templates
 from ares_exp.agents.tool_calls import (
     BashCall,
     EditCall,
@@ -41,95 +49,62 @@ TEMPLATES = Path(__file__).parent / "tools_templates"
 ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")
 
 
-class ToolsAgentFactory(AgentFactoryBase):
-    """Makes tools agents that share one set of compiled templates."""
+class ToolsAgentFactory(ConversingAgentFactory):
+    """Makes tools agents that share one set of compiled templates.
 
-    supports = frozenset({"messages", "skills_dir"})
-    harmless_options = frozenset(
-        {
-            *("tools", "command_timeout_sec", "max_command_timeout_sec", "max_output_chars", "format_errors_in_a_row"),
-            *("templates_dir", "compaction", "compaction_tokens", "compaction_keeps"),
-        }
-    )
+    Attributes:
+        tools: The tools that the LLM gets, of `bash`, `edit` and `submit`; `None` for all. Without `submit`, the
+            command `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT` ends the work.
+        command_timeout_sec: Bound on one command in seconds, where the LLM gives none.
+        max_command_timeout_sec: Bound on one command in seconds, whatever the LLM gives.
+        max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
+        format_errors_in_a_row: How many consecutive replies without a usable call end the episode, which is
+            truncated and scored; `None` for no such limit.
+        templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
+            files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
+    """
+
+    templates_folder = TEMPLATES
+    own_options = ("tools", "command_timeout_sec", "max_command_timeout_sec", "max_output_chars")
+    harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
 
     @validate_call
     def __init__(
         self,
         *,
         tools: Annotated[list[ToolName], Field(min_length=1)] | None = None,
-        command_timeout_sec: Annotated[float, Field(gt=0)] = 120.0,
-        max_command_timeout_sec: Annotated[float, Field(gt=0)] = 600.0,
+        command_timeout_sec: Seconds = 120.0,
+        max_command_timeout_sec: Seconds = 600.0,
         max_output_chars: Annotated[int, Field(ge=100)] = 10_000,
-        format_errors_in_a_row: Annotated[int, Field(ge=1)] | None = 3,
+        format_errors_in_a_row: FormatErrors = 3,
         templates_dir: Path | None = None,
         compaction: CompactionKind = "none",
-        compaction_tokens: Annotated[int, Field(gt=0)] = 100_000,
-        compaction_keeps: Annotated[int, Field(ge=0)] = 5,
+        compaction_tokens: Tokens = 100_000,
+        compaction_keeps: Outputs = 5,
     ) -> None:
-        """Validates the options.
-
-        Args:
-            tools: The tools that the LLM gets, of `bash`, `edit` and `submit`; `None` for all. Without `submit`, the
-                command `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT` ends the work.
-            command_timeout_sec: Bound on one command in seconds, where the LLM gives none.
-            max_command_timeout_sec: Bound on one command in seconds, whatever the LLM gives.
-            max_output_chars: Longer outputs are shown to the LLM as head and tail, half each, with the elided count.
-            format_errors_in_a_row: How many consecutive replies without a usable call end the episode, which is
-                truncated and scored; `None` for no such limit.
-            templates_dir: A folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`;
-                files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
-            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
-                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
-                which takes the place of all but the task.
-            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
-                four characters are one.
-            compaction_keeps: How many outputs stay when the others are left out.
-        """
+        """Checks the options, those of `ConversingAgentFactory` and its own."""
+        super().__init__(
+            format_errors_in_a_row=format_errors_in_a_row,
+            templates_dir=templates_dir,
+            compaction=compaction,
+            compaction_tokens=compaction_tokens,
+            compaction_keeps=compaction_keeps,
+        )
         self.tools: tuple[ToolName, ...] = tuple(dict.fromkeys(ALL_TOOLS if tools is None else tools))
         if not {"bash", "submit"}.intersection(self.tools):
             raise ConfigError("Expected agent.tools to have bash or submit: the agent could never say that it is done.")
         self.command_timeout_sec = command_timeout_sec
         self.max_command_timeout_sec = max_command_timeout_sec
         self.max_output_chars = max_output_chars
-        self.format_errors_in_a_row = format_errors_in_a_row
-        self.templates_dir = templates_dir
-        self.compaction: CompactionKind = compaction
-        self.compaction_tokens = compaction_tokens
-        self.compaction_keeps = compaction_keeps
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> ToolsAgent:
         """Makes an agent."""
         return ToolsAgent(self, container=container, llm_client=llm_client)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The constructor's options, JSON-ready."""
-        return {
-            "tools": list(self.tools),
-            "command_timeout_sec": self.command_timeout_sec,
-            "max_command_timeout_sec": self.max_command_timeout_sec,
-            "max_output_chars": self.max_output_chars,
-            "format_errors_in_a_row": self.format_errors_in_a_row,
-            "templates_dir": None if self.templates_dir is None else str(self.templates_dir),
-            "compaction": self.compaction,
-            "compaction_tokens": self.compaction_tokens,
-            "compaction_keeps": self.compaction_keeps,
-        }
-
-    async def preflight(self) -> None:
-        """Compiles the templates. Raises `ConfigError` as `templates` does."""
-        _ = self.templates, self.shortening
-
     @cached_property
     def templates(self) -> ToolsTemplates:
         """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
-        return ToolsTemplates(find_folders(TEMPLATES, self.templates_dir))
-
-    @cached_property
-    def shortening(self) -> Compaction:
-        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
-        folders = find_folders(TEMPLATES, self.templates_dir)
-        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, folders)
+        return ToolsTemplates(self.template_folders)
 
 
 class ToolsTemplates:

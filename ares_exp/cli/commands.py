@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, Runnable] = {
     "check-task": CommandModule("tell whether the tests of tasks test", "ares_exp.authoring.check_task"),
     "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.listing.command_line"),
     **OF_TRAJECTORIES,
+    "sequences": CommandModule("write sampled tokens for trainers", "ares_exp.training.write_sequences"),
     "report": CommandModule("write one HTML file that shows a run", "ares_exp.report.command_line"),
     "view": CommandModule("show runs in the browser, live", "ares_exp.view.command_line"),
     "compare": CommandModule("tell whether runs differ by more than chance", "ares_exp.reporting.compare.command_line"),

@@ -45,6 +45,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task import Task, Verdict
 
 if TYPE_CHECKING:
+    from ares_exp.environments.playing_again import EpisodeStart
     from ares_exp.environments.restoring import Continuation
     from ares_exp.environments.source import EpisodeParts
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -74,7 +75,7 @@ class CodeEnvironment(
         seed: int = 0,
         provide_solution: bool = False,
         output_dir: Path | None = None,
-        start_from: Continuation | None = None,
+        start_from: EpisodeStart | None = None,
     ) -> None:
         """Touches nothing yet.
 
@@ -317,7 +318,7 @@ class CodeEnvironment(
     def past_steps(self) -> Sequence[PastStep]:
         """The time steps of the running episode, the pending one last, those before a snapshot included.
 
-        Empty for an agent that is not deterministic.
+        Empty for an agent that is not deterministic, but right after its recorded answers were given again.
         """
         from ares_exp.environments.past_steps import past_steps
 

@@ -16,7 +16,7 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, ContainerSpec, Mount, SnapshottableContainer
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.environment import LimitName, TimeStep, restart, termination, transition, truncation
+from ares_exp.environment import LimitName, PastStep, TimeStep, restart, termination, transition, truncation
 from ares_exp.environments.agent_host import AgentHost, TimeIsUpError
 from ares_exp.environments.collect_on_abort import collect_on_abort
 from ares_exp.environments.episode_setup import EpisodeSetup
@@ -49,6 +49,8 @@ class Episode:
         limit_note: More about that limit, if there is more.
         verdict: What the verifiers said, taken together.
         past_stages: Stages that are over, of a task with several.
+        played: Its time steps up to the pending one that it was handed over at, where recorded answers were given
+            again before.
         clock: What it is busy with.
         activity: What the agent did in the container since the last time step.
         lineage: Where it was branched off: the ids of the root and the parent episode, the step; empty if it was not.
@@ -72,6 +74,7 @@ class Episode:
         self.limit_note: str | None = None
         self.verdict: Verdict | None = None
         self.past_stages: list[PastStage] = []
+        self.played: tuple[PastStep, ...] = ()
         self.clock = PhaseClock()
         self.activity = Activity()
         self.lineage: Mapping[str, Any] = {}

@@ -40,6 +40,8 @@ NOT_CAPTURED = (
     "mounts: /proc, /sys, /dev (with /dev/shm), tmpfs and volumes",
 )
 
+THE_AGENT = "the agent, which is a process: no episode can go on from this snapshot"
+
 # Processes that commands have left behind, one a line: number and command line. Not itself.
 _PROCESSES = f"""
 files=$(grep -sl {EXEC_ID_VARIABLE}= /proc/[0-9]*/environ)
@@ -82,9 +84,12 @@ async def export_episode(
             f"Containers of {episode.setup.container_factory.name!r} cannot be captured: they have no "
             "`capture_changes`. Use container=docker or container=local."
         )
-    _refuse_unknowable(host)
+    factory = episode.setup.code_agent_factory
+    if factory.can_be_restored:
+        _refuse_unknowable(host)
     store = SnapshotStore(output_dir)
-    await host.quiesce(QUIESCE_SEC)
+    if factory.can_be_restored:  # else the agent runs as long as the episode, and its files alone are captured
+        await host.quiesce(QUIESCE_SEC)
     try:
         state = _state_of(host)
         elapsed_sec = host.runtime.elapsed_sec
@@ -139,12 +144,13 @@ class _Writing:
             "edits": [edit.to_dict() for edit in episode.edits],
         }
         self._past_stages = tuple(episode.past_stages)
+        can_be_restored = episode.setup.code_agent_factory.can_be_restored
         self._container = {
             "options": dict(episode.setup.container_factory.options),
             "workdir": self._spec.workdir,
             "env_names": sorted(self._spec.env),
             "processes": processes,
-            "not_captured": [*NOT_CAPTURED, *delta.notes],
+            "not_captured": [*([] if can_be_restored else [THE_AGENT]), *NOT_CAPTURED, *delta.notes],
         }
 
     def commit(self, store: SnapshotStore, *, sync: bool) -> EnvironmentSnapshot:

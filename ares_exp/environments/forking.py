@@ -15,7 +15,7 @@ from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
-from ares_exp.errors import ConfigError, SnapshotError
+from ares_exp.errors import ConfigError, SnapshotError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 
 
@@ -46,6 +46,12 @@ async def fork_episode(
     """
     if n < 1:
         raise ConfigError(f"Expected at least 1 fork, got {n}.")
+    factory = episode.setup.code_agent_factory
+    if not factory.can_be_restored:
+        raise SnapshotUnsupportedError(
+            f"Episodes of {factory.name} cannot be forked: the agent is a process in its container, and cannot be put "
+            "into another one. Branch a recorded run (`branch_from=`), which plays its answers again."
+        )
     making = asyncio.create_task(asyncio.to_thread(_directory))
     made: list[EnvironmentT] = []
     try:

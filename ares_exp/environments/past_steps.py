@@ -15,7 +15,12 @@ from ares_exp.llms.response import LLMResponse
 
 
 def past_steps(episode: Episode) -> Sequence[PastStep]:
-    """Returns all time steps of a running episode, the pending one last; empty when its journals do not tell."""
+    """Returns all time steps of a running episode, the pending one last; empty when its journals do not tell.
+
+    What an episode without a journal has played before it was handed over is known until its next step.
+    """
+    if len(episode.played) == episode.usage.step_count + 1:
+        return episode.played
     journals = [past.journal for past in episode.past_stages]
     if episode.host is not None:
         journals.append(episode.host.runtime.journal)

@@ -23,6 +23,7 @@ from ares_exp.errors import (
     DivergenceError,
     SnapshotMetadataError,
     SnapshotMismatchError,
+    SnapshotUnsupportedError,
 )
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.delta_encoding import get_delta
@@ -173,7 +174,11 @@ class Continuation:
             except (ValueError, RecursionError) as error:
                 raise SnapshotMetadataError(f"{where}: the agent's state is no JSON: {error}.") from None
         else:
-            raise SnapshotMetadataError(f"{where}: expected a journal or a state of the agent, found neither.")
+            raise SnapshotUnsupportedError(
+                f"{where}: it has the container's files and the pending request, and neither a journal nor a state of "
+                "the agent, which was a process: no episode can go on from it. `branch_from=<run>/<episode>@<step>` "
+                "plays the recorded answers again up to a step."
+            )
         return StoredChanges(delta, objects), journal, state
 
 

@@ -19,7 +19,7 @@ from ares_exp.tasks.task_origin import TaskOrigin
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.playing_again import EpisodeStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EpisodeParts:
     seed: int
     provide_solution: bool = False
     output_dir: Path | None = None
-    start_from: Continuation | None = None
+    start_from: EpisodeStart | None = None
     episode_id: str | None = None
     attempt: int = 0
 

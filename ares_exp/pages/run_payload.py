@@ -144,12 +144,13 @@ class ShownRun:
             "name": name or str(self.path),
             "path": str(self.path),
             "state": asdict(self.state),
+            "about": self._about(config := self._config(), replay := self._replay()),
             "results": results,
             "intervals": self._intervals(),
             "episodes": [*self._rows(), *self._without_a_row()],
-            "config": self._config(),
+            "config": config,
             "provenance": self._provenance(),
-            "replay": self._replay(),
+            "replay": replay,
             "log": _tail(self.dir.log),
             "problems": list(self.problems),
             "read_at": time.time(),
@@ -240,6 +241,21 @@ class ShownRun:
             "has_steps": True,
             **{name: stored.metadata[name] for name in OF_THE_METADATA if stored.metadata.get(name) is not None},
         }
+
+    def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any] | None) -> list[str]:
+        """Returns what kind of run it is, in phrases, where it does not stand on its own."""
+        told: dict[str, str] = {key: value for key, value in config if value != "null"}
+        about = []
+        if replay is not None:
+            matching, compared, score = (replay.get(name) for name in ("matching_steps", "compared_steps", "score"))
+            about.append(f"replay of {replay.get('recording')}")
+            if isinstance(score, int | float):
+                about.append(f"{matching} of {compared} steps match ({score:.2f})")
+        if "branch_from" in told:
+            about.append(f"branches of {told['branch_from']}")
+        if (parts := self.path / "parts").is_dir():
+            about.append(f"merged of {sum(1 for _ in parts.iterdir())} runs")
+        return about
 
     def _config(self) -> list[list[str]]:
         try:

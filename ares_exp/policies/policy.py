@@ -25,6 +25,7 @@ class EpisodeSpec:
         retry: How many tries of the attempt came before.
         on_wait: Is to be told of the seconds that a request waits for something else than its answer (before a retry,
             for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
+        normalisers: What of the agent's requests differs whenever it is played again: name → pattern and replacement.
     """
 
     task_name: str
@@ -32,6 +33,7 @@ class EpisodeSpec:
     seed: int = 0
     retry: int = 0
     on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
+    normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
 
 class RunReport(Protocol):

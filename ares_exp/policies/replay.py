@@ -16,7 +16,7 @@ from ares_exp.policies.policy import EpisodeSpec, Policy
 from ares_exp.policies.replay_report import ENDED_BY_ITSELF, ReplayedEpisode, ReplayReport
 from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
-from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, make_normalisers
+from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, compiled, make_normalisers
 from ares_exp.trajectories.recorded_lanes import RecordedLanes
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,
@@ -66,7 +66,8 @@ class ReplayPolicy(Policy):
             strict: Whether a request that differs from the recorded one ends the episode; if not, it is answered all
                 the same. `"normalised"`: whether it differs after normalising.
             normalise: What does not count when requests are compared: names of built-in normalisers, and the user's own
-                as `{pattern, replacement}`, applied in this order. See `normalisers`.
+                as `{pattern, replacement}`, applied in this order, after those of the agent. Empty: everything counts.
+                See `normalisers`.
         """
         self._path = trajectory
         self._episode_id = episode
@@ -103,7 +104,8 @@ class ReplayPolicy(Policy):
                 f"{self._path} has no recorded episode of task {episode.task_name!r}; it has: {names}. "
                 "Select those with `env.tasks=…`."
             )
-        played = _Replayed(recorded, strict=self._strict, normalisers=self._normalisers)
+        own = compiled(episode.normalisers) if self._normalisers else ()
+        played = _Replayed(recorded, strict=self._strict, normalisers=(*own, *self._normalisers))
         self._played[episode.task_name, episode.attempt] = played
         return played
 
@@ -135,7 +137,8 @@ class ReplayPolicy(Policy):
                 episodes.append(ReplayedEpisode.of(recorded, result, played.steps if played is not None else ()))
         if not episodes and all(result.outcome in ENDED_BY_ITSELF for result in final):
             return None
-        return ReplayReport(self._path, tuple(one.name for one in self._normalisers), tuple(episodes))
+        used = [*self._normalisers, *(one for played in self._played.values() for one in played.normalisers)]
+        return ReplayReport(self._path, tuple(dict.fromkeys(one.name for one in used)), tuple(episodes))
 
     def _recorded(self, task_name: str, attempt: int) -> EpisodeTrajectory | None:
         recorded = self._episodes.get(task_name)
@@ -188,6 +191,7 @@ class _Replayed:
 
     Attributes:
         steps: How the requests so far compare with the recorded ones.
+        normalisers: What does not count: of its agent, and what the policy was told.
     """
 
     def __init__(self, episode: EpisodeTrajectory, *, strict: Strict, normalisers: Sequence[Normaliser]) -> None:
@@ -195,7 +199,7 @@ class _Replayed:
         self._episode = episode
         self._edits = recorded_edits(episode.metadata)
         self._strict = strict
-        self._normalisers = normalisers
+        self.normalisers = normalisers
         self._recorded = RecordedLanes(_exchanges(episode))
         self._comparison = RequestComparison(normalisers)
 
@@ -232,7 +236,7 @@ class _Replayed:
         return recorded, asked
 
     def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        match = RequestComparison(self._normalisers).compare(0, recorded, asked).match
+        match = RequestComparison(self.normalisers).compare(0, recorded, asked).match
         return match in (Match.EXACT, Match.NORMALISED)
 
     def _refuse(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

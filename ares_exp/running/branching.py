@@ -2,20 +2,31 @@
 
 If the recorded run has a snapshot of that step, the branches start from it. Otherwise the episode is played again up to
 that step, from its last earlier snapshot or from its beginning, with the recorded answers; then a snapshot is taken, so
-that all branches start from the same state.
+that all branches start from the same state. Where the agent cannot go on from a snapshot, each branch is played again
+by itself, in a container of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.asking.asked_ahead import concurrency_of
+from ares_exp.environments.playing_again import EpisodeStart, PlayedAgain
 from ares_exp.environments.restoring import Continuation
-from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
+from ares_exp.errors import (
+    ConfigError,
+    EpisodeError,
+    SnapshotError,
+    SnapshotMismatchError,
+    TrajectoryFormatError,
+    UserError,
+)
 from ares_exp.journal.encoding import decode_journal
 from ares_exp.journal.journal import DoneEntry
 from ares_exp.llms.message_edit import MessageEdit, edited, recorded_edits
@@ -23,6 +34,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import AdvancingClient, RememberingClient
 from ares_exp.records.run_dir import RunDir
+from ares_exp.resume.answer_log import Exchange
 from ares_exp.resume.episode_ref import EpisodeRef
 from ares_exp.snapshots.nearest import nearest_snapshot
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
@@ -81,6 +93,7 @@ class Branching:
         self._step = ref.step
         self._options = options
         self._snapshot: EnvironmentSnapshot | None = None
+        self._played_again: _Recording | None = None
         self._messages = 0
         self._root: str | None = None
         self._earlier_edits: tuple[MessageEdit, ...] = ()
@@ -97,11 +110,16 @@ class Branching:
         return self._episode.task_name
 
     async def prepare(
-        self, make: Callable[[Continuation | None, int], CodeEnvironment], store: Path, report: Report
+        self,
+        agents: AgentFactoryBase,
+        make: Callable[[Continuation | None, int], CodeEnvironment],
+        store: Path,
+        report: Report,
     ) -> None:
-        """Finds or makes the snapshot that the branches start from.
+        """Finds or makes the snapshot that the branches start from, or the answers that they are played again with.
 
         Args:
+            agents: Makes their agents.
             make: Makes an environment that starts, or continues, with that seed, for playing the episode again.
             store: Directory for a new snapshot, also if an earlier session of the run made it.
             report: Receives messages for the user.
@@ -110,6 +128,9 @@ class Branching:
             UserError: The snapshot can neither be found nor made; the message says why.
         """
         try:
+            if not agents.can_be_restored:
+                await self._read_answers(agents, report)
+                return
             self._snapshot = await asyncio.to_thread(self._nearest, store)
             if self._snapshot is None or self._snapshot.step_count != self._step:
                 self._snapshot = await self._play_again(make, store, report)
@@ -125,20 +146,46 @@ class Branching:
             name = f"{self._run_dir.path / self._episode.episode_id}@{self._step}"
             raise UserError(f"Cannot branch from {name}: {error}") from error
 
-    def start(self, branch: int) -> Continuation:
+    async def _read_answers(self, agents: AgentFactoryBase, report: Report) -> None:
+        """Reads the answers that each branch is played again with."""
+        recorded = await asyncio.to_thread(self._recorded)
+        if (was := recorded.metadata.get("agent")) not in (None, agents.name):
+            raise SnapshotMismatchError(
+                f"its agent was {was!r:.100}, whose answers cannot be given to agent={agents.name} up to that step."
+            )
+        pending = recorded.steps[self._step].observation or {}
+        self._messages = len(pending.get("messages", ()))
+        self._note_origin(recorded)
+        self._earlier_answers = tuple(_answer(recorded, step) for step in range(self._step))
+        self._played_again = _Recording(_exchanges(recorded), _seed_of(recorded), report)
+
+    def start(self, branch: int) -> EpisodeStart:
         """Returns the starting point of a branch."""
-        snapshot, parent = self._snapshot_at_hand, self._episode.episode_id
+        snapshot, again, parent = self._snapshot, self._played_again, self._episode.episode_id
+        assert snapshot is not None or again is not None, "prepare() comes first"
+        root = self._root if snapshot is None else snapshot.lineage.get("root", self._root)
         lineage: dict[str, Any] = {
-            "root": str(snapshot.lineage.get("root", self._root or parent)),
+            "root": str(root or parent),
             "parent": parent,
             "step": self._step,
             "branch": branch,
-            "snapshot": snapshot.snapshot_id,
+            **({} if snapshot is None else {"snapshot": snapshot.snapshot_id}),
         }
-        edits = (*self._earlier_edits, *self._options.edits(self._messages, self._step))
-        if edits:
+        new = self._options.edits(self._messages, self._step)
+        if edits := (*self._earlier_edits, *new):
             lineage["edits"] = [edit.to_dict() for edit in edits]
-        return Continuation(snapshot, lineage=lineage, edits=edits)
+        if snapshot is not None:
+            return Continuation(snapshot, lineage=lineage, edits=edits)
+        assert again is not None
+        return PlayedAgain(
+            self.task_name,
+            again.exchanges,
+            self._step,
+            seed=again.seed,
+            lineage=lineage,
+            edits=edits,
+            report=again.report,
+        )
 
     def policy(self, client: LLMClient) -> LLMClient:
         """Returns the policy of a branch, told of the answers before it; one that gives a given answer first."""
@@ -165,11 +212,8 @@ class Branching:
         recorded = await asyncio.to_thread(self._recorded)
         begin = Continuation(self._snapshot) if self._snapshot is not None else None
         if begin is None:  # a snapshot of a branch knows both itself
-            self._earlier_edits = recorded_edits(recorded.metadata)
-            lineage = recorded.metadata.get("lineage")
-            self._root = lineage.get("root") if isinstance(lineage, Mapping) else None
-        seed = recorded.metadata.get("seed", 0)
-        async with make(begin, seed if isinstance(seed, int) else 0) as environment:
+            self._note_origin(recorded)
+        async with make(begin, _seed_of(recorded)) as environment:
             time_step = await environment.reset()
             comparison, differing = RequestComparison(), []
             for step in range(environment.step_count, self._step + 1):
@@ -193,6 +237,12 @@ class Branching:
                 )
             return await environment.export_state(store, snapshot_id=f"{self._episode.episode_id}@{self._step}")
 
+    def _note_origin(self, recorded: EpisodeTrajectory) -> None:
+        """Notes what the recorded episode was branched off itself, and how its conversation was edited."""
+        self._earlier_edits = recorded_edits(recorded.metadata)
+        lineage = recorded.metadata.get("lineage")
+        self._root = lineage.get("root") if isinstance(lineage, Mapping) else None
+
     def _recorded(self) -> EpisodeTrajectory:
         from ares_exp.trajectories.stored_episodes import load
 
@@ -203,6 +253,15 @@ class Branching:
             f"the run has neither a snapshot of step {self._step} nor a trajectory of the episode, with which it could "
             "be played again. Use `snapshot=every_step`, or a collector, in the run to be branched."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """What branches are played again with, and who hears how that went."""
+
+    exchanges: Sequence[Exchange]
+    seed: int
+    report: Report
 
 
 class _FirstAnswer:
@@ -246,3 +305,18 @@ def _answer(recorded: EpisodeTrajectory, step: int) -> LLMResponse:
     if action is None:
         raise SnapshotError(f"the recorded trajectory has no answer after step {step}.")
     return deserialize_llm_response(action)
+
+
+def _exchanges(recorded: EpisodeTrajectory) -> list[Exchange]:
+    """Returns the recorded requests with their answers."""
+    steps: Sequence[Any] = recorded.steps
+    return [
+        Exchange(step.observation, deserialize_llm_response(after.action))
+        for step, after in itertools.pairwise(steps)
+        if step.observation is not None and after.action is not None
+    ]
+
+
+def _seed_of(recorded: EpisodeTrajectory) -> int:
+    seed = recorded.metadata.get("seed", 0)
+    return seed if isinstance(seed, int) else 0

@@ -30,7 +30,7 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.normalisers import with_own
 
 if TYPE_CHECKING:
-    from ares_exp.environments.restoring import Continuation
+    from ares_exp.environments.playing_again import EpisodeStart
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class EpisodeMaker:
         seed: int,
         *,
         output_dir: Path | None = None,
-        start_from: Continuation | None = None,
+        start_from: EpisodeStart | None = None,
         planned: PlannedEpisode | None = None,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
@@ -81,7 +81,7 @@ class EpisodeMaker:
         )
 
     def _make_environment(
-        self, episode: RunningEpisode, start_from: Continuation | None = None, *, output_dir: Path | None = None
+        self, episode: RunningEpisode, start_from: EpisodeStart | None = None, *, output_dir: Path | None = None
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
         parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
@@ -118,6 +118,7 @@ class EpisodeMaker:
             planned.seed,
             retry=planned.retry,
             on_wait=counted_when_awaited(episode.waited),
+            normalisers=self._parts.playing_agent.normalisers,
         )
         client: LLMClient = self._parts.policy.for_episode(spec)
         return client if self._parts.branching is None else self._parts.branching.policy(client)
@@ -167,7 +168,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         elif recorded is not None:
             await in_thread(lambda: copy_answers(recorded, own, of_scorers=True))
 
-    def _start(self, episode: RunningEpisode) -> Continuation | None:
+    def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
         """Returns the start: a snapshot of the earlier try, or the branching point; `None` for the beginning."""
         from ares_exp.environments.episode_facts import EpisodeFacts
         from ares_exp.environments.restoring import Continuation
@@ -184,7 +185,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
                 logger.warning("Episode %s is played again from its beginning: %s", planned.episode_id, error)
                 found = None
             if found is not None:
-                if start is not None:
+                if isinstance(start, Continuation):
                     unanswered -= EpisodeFacts(start.snapshot).unanswered
                 unlogged = max(0, unanswered - sum(exchange.answer is None for exchange in exchanges))  # old logs
                 episode.from_snapshot = max(0, found.step_count - first - unlogged)

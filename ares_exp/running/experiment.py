@@ -430,8 +430,10 @@ class Experiment:
             played = environment.unwrapped if isinstance(environment, EnvironmentWrapper) else environment
             return cast("CodeEnvironment", played)  # without its scorers: it never comes to its LAST step
 
-        self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
-        await branching.prepare(make, self._run_dir.branch_point, self._warn)
+        agents = self._parts.playing_agent
+        if agents.can_be_restored:
+            self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
+        await branching.prepare(agents, make, self._run_dir.branch_point, self._warn)
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues."""

@@ -34,12 +34,26 @@ class Capturing(Protocol):
         ...
 
 
+class Agents(Capturing, Protocol):
+    """What is asked of the factory of agents."""
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        ...
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Whether an episode can go on from a snapshot."""
+        ...
+
+
 class NoSnapshots:
     """`snapshot=none`: episodes are played as they are."""
 
     output_dir: Path | None = None
 
-    def check(self, source: Exporting, *parts: Capturing) -> None:
+    def check(self, source: Exporting, containers: Capturing, agents: Agents) -> None:
         """There is nothing to refuse."""
 
     def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
@@ -91,12 +105,13 @@ class SnapshotSchedule:
         self._has_garbage = False
         self._told: set[str] = set()
 
-    def check(self, source: Exporting, *parts: Capturing) -> None:
-        """Refuses, before anything starts, what cannot be captured.
+    def check(self, source: Exporting, containers: Capturing, agents: Agents) -> None:
+        """Refuses, before anything starts, what cannot be captured, and snapshots at every step that nobody can use.
 
         Args:
             source: Makes the environments.
-            parts: The factories of their containers and agents.
+            containers: The factory of their containers.
+            agents: The factory of their agents.
 
         Raises:
             UserError: With the reason and the remedy.
@@ -106,8 +121,15 @@ class SnapshotSchedule:
                 f"Expected environments that have `export_state` for snapshots, and {name_of(source)} does not "
                 "say that its own have it (`exports_state = True`). Set `snapshot=none`."
             )
-        for part in parts:
-            part.check_snapshots()
+        containers.check_snapshots()
+        agents.check_snapshots()
+        if self._every is not None and self._success_reward is None and not agents.can_be_restored:
+            raise ConfigError(
+                f"Expected `snapshot=on_failure`, `manual` or `none` with agent={agents.name}, which is a process in "
+                "its container: a snapshot has files, to look at, and cannot put a process back. A run that was killed "
+                "goes on without one (`resume=`), and `branch_from=` needs none: recorded answers are given again in a "
+                "fresh container. What the agent leaves is kept in files/<episode>/agent/."
+            )
 
     def around(self, env: EnvironmentWrapper, *, episode_id: str) -> EnvironmentWrapper:
         """`env` with snapshots."""

@@ -200,6 +200,11 @@ class EnvironmentSnapshot:
         return self.schema >= FIRST_SCHEMA
 
     @property
+    def is_restorable(self) -> bool:
+        """Whether an episode can go on from it: it has the agent's journal or state, and not the files alone."""
+        return bool(self.journal) or self.agent.get("state") is not None
+
+    @property
     def past_journals(self) -> list[list[str]]:
         """As `journal`, of each stage of the task that is over."""
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]

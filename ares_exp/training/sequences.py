@@ -19,7 +19,7 @@ take the place of the row's, and as many sampled ones as that lose their trainin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -69,6 +69,14 @@ class TrainingSequence:
     starts: tuple[int, ...]
     made: Made = "clean"
     finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses lists that do not belong together."""
+        lengths = len(self.ids), len(self.mask), len(self.logprobs)
+        if len(set(lengths)) > 1:
+            raise ValueError("Expected as many mask values and logprobs as ids, got {1}, {2} and {0}".format(*lengths))
+        if not self.starts or len(self.starts) != len(self.steps):
+            raise ValueError(f"Expected a start for each step, got {len(self.starts)} for {len(self.steps)}")
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -134,37 +142,55 @@ class SequenceReport:
 
     def sentences(self) -> list[str]:
         """Returns the counts in sentences."""
-        return count_sentences([self])
+        counts = SequenceCounts()
+        counts.add(self)
+        return counts.sentences()
 
 
-def count_sentences(reports: Iterable[SequenceReport]) -> list[str]:
-    """Returns what several reports count together, in sentences."""
-    total: Counter[str] = Counter()
-    others: Counter[str] = Counter()
-    for report in reports:
-        total["rows"] += len(report.rows)
-        total["tokens"] += sum(row.trained_tokens for row in report.rows)
-        total["calls"] += report.calls
-        total["untrained"] += report.untrained_tokens
-        total["unstated"] += report.unstated_sampling
-        total.update(row.made for row in report.rows)
-        others.update(report.other_lanes)
-    sentences = [
-        f"{count_of(total['rows'], 'row')} of {count_of(total['calls'], 'call')}, "
-        f"{count_of(total['tokens'], 'token')} trained on: {total['clean']:,} clean, "
-        f"{total['realigned']:,} re-aligned, {total['forked']:,} forked."
-    ]
-    if total["untrained"]:
-        sentences.append(f"Not trained on for re-alignments: {count_of(total['untrained'], 'sampled token')}.")
-    if others:
-        named = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
-        sentences.append(f"Left out: {count_of(sum(others.values()), 'call')} of other lanes ({named}).")
-    if total["unstated"]:
-        sentences.append(
-            f"Of {count_of(total['unstated'], 'call')} the temperature is not on record: the engine's own is taken to "
-            "be the one that is expected, without truncation."
-        )
-    return sentences
+@dataclass(slots=True)
+class SequenceCounts:
+    """What several reports count together: the sums of their attributes, as `SequenceReport` has them."""
+
+    episodes: int = 0
+    rows: int = 0
+    calls: int = 0
+    trained_tokens: int = 0
+    untrained_tokens: int = 0
+    unstated_sampling: int = 0
+    made: Counter[str] = field(default_factory=Counter)
+    other_lanes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, report: SequenceReport) -> None:
+        """Adds the report of an episode."""
+        self.episodes += 1
+        self.rows += len(report.rows)
+        self.calls += report.calls
+        self.trained_tokens += sum(row.trained_tokens for row in report.rows)
+        self.untrained_tokens += report.untrained_tokens
+        self.unstated_sampling += report.unstated_sampling
+        self.made.update(row.made for row in report.rows)
+        self.other_lanes.update(report.other_lanes)
+
+    def sentences(self) -> list[str]:
+        """Returns the counts in sentences."""
+        sentences = [
+            f"{count_of(self.rows, 'row')} of {count_of(self.calls, 'call')}, "
+            f"{count_of(self.trained_tokens, 'token')} trained on: {self.made['clean']:,} clean, "
+            f"{self.made['realigned']:,} re-aligned, {self.made['forked']:,} forked."
+        ]
+        if self.untrained_tokens:
+            sentences.append(
+                f"Not trained on, because of re-alignments: {count_of(self.untrained_tokens, 'sampled token')}."
+            )
+        if self.other_lanes:
+            named = ", ".join(sorted(self.other_lanes)[:3]) + (", …" if len(self.other_lanes) > 3 else "")
+            sentences.append(f"Left out: {count_of(self.other_lanes.total(), 'call')} of other lanes ({named}).")
+        if self.unstated_sampling:
+            sentences.append(
+                f"Of {count_of(self.unstated_sampling, 'call')} the temperature is not on record: the engine's own is "
+                "taken to be the one that is expected, without truncation."
+            )
+        return sentences
 
 
 def sequences_of(

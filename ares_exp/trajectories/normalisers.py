@@ -116,9 +116,13 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
 
 
 def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the built-in ones, and those of an agent: name → pattern and replacement."""
-    compiled = (Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
-    return (*compiled, *make_normalisers(list(BUILT_IN)))
+    """Compiles the built-in ones, and those of an agent."""
+    return (*compiled(own), *make_normalisers(list(BUILT_IN)))
+
+
+def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
+    """Compiles those of an agent: name → pattern and replacement."""
+    return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 
 def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> Any:

@@ -18,6 +18,7 @@ from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT
 from ares_exp.errors import AgentExitError, ConfigError, PreflightError
 from ares_exp.interception.line import KEEPALIVE_SEC
+from ares_exp.trajectories.normalisers import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"
 """Where the directory of `agent.mount` is in the container."""
@@ -28,7 +29,6 @@ class CommandRecipe:
     """A recipe made of options; see `CommandAgentFactory`."""
 
     version: str | None = None
-    normalisers: Mapping[str, tuple[str, str]] = {}
     supports: frozenset[str] = frozenset()
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
 
@@ -42,8 +42,10 @@ class CommandRecipe:
         mount: Path | None,
         lane_headers: tuple[str, ...],
         ok_exit_codes: frozenset[int],
+        normalisers: Mapping[str, tuple[str, str]],
     ) -> None:
         self.name = name
+        self.normalisers = normalisers
         self.lane_headers = lane_headers
         self._command = command
         self._env = dict(env)
@@ -115,6 +117,7 @@ class CommandAgentFactory(InstalledAgentFactory):
         model_name: str = "policy",
         lane_headers: list[str] | None = None,
         ok_exit_codes: list[int] | None = None,
+        normalise: Annotated[list[UserNormaliser], Field(max_length=50)] | None = None,
         port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
@@ -132,6 +135,8 @@ class CommandAgentFactory(InstalledAgentFactory):
             model_name: The name of the model that it is told to ask for.
             lane_headers: Names of request headers whose values tell its conversations apart.
             ok_exit_codes: Exit codes that are no failure; by default 0 alone.
+            normalise: What differs in what it asks whenever it is played again, beside what always may (times, process
+                ids): `{pattern, replacement}`. In resumes, branches and replays it does not count.
             port: The port of its LLM in the container that is tried first.
             keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
@@ -147,6 +152,7 @@ class CommandAgentFactory(InstalledAgentFactory):
             mount=mount,
             lane_headers=tuple(header.lower() for header in lane_headers or ()),
             ok_exit_codes=frozenset(ok_exit_codes if ok_exit_codes is not None else (0,)),
+            normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
         )
         super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
 

@@ -16,7 +16,7 @@ from ares_exp.agents.installed.recipe import AGENT_DIR, AgentRecipe, Launch, Lau
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT, Door, ServingContainer
-from ares_exp.errors import AgentError, ConfigError, DoorUnavailableError, EndpointLostError, NoRequestError
+from ares_exp.errors import AgentError, DoorUnavailableError, EndpointLostError, NoRequestError
 from ares_exp.interception.line import KEEPALIVE_SEC, Line, LineReport
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
@@ -54,6 +54,7 @@ class InstalledAgentFactory(AgentFactoryBase):
     """Makes agents by a recipe. They cannot be run again from a journal: what they do is theirs."""
 
     deterministic = False
+    can_be_restored = False
     needs_door = True
     files_dir = AGENT_DIR
 
@@ -90,18 +91,6 @@ class InstalledAgentFactory(AgentFactoryBase):
     def mounts(self) -> tuple[Mount, ...]:
         """As the recipe."""
         return self.recipe.mounts
-
-    def check_snapshots(self) -> None:
-        """Refuses snapshots: a process cannot be put back.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            f"Expected `snapshot=none` with agent={self.name}, which is a process in its container: a snapshot has "
-            "files, and cannot put a process back. A run that was killed goes on without one (`resume=`): its recorded "
-            "answers are given again in a fresh container. What the agent leaves is kept in files/<episode>/agent/."
-        )
 
     async def preflight(self) -> None:
         """As the recipe."""

@@ -97,7 +97,7 @@ function passRates(run) {
     parts.push(el("polyline", { class: "line " + style, points: points.map(([at, one]) => `${at},${y(one.value)}`).join(" ") }));
     parts.push(points.map(([at, one]) => dot(at, y(one.value), style, `${name}: ${one.value} [${one.low}, ${one.high}], ${count(one.tasks, "task")}`)));
     const [end, last] = points[points.length - 1];
-    parts.push(label(end + 8, y(last.value) + 4, name, { class: "axis" }));
+    parts.push(label(end + 8, y(last.value) + (key === "pass_at_k" ? -2 : 10), name, { class: "axis" }));
   }
   return picture("pass@k and pass^k", width, height, parts, "Scored attempts; bands are 95 % intervals.");
 }

@@ -15,7 +15,7 @@ function stepNode(episode, position, address) {
     ...["policy", "environment", "container"].filter((name) => step[name + "_sec"] !== undefined).map((name) => `${name} ${seconds(step[name + "_sec"])}`)];
   return el("article", { class: "step", id: `step-${position}`, "data-step": position },
     el("h3", null, el("a", { href: address ? address(position) : null }, `step ${step.index}`), step.lane ? el("span", { class: "lane", title: "conversation of a part of the agent" }, step.lane) : null,
-      el("span", { class: "dim" }, ` ${seconds(step.at)} · ${told.join(" · ")}`)),
+      el("span", { class: "dim" }, ` ${step.at < 0 ? `${seconds(-step.at)} before the episode` : seconds(step.at)} · ${told.join(" · ")}`)),
     step.reply ? replyNodes(step.reply) : null,
     (step.commands || []).map(commandNode),
     changes ? changeNodes(changes) : null,

@@ -60,7 +60,7 @@ function card(name, value, note) {
 function overview(index, run) {
   const { totals, statistics } = run.results, scored = statistics.scored_only, zero = statistics.errors_as_zero, state = run.state;
   const running = run.episodes.filter((one) => one.outcome === "running"), tokens = (totals.prompt_tokens || 0) + (totals.generated_tokens || 0);
-  const told = [state.began ? `begun ${moment(state.began)}` : null, state.sessions > 1 ? count(state.sessions, "session") : null, totals.ended_by, totals.interrupted ? "interrupted" : null].filter((one) => one).join(" · ");
+  const told = [...run.about, state.began ? `begun ${moment(state.began)}` : null, state.sessions > 1 ? count(state.sessions, "session") : null, totals.ended_by, totals.interrupted ? "interrupted" : null].filter((one) => one).join(" · ");
   const failed = run.episodes.filter((one) => one.is_last && ["broken", "failed"].includes(verdict(one, statistics.threshold))).slice(0, 8);
   return el("div", null, el("h2", null, run.name, " ", el("span", { class: "badge state " + state.name.replace(" ", "-") }, state.name)), el("p", { class: "dim" }, told),
     el("div", { class: "cards" },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,10 +14,14 @@ from typing import Any
 import pytest
 
 import ares_exp
+from ares_exp.agents.installed.command import CommandAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
-from ares_exp.errors import UserError
+from ares_exp.environments.code_environment import CodeEnvironment
+from ares_exp.errors import SnapshotUnsupportedError, UserError
+from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.resume.answer_log import logged_episodes
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.trajectories import load
 from ares_exp.trajectories.commands.request_change import request_change
 from tests.conftest import SECRET_FREE
@@ -98,6 +103,70 @@ def test_a_replay_plays_the_lanes_again() -> None:
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 5)
     report = json.loads(Path("again/replay.json").read_text())
     assert {step["match"] for episode in report["episodes"] for step in episode["steps"]} <= {"exact"}
+
+
+def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:
+    draw = "echo job $(od -An -N4 -tu4 /dev/urandom)"
+    play(*replies(draw, GREET, "DONE"), "agent.normalise=[{pattern: 'job +[0-9]+', replacement: job}]")
+    ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=again", "policy.strict=normalised"], quiet=True)
+    report = json.loads(Path("again/replay.json").read_text())
+    [episode] = report["episodes"]
+    assert [step["match"] for step in episode["steps"]] == ["exact", "normalised", "exact"]
+    assert report["normalisers"][-1] == "job +[0-9]+"
+    ares_exp.run(["replay=run", "tracker=none", "hydra.run.dir=raw", "policy.normalise=[]"], quiet=True)
+    [episode] = json.loads(Path("raw/replay.json").read_text())["episodes"]
+    assert [step["match"] for step in episode["steps"]] == ["exact", "different", "exact"]
+
+
+def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own() -> None:
+    draw = "od -An -N8 -tu8 /dev/urandom > /tmp/drawn; cat /tmp/drawn"
+    play(*replies("PARTS one|two", "DONE", "DONE", draw, "DONE"))
+    branch = ["branch_from=run/write-greeting@4", "branches=2", "tracker=none", "hydra.run.dir=branches"]
+    branch += [f"policy.replies={json.dumps(['cat /tmp/drawn', 'DONE'])}", f"branch_answer={json.dumps(GREET)}"]
+    results = ares_exp.run([*branch, "snapshot=none"], quiet=True)
+    assert [(row.outcome, row.reward, row.num_steps) for row in results.rows] == [(Outcome.COMPLETED, 1.0, 3)] * 2
+    [recorded] = load(Path("run")).trajectories()
+    drawn = []
+    for episode in load(Path("branches")).trajectories():
+        lineage = episode.metadata["lineage"]
+        assert (lineage["root"], lineage["parent"], lineage["step"]) == (recorded.episode_id,) * 2 + (4,)
+        assert [step.step_type for step in episode.steps] == ["FIRST"] + ["MID"] * 6 + ["LAST"]
+        assert [step.action for step in episode.steps[:5]] == [step.action for step in recorded.steps[:5]]
+        pending, shown = (episode.steps[number].observation for number in (4, 6))
+        assert pending is not None
+        assert shown is not None
+        drawn.append(pending["messages"][-1]["content"])
+        assert shown["messages"][-1]["content"] == drawn[-1], "the file of its own is there"
+    assert len({*drawn}) == 2, "each has played by itself"
+
+
+def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:
+    play(*replies("true", GREET, "DONE"))
+    [path] = Path("run").glob("trajectories/**/*.json")
+    path.write_text(path.read_text().replace(GREET, "DONE"))  # then the agent ends there
+    branch = ["branch_from=run/write-greeting@2", "tracker=none", "retry=none", "hydra.run.dir=b"]
+    results = ares_exp.run(branch, quiet=True)
+    assert results.exit_code == 1
+    [row] = results.rows
+    assert row.error is not None
+    assert row.error.type == "DivergenceError"
+    assert "did not come to step 2: at step 2 it ended" in row.error.message
+
+
+def test_a_failed_episode_has_a_snapshot_of_its_files_to_look_at() -> None:
+    with pytest.raises(UserError, match=r"Expected `snapshot=on_failure`, `manual` or `none` with agent=command"):
+        play("snapshot=every_step", *replies("DONE"))
+    assert play("snapshot=on_failure", *replies("echo left > /app/mine.txt", "DONE")).reward == 0.0
+    [path] = Path("run/snapshots").glob("write-greeting*")
+    snapshot = EnvironmentSnapshot.load_from_file(path)
+    assert (snapshot.step_count, snapshot.is_restorable) == (1, False)
+    assert "/app/mine.txt" in get_delta(snapshot.object_store, snapshot.filesystem).entries
+    assert "no episode can go on from this snapshot" in str(snapshot.container["not_captured"])
+    with pytest.raises(SnapshotUnsupportedError, match="branch_from="):
+        asyncio.run(CodeEnvironment.load_from_state(path, code_agent_factory=CommandAgentFactory(command="x")))
+    branch = ["branch_from=run/write-greeting@1", "tracker=none", "hydra.run.dir=b", "snapshot=none"]
+    [row] = ares_exp.run([*branch, f"policy.replies={json.dumps([GREET, 'DONE'])}"], quiet=True).rows
+    assert row.reward == 1.0, "played again, and not from the snapshot"
 
 
 def test_what_a_failed_program_did_is_scored() -> None:

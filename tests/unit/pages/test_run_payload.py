@@ -122,3 +122,23 @@ def test_the_policy_names_script_and_style_by_their_digests() -> None:
     assert "unsafe" not in told
     assert "default-src 'none'" in told
     assert len(script()) + len(style()) < 150_000  # a page is to stay small beside what it shows
+
+
+@pytest.mark.parametrize(
+    ("written", "about"),
+    [
+        ({}, []),
+        ({"config.yaml": "branch_from: outputs/a/x@3\nreplay: null\n"}, ["branches of outputs/a/x@3"]),
+        (
+            {"replay.json": '{"recording": "outputs/a", "matching_steps": 3, "compared_steps": 4, "score": 0.75}'},
+            ["replay of outputs/a", "3 of 4 steps match (0.75)"],
+        ),
+        ({"parts/0/config.yaml": "", "parts/1/config.yaml": ""}, ["merged of 2 runs"]),
+    ],
+)
+def test_what_a_run_was_made_of(tmp_path: Path, written: dict[str, str], about: list[str]) -> None:
+    run = run_of(tmp_path / "run", ROWS)
+    for name, text in written.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    assert ShownRun(run).payload()["about"] == about

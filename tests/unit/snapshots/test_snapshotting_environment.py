@@ -310,12 +310,13 @@ def test_a_schedule_that_makes_no_sense(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("every", [1, None])
 def test_what_cannot_be_captured_is_refused(every: int | None) -> None:
     schedule, source = SnapshotSchedule(Path("store"), every=every), HarborEnvironments()
-    schedule.check(source, LocalContainerFactory())
-    schedule.check(source, DockerContainerFactory())
+    agents = ShellAgentFactory()
+    schedule.check(source, LocalContainerFactory(), agents)
+    schedule.check(source, DockerContainerFactory(), agents)
     with pytest.raises(ConfigError, match="keep_image=true"):
-        schedule.check(source, DockerContainerFactory(keep_image=False))
+        schedule.check(source, DockerContainerFactory(keep_image=False), agents)
     with pytest.raises(ConfigError, match="container=mine cannot"):
-        schedule.check(source, as_container_factory(SimpleNamespace(name="mine")))
+        schedule.check(source, as_container_factory(SimpleNamespace(name="mine")), agents)
     with pytest.raises(ConfigError, match="exports_state"):
-        schedule.check(as_source(SimpleNamespace()), LocalContainerFactory())
-    NoSnapshots().check(as_source(SimpleNamespace()), as_container_factory(SimpleNamespace(name="mine")))
+        schedule.check(as_source(SimpleNamespace()), LocalContainerFactory(), agents)
+    NoSnapshots().check(as_source(SimpleNamespace()), as_container_factory(SimpleNamespace(name="mine")), agents)

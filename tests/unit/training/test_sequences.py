@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ares_exp.errors import UntrainableError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.training.sequences import SequenceReport, count_sentences, sequences_of
+from ares_exp.training.sequences import SequenceCounts, sequences_of
 from ares_exp.trajectories import JsonTrajectoryCollector, load
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.training.sampled_episodes import Call, check_rule, episode
@@ -211,8 +211,10 @@ def test_the_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) 
 
 
 def test_counts_of_several_reports_add_up() -> None:
-    reports: list[SequenceReport] = [sequences_of(episode([FIRST, call])) for call in (SECOND, RETOKENISED)]
-    assert count_sentences(reports) == ["3 rows of 4 calls, 7 tokens trained on: 2 clean, 0 re-aligned, 1 forked."]
+    counts = SequenceCounts()
+    for call in (SECOND, RETOKENISED):
+        counts.add(sequences_of(episode([FIRST, call])))
+    assert counts.sentences() == ["3 rows of 4 calls, 7 tokens trained on: 2 clean, 0 re-aligned, 1 forked."]
 
 
 def test_episodes_without_a_reward_have_rows_without_one() -> None:

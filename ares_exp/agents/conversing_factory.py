@@ -1,0 +1,95 @@
+"""What the factories of the package's own agents share: prompts of templates, and a conversation that is shortened."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ares_exp.agents.code_agent import AgentFactoryBase
+from ares_exp.agents.conversation import Compaction, CompactionKind
+from ares_exp.agents.templating import find_folders
+
+FormatErrors = Annotated[int, Field(ge=1)] | None
+Tokens = Annotated[int, Field(gt=0)]
+Outputs = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+SHARED_OPTIONS = (
+    *("format_errors_in_a_row", "templates_dir"),
+    *("compaction", "compaction_tokens", "compaction_keeps"),
+)
+
+
+class ConversingAgentFactory(AgentFactoryBase):
+    """A factory of agents that have a conversation, with prompts that a user can replace.
+
+    Attributes:
+        templates_folder: The folder of the package with its prompts.
+        own_options: Names of the options that it has beside the shared ones.
+    """
+
+    supports = frozenset({"messages", "skills_dir"})
+    templates_folder: ClassVar[Path]
+    own_options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        *,
+        format_errors_in_a_row: FormatErrors,
+        templates_dir: Path | None,
+        compaction: CompactionKind,
+        compaction_tokens: Tokens,
+        compaction_keeps: Outputs,
+    ) -> None:
+        """Takes validated options.
+
+        Args:
+            format_errors_in_a_row: How many consecutive replies that are of no use end the episode, which is truncated
+                and scored; `None` for no such limit.
+            templates_dir: A folder of templates; files that it lacks are taken from the package.
+            compaction: How a conversation is shortened that has become too long: `none`, not at all; `drop_outputs`,
+                all outputs but the last ones are left out; `summarise`, the LLM writes a summary, in a step of its own,
+                which takes the place of all but the task.
+            compaction_tokens: Length at which it is shortened, in tokens as the engine counts them; where it does not,
+                four characters are one.
+            compaction_keeps: How many outputs stay when the others are left out.
+        """
+        self.format_errors_in_a_row = format_errors_in_a_row
+        self.templates_dir = templates_dir
+        self.compaction: CompactionKind = compaction
+        self.compaction_tokens = compaction_tokens
+        self.compaction_keeps = compaction_keeps
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The constructor's options, JSON-ready."""
+        return {name: _plain(getattr(self, name)) for name in (*self.own_options, *SHARED_OPTIONS)}
+
+    @property
+    def template_folders(self) -> list[Path]:
+        """The folders that templates are taken from, the user's first. Raises `ConfigError` for one that is none."""
+        return find_folders(self.templates_folder, self.templates_dir)
+
+    @property
+    @abstractmethod
+    def templates(self) -> Any:
+        """The compiled templates. Raises `ConfigError` for a missing folder or a template that does not compile."""
+
+    @cached_property
+    def shortening(self) -> Compaction:
+        """How conversations are shortened. Raises `ConfigError` as `templates` does."""
+        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, self.template_folders)
+
+    async def preflight(self) -> None:
+        """Compiles the templates. Raises `ConfigError` as `templates` does."""
+        _ = self.templates, self.shortening
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

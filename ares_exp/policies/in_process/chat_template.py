@@ -1,0 +1,218 @@
+"""Prompts of token ids by a tokenizer's chat template: made whole, or continued from the ids that are there already.
+
+A prompt that is continued is the earlier prompt, the answer as it was sampled, and of the template only what comes
+after that answer. So the ids of a conversation are one growing row, whatever the template would make of the answer's
+text; and what a template leaves out of earlier turns (reasoning, with some) stays in.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from ares_exp.errors import UnsendableRequestError
+from ares_exp.llms.canonical import Canonical, canonical
+from ares_exp.llms.chat_messages import arguments_object, text_of
+from ares_exp.llms.reasoning import REASONING_FIELDS
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.llms.wire import plain
+
+_MARK = "\u2063ares-exp-mark\u2063"
+"""Stands for the text of an answer, to find its place in what a template makes."""
+
+MAX_TURNS = 64
+"""How many turns of an episode are remembered: of every conversation of it the last ones."""
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Takes the tokenizer.
+
+        Args:
+            tokenizer: One of transformers', with a chat template.
+        """
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # fast tokenizers cannot be borrowed twice
+
+    def prompt(self, request: LLMRequest) -> list[int]:
+        """Makes the ids of a whole request.
+
+        Raises:
+            UnsendableRequestError: The template cannot hold it.
+        """
+        return self._ids(self._render(messages_of(request), request, begins_answer=True))
+
+    def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
+        """Makes the ids of a request whose conversation begins with a turn: those of the turn, and what is new.
+
+        Returns:
+            The ids; `None` where the template does not tell what comes after an answer.
+
+        Raises:
+            UnsendableRequestError: The template cannot hold it.
+        """
+        messages = messages_of(request)
+        place = turn.num_messages
+        marked = [*messages[:place], {**messages[place], "content": _MARK}]
+        for name in REASONING_FIELDS:
+            marked[-1].pop(name, None)
+        asked = self._after_mark(self._render([*marked, *messages[place + 1 :]], request, begins_answer=True))
+        answered = self._after_mark(self._render(marked, request))
+        bare = self._after_mark(self._render([*marked[:-1], {"role": "assistant", "content": _MARK}], request))
+        if asked is None or answered is None or bare is None or not asked.startswith(answered):
+            return None
+        if not answered.endswith(bare):
+            return None
+        return [*turn.ids, *self._without_end(turn, self._ids(bare + asked[len(answered) :]))]
+
+    def end_of_answer(self) -> int | None:
+        """Returns the id of the special token that the template ends an answer with; `None` where it has none."""
+        conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        after = self._after_mark(self._render(conversation, LLMRequest([])))
+        ids = self._ids(after) if after else []
+        token = self._tokenizer.added_tokens_decoder.get(ids[0]) if ids else None
+        return ids[0] if token is not None and token.special else None
+
+    @property
+    def text(self) -> str:
+        """The template itself."""
+        return str(self._tokenizer.chat_template)
+
+    def without_special(self, text: str) -> str:
+        """Returns a text without the special tokens in it."""
+        for token in self._tokenizer.added_tokens_decoder.values():
+            if token.special:
+                text = text.replace(token.content, "")
+        return text
+
+    def _without_end(self, turn: Turn, added: list[int]) -> list[int]:
+        """Leaves out the token that ends an answer, where it was sampled."""
+        return added[1:] if added and turn.ids[-1:] == added[:1] else added
+
+    def _after_mark(self, text: str) -> str | None:
+        _, mark, after = text.rpartition(_MARK)
+        return after if mark else None
+
+    def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, begins_answer: bool = False) -> str:
+        tools = None if request.tool_choice == "none" else plain(request.tools) or None
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=begins_answer
+            )
+        except Exception as error:  # of the template: jinja2's, or whatever it does to the messages
+            raise UnsendableRequestError(
+                f"The chat template of the model refuses the request: {type(error).__name__}: {error}"
+            ) from None
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        with self._lock:
+            ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+
+def messages_of(request: LLMRequest) -> list[dict[str, Any]]:
+    """Returns the messages as templates want them: contents are texts, arguments of calls objects.
+
+    Raises:
+        UnsendableRequestError: A message has something else than text.
+    """
+    system = [] if not request.system_prompt else [{"role": "system", "content": request.system_prompt}]
+    return [*system, *(_message(plain(message)) for message in request.messages)]
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    kinds = {part.get("type") for part in content if isinstance(part, Mapping)} if isinstance(content, list) else set()
+    if others := kinds - {"text", None}:
+        raise UnsendableRequestError(
+            f"The policy takes text alone, and a message has {', '.join(sorted(map(str, others)))}."
+        )
+    made = {**message, "content": text_of(content)}
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [_call(call) for call in calls]
+    return made
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call with its arguments as an object, where they are one: most templates write them as JSON."""
+    function = call.get("function") or {}
+    given = function.get("arguments")
+    arguments = arguments_object(given) if isinstance(given, str) else given
+    return {**call, "function": {**function, "arguments": given if arguments is None else arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request and its answer, as ids.
+
+    Attributes:
+        ids: Those of the prompt and of the answer, as sampled.
+        num_messages: Of the request, the system prompt included; the answer's message comes after them.
+        digests: Of the conversation up to and with the answer.
+    """
+
+    ids: Sequence[int]
+    num_messages: int
+    digests: Canonical
+
+
+@dataclass(slots=True)
+class Conversations:
+    """The turns of one episode, by which a request is found to continue one."""
+
+    turns: list[Turn] = field(default_factory=list)
+
+    def add(self, request: LLMRequest, answer: LLMResponse) -> None:
+        """Remembers an answer, if its ids are known and none of it was cut away."""
+        if answer.prompt_token_ids is None or answer.completion_token_ids is None:
+            return
+        messages = [*request.messages, _message_of(answer)]
+        whole = canonical(_with_messages(request, messages))
+        ids = [*answer.prompt_token_ids, *answer.completion_token_ids]
+        self.turns.append(Turn(ids, len(whole.messages) - 1, whole))
+        del self.turns[:-MAX_TURNS]
+
+    def of(self, request: LLMRequest) -> Turn | None:
+        """Finds the turn with the longest conversation that the request goes on with."""
+        asked = canonical(request)
+        fitting = [
+            turn
+            for turn in self.turns
+            if asked.settings == turn.digests.settings
+            and len(asked.messages) > len(turn.digests.messages)
+            and asked.continues(turn.digests)
+        ]
+        return max(fitting, key=lambda turn: (turn.num_messages, len(turn.ids)), default=None)
+
+
+def _with_messages(request: LLMRequest, messages: Sequence[Mapping[str, Any]]) -> LLMRequest:
+    return LLMRequest(
+        messages=messages,
+        system_prompt=request.system_prompt,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        stop_sequences=request.stop_sequences,
+    )
+
+
+def _message_of(answer: LLMResponse) -> dict[str, Any]:
+    text = "".join(piece.content for piece in answer.data if isinstance(piece, TextData))
+    calls = [
+        {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
+        for piece in answer.data
+        if isinstance(piece, ToolCallData)
+    ]
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def digest_of(ids: Sequence[int]) -> str:
+    """Returns a digest of ids."""
+    return blake2b(json.dumps(list(ids)).encode(), digest_size=12).hexdigest()

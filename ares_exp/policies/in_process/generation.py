@@ -1,0 +1,166 @@
+"""A batch of rows, generated together by a causal model of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ares_exp.errors import PolicyError
+from ares_exp.policies.in_process.sampling import Row, choose
+
+
+class Watcher(Protocol):
+    """What looks into the model while it generates."""
+
+    def watching(self, model: Any, rows: Sequence[Row], width: int) -> contextlib.AbstractContextManager[None]:
+        """Looks while a batch is generated.
+
+        Args:
+            model: The module.
+            rows: The rows of the batch.
+            width: Length of the longest prompt; shorter ones have padding before them.
+        """
+        ...
+
+
+class NoWatcher:
+    """Looks at nothing."""
+
+    def watching(self, model: Any, rows: Sequence[Row], width: int) -> contextlib.AbstractContextManager[None]:
+        """Does nothing."""
+        return contextlib.nullcontext()
+
+
+def generate(
+    model: Any,
+    rows: Sequence[Row],
+    *,
+    pad: int,
+    ends: frozenset[int],
+    decode: Callable[[Sequence[int]], str],
+    watcher: Watcher,
+) -> None:
+    """Generates the rows to their ends, and fills them. A batch that does not fit into memory is done in halves.
+
+    Args:
+        model: The module; it is put into evaluation mode meanwhile.
+        rows: What to generate; one that was given up ends at its next token.
+        pad: Id of the padding.
+        ends: Ids that end an answer.
+        decode: Makes text of ids, for stop strings.
+        watcher: Looks into the model.
+
+    Raises:
+        PolicyError: The model gives no distribution, or one row alone does not fit into memory.
+    """
+    import torch
+
+    if not rows:
+        return
+    try:
+        with _as_it_generates(model, pad), torch.no_grad():
+            _generate(model, rows, pad, ends, decode, watcher)
+        for row in rows:
+            row.hand_over()
+        return
+    except torch.OutOfMemoryError as error:
+        if len(rows) == 1:
+            raise PolicyError(
+                f"A prompt of {len(rows[0].prompt)} tokens and its answer do not fit into the memory of "
+                f"{model.device}: {error}"
+            ) from None
+    left = [row for row in rows if row.finish is None]
+    for half in (left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]):  # past the handler: it holds memory
+        torch.cuda.empty_cache()
+        for row in half:
+            row.begin_again()
+        generate(model, half, pad=pad, ends=ends, decode=decode, watcher=watcher)
+
+
+def _generate(
+    model: Any,
+    rows: Sequence[Row],
+    pad: int,
+    ends: frozenset[int],
+    decode: Callable[[Sequence[int]], str],
+    watcher: Watcher,
+) -> None:
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    width = max(len(row.prompt) for row in rows)
+    ids = torch.tensor([[pad] * (width - len(row.prompt)) + list(row.prompt) for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=model.device)
+    stepper = _Stepper(rows, pad, ends, decode)
+    longest = max(row.sampling.max_tokens for row in rows)
+    with watcher.watching(model, rows, width):
+        model.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(max_new_tokens=longest, do_sample=False, pad_token_id=pad),
+            logits_processor=LogitsProcessorList([stepper.choose]),
+            stopping_criteria=StoppingCriteriaList([_Ended(stepper)]),
+        )
+
+
+class _Stepper:
+    """Chooses the tokens of a batch, in the place of the model's own way to choose."""
+
+    def __init__(
+        self, rows: Sequence[Row], pad: int, ends: frozenset[int], decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self.rows = rows
+        self._pad = pad
+        self._ends = ends
+        self._decode = decode
+
+    def choose(self, _: Any, logits: Any) -> Any:
+        """Takes a token for each row that goes on. Returns scores whose largest is at the tokens taken."""
+        tokens, logprobs = choose(logits, self.rows)
+        for number, (row, token, logprob) in enumerate(zip(self.rows, tokens, logprobs, strict=True)):
+            if row.finish is not None or row.given_up.is_set():
+                row.finish = row.finish or "given_up"
+                tokens[number] = self._pad
+                continue
+            if math.isnan(logprob):
+                raise PolicyError("The model gives no distribution: its logits are not numbers. Check its weights.")
+            row.take(token, logprob, self._ends, self._decode)
+        if not all(row.finish for row in self.rows):  # the last ones are handed over when the model is as it was
+            for row in self.rows:
+                row.hand_over()
+        scores = logits.new_full(logits.shape, -math.inf)
+        for number, token in enumerate(tokens):
+            scores[number, token] = 0.0
+        return scores
+
+
+class _Ended:
+    """Tells the model which rows have ended."""
+
+    eos_token_id = None  # says that rows end one by one
+
+    def __init__(self, stepper: _Stepper) -> None:
+        self._stepper = stepper
+
+    def __call__(self, ids: Any, scores: Any, **_: Any) -> Any:
+        import torch
+
+        return torch.tensor([row.finish is not None for row in self._stepper.rows], device=ids.device)
+
+
+@contextlib.contextmanager
+def _as_it_generates(model: Any, pad: int) -> Iterator[None]:
+    """Puts the model into evaluation mode, and its own defaults of sampling aside: an answer is sampled as asked."""
+    from transformers import GenerationConfig
+
+    defaults, is_training = model.generation_config, model.training
+    model.generation_config = GenerationConfig(pad_token_id=pad)
+    model.eval()
+    try:
+        yield
+    finally:
+        if is_training:
+            model.train()
+        model.generation_config = defaults

@@ -1,0 +1,181 @@
+"""What a model's text says: reasoning, text and calls of tools, in the form that its chat template teaches it.
+
+A family is told by the marks that the template itself has. What does not parse stays text: the agent gets to see it.
+
+| family | a call of a tool is |
+|---|---|
+| `hermes` (Hermes, Qwen 2.5, Qwen 3) | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` |
+| `qwen_coder` (Qwen 3 Coder) | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>` |
+| `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]NAME[ARGS]{…}` |
+| `llama` (Llama 3.1 and later) | the whole text is `{"name": …, "parameters": {…}}`, perhaps behind `<|python_tag|>` |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ares_exp.llms.response import Piece, TextData, ThinkingData, ToolCallData
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?\[ARGS\]\s*", re.DOTALL)
+_MISTRAL = "[TOOL_CALLS]"
+_PYTHON_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str
+    arguments: str
+
+
+Found = tuple[str, list[_Call]]
+"""The text without the calls, and the calls."""
+
+
+def pieces_of(
+    text: str, template: str, tools: Sequence[Mapping[str, Any]] | None, *, call_id: str, begins_thinking: bool
+) -> list[Piece]:
+    """Returns the pieces of an answer.
+
+    Args:
+        text: What the model wrote, without the token that ended it.
+        template: The chat template.
+        tools: Those that were offered; without any, no calls are looked for.
+        call_id: Beginning of the ids that calls get.
+        begins_thinking: Whether the prompt ended within reasoning.
+    """
+    thinking, said = _thinking(text, template, begins_thinking)
+    left, calls = said, list[_Call]()
+    find = _finder(template)
+    if tools and find is not None:
+        left, calls = find(said, tools)
+    pieces: list[Piece] = [ThinkingData(thinking)] if thinking.strip() else []
+    if left.strip() or not (calls or pieces):
+        pieces.append(TextData(left.strip() if calls else left))
+    return pieces + [ToolCallData(f"{call_id}_{number}", one.name, one.arguments) for number, one in enumerate(calls)]
+
+
+def _thinking(text: str, template: str, begins_thinking: bool) -> tuple[str, str]:
+    """Splits reasoning from what is said. Reasoning without an end is all that there is."""
+    if "</think>" not in template:
+        return "", text
+    stripped = text.lstrip()
+    if stripped.startswith("<think>"):
+        inside = stripped.removeprefix("<think>")
+    elif begins_thinking:
+        inside = text
+    else:
+        return "", text
+    thought, _, said = inside.partition("</think>")
+    return thought.strip("\n"), said.lstrip("\n")
+
+
+def _finder(template: str) -> Callable[[str, Sequence[Mapping[str, Any]]], Found] | None:
+    if "<function=" in template:
+        return _qwen_coder
+    if "<tool_call>" in template:
+        return _hermes
+    if _MISTRAL in template:
+        return _mistral
+    if _PYTHON_TAG in template or '"parameters": ' in template:
+        return _llama
+    return None
+
+
+def _hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
+    return _in_blocks(text, lambda block: _json_calls(block, "arguments"))
+
+
+def _qwen_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
+    def read(block: str) -> list[_Call]:
+        found = _FUNCTION.fullmatch(block)
+        if found is None:
+            return []
+        kinds = _kinds(found[1], tools)
+        arguments = {name: _typed(value, kinds.get(name)) for name, value in _PARAMETER.findall(found[2])}
+        return [_Call(found[1], json.dumps(arguments, ensure_ascii=False))]
+
+    return _in_blocks(text, read)
+
+
+def _mistral(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
+    before, mark, after = text.partition(_MISTRAL)
+    if not mark:
+        return text, []
+    calls: list[_Call] = []
+    for part in after.split(_MISTRAL):
+        named = _NAMED.match(part)
+        found = _one(named[1], part[named.end() :]) if named else _json_calls(part, "arguments")
+        if not found:
+            return text, []
+        calls += found
+    return before, calls
+
+
+def _llama(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
+    found = _json_calls(text.strip().removeprefix(_PYTHON_TAG), "parameters")
+    return ("", found) if found else (text, [])
+
+
+def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
+    """Takes the blocks between the marks out of a text; one that cannot be read stays."""
+    calls: list[_Call] = []
+
+    def take(block: re.Match[str]) -> str:
+        found = read(block[1])
+        calls.extend(found)
+        return "" if found else block[0]
+
+    left = _BLOCK.sub(take, text)
+    return left, calls
+
+
+def _json_calls(text: str, arguments_field: str) -> list[_Call]:
+    """Reads one call, or a list of calls; nothing where it is neither."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    entries = value if isinstance(value, list) else [value]
+    calls = [_json_call(entry, arguments_field) for entry in entries]
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+def _json_call(entry: Any, arguments_field: str) -> _Call | None:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        return None
+    arguments = entry.get(arguments_field, entry.get("arguments", {}))
+    return _Call(entry["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+
+
+def _one(name: str, arguments: str) -> list[_Call]:
+    try:
+        return [_Call(name, json.dumps(json.loads(arguments), ensure_ascii=False))]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the types of a tool's parameters, as its definition has them."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: one.get("type") for key, one in properties.items() if isinstance(one, Mapping)}
+    return {}
+
+
+def _typed(value: str, kind: Any) -> Any:
+    """Reads a parameter by its type: texts as they are, anything else as JSON where it is some."""
+    if kind == "string":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

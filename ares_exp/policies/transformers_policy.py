@@ -1,0 +1,423 @@
+"""The policy of a model in this process: any causal model of transformers, on the CPU or a GPU, with its token ids."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import pydantic
+
+from ares_exp.cancellation import in_thread
+from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, UnsendableRequestError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData, Usage
+from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
+from ares_exp.policies.in_process.chat_template import ChatTemplate, Conversations, digest_of
+from ares_exp.policies.in_process.engine import LoadedModel, ModelThread
+from ares_exp.policies.in_process.generation import NoWatcher
+from ares_exp.policies.in_process.sampling import Row, Sampling, cut_at_stop
+from ares_exp.policies.in_process.spoken import pieces_of
+from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_OUTPUT_TOKENS = 2048
+"""Bound on an answer where neither the policy nor the agent sets one."""
+
+
+class TransformersPolicy(Policy):
+    """Answers requests by a model in this process, and says with which tokens.
+
+    The requests of all episodes that wait at the same time are one batch. Sampling is the policy's, or else the
+    agent's, or else at temperature 1 without any truncation; defaults of the model's generation config do not count.
+    Log-probabilities are those of the whole vocabulary at the temperature of the answer.
+
+    Attributes:
+        max_concurrency_per_episode: How many requests of one episode may be asked at once.
+    """
+
+    @pydantic.validate_call
+    def __init__(
+        self,
+        *,
+        model: ModelName | None,
+        tokenizer: ModelName | None = None,
+        chat_template: Path | None = None,
+        device: ModelName = "auto",
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        trust_remote_code: bool = False,
+        temperature: Temperature | None = None,
+        top_p: TopP | None = None,
+        top_k: Count | None = None,
+        max_output_tokens: Count | None = None,
+        stop_sequences: StopSequences | None = None,
+        seed: int | Literal["episode"] | None = "episode",
+        continue_tokens: bool = True,
+        max_batch_size: Count = 16,
+        batch_wait_sec: float = 0.005,
+        max_concurrency_per_episode: Count = 16,
+        timeout_sec: Seconds = 1800.0,
+        policy_version: str | None = None,
+        strict: bool = True,
+    ) -> None:
+        """Checks the settings; the model is loaded by `preflight`, or by the first request.
+
+        Args:
+            model: Directory of a saved model, or its name on the Hugging Face hub. Needed: `preflight` refuses `None`.
+            tokenizer: The same of its tokenizer; `None`: it is with the model.
+            chat_template: File of a chat template, in the place of the tokenizer's own.
+            device: `cpu`, `cuda`, `cuda:1`, `mps`; `auto` is the first GPU that is there, or else the CPU.
+            dtype: Of the weights; `auto` is as they were saved.
+            trust_remote_code: Whether code that comes with the model may run here.
+            temperature: Sampling temperature, 0 for the likeliest token. A value wins over the agent's; `None` keeps
+                the agent's, or else 1.
+            top_p: Nucleus sampling; `None` keeps the agent's, or else everything. Likewise `top_k`. Neither is for
+                training: log-probabilities are not those of what is left.
+            top_k: So many likeliest tokens.
+            max_output_tokens: Bound on the generated tokens of one answer; `None` keeps the agent's, or else 2048. What
+                the model's context leaves is a bound, too.
+            stop_sequences: Strings that end generation; they are no part of the answer's text.
+            seed: Seed of the sampling; `"episode"` for the episode's own, `None` for another one each time. What is
+                drawn depends on the seed and the prompt, not on what else is generated at the same time.
+            continue_tokens: Whether a request that goes on from an answer goes on from its token ids: the row of the
+                conversation grows and never forks. If not, each request is rendered and tokenised whole.
+            max_batch_size: Bound on the answers that are generated at once.
+            batch_wait_sec: How long the first request of a batch waits for others, in seconds.
+            max_concurrency_per_episode: Bound on the requests of one episode at once, where its agent waits for several
+                answers.
+            timeout_sec: Bound on one answer in seconds, the wait for a batch included.
+            policy_version: Name of the weights that are loaded, for the records.
+            strict: Whether what the agent asks for and cannot be had (a tool that must be called) is an error (or a
+                warning).
+        """
+        self._model = self.model_name = model
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._device = device
+        self._dtype = dtype
+        self._trust_remote_code = trust_remote_code
+        self._sampling = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "max_output_tokens": max_output_tokens,
+            "stop_sequences": stop_sequences,
+        }
+        self._seed = seed
+        self._continue_tokens = continue_tokens
+        self._max_batch_size = max_batch_size
+        self._batch_wait_sec = batch_wait_sec
+        self.max_concurrency_per_episode = max_concurrency_per_episode
+        self._timeout_sec = timeout_sec
+        self._version = policy_version
+        self._strict = strict
+        self._given: tuple[Any, Any] | None = None
+        self._thread: ModelThread | None = None
+        self._without_episode: _Episode | None = None
+        self._warned: set[str] = set()
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
+        """Makes the policy of a module in memory, which stays the caller's: `close` does not touch it.
+
+        While answers are under way, the module is in evaluation mode, and nobody else may change it: hand changes to
+        `update`.
+
+        Args:
+            model: A causal model of transformers.
+            tokenizer: Its tokenizer, with a chat template.
+            name: Of the model, for the records.
+            settings: Further arguments of the class.
+        """
+        made = cls(model=name, **settings)
+        made._given = (model, tokenizer)
+        return made
+
+    @property
+    def policy_version(self) -> str | None:
+        """Version of the weights that answer now."""
+        return self._version if self._thread is None else self._thread.version
+
+    async def preflight(self) -> None:
+        """Loads the model.
+
+        Raises:
+            PreflightError: It cannot be loaded, or has no chat template; with the remedy.
+        """
+        await self._running()
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """Returns what answers one episode: with its seed, and going on from its token ids."""
+        return _Episode(self, episode)
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request outside of episodes, with seed 0."""
+        self._without_episode = self._without_episode or _Episode(self, EpisodeSpec("", 0))
+        return await self._without_episode(request)
+
+    async def update(self, version: str, weights: Weights | None = None) -> None:
+        """As `UpdatablePolicy.update`. A directory is one of `save_pretrained`, with `*.safetensors`."""
+        thread, _ = await self._running()
+        await thread.update(version, lambda loaded: _take(loaded.model, weights))
+
+    async def close(self) -> None:
+        """Ends answers under way, and gives the memory of a model that it has loaded back. Idempotent."""
+        thread, self._thread = self._thread, None
+        self._without_episode = None
+        if thread is not None:
+            if self._given is not None:
+                self._version = thread.version
+            await thread.close()
+
+    async def answer(self, request: LLMRequest, episode: _Episode) -> LLMResponse:
+        """Answers one request of an episode. Raises what calling the policy does."""
+        began = time.perf_counter()
+        thread, loaded = await self._running()
+        template = ChatTemplate(loaded.tokenizer)
+        request = self._with_own_settings(request)
+        prompt = await in_thread(lambda: self._prompt(template, request, episode.conversations))
+        digest = digest_of(prompt)
+        occurrence = episode.occurrences[digest]
+        episode.occurrences[digest] += 1
+        seed = episode.spec.seed if self._seed == "episode" else self._seed
+        sampling = self._sampling_of(request, loaded, prompt)
+        named = f"{seed}/{digest}/{occurrence}" if seed is not None else os.urandom(16).hex()
+        row = Row(prompt, replace(sampling, seed=named), tag=episode.spec)
+        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=episode.spec.on_wait or _ignore)
+        pieces = _pieces(ended.row, loaded, template, request, call_id=f"call_{digest[:8]}_{occurrence}")
+        answer = LLMResponse(
+            pieces,
+            usage=Usage(len(prompt), len(row.ids)),
+            prompt_token_ids=prompt,
+            completion_token_ids=row.ids,
+            logprobs=row.logprobs,
+            finish_reason="tool_calls" if any(isinstance(one, ToolCallData) for one in pieces) else row.finish,
+            model=self.model_name,
+            latency_sec=time.perf_counter() - began,
+            sampling=sampling.to_dict() | ({} if seed is None else {"seed": seed}),
+            policy_version=ended.version,
+        )
+        episode.conversations.add(request, answer)
+        return answer
+
+    async def _running(self) -> tuple[ModelThread, LoadedModel]:
+        """Returns the thread of the model, which is started where there is none, and the model when it is there."""
+        if self._thread is None:
+            self._thread = ModelThread(
+                self._load,
+                version=self._version,
+                max_batch_size=self._max_batch_size,
+                batch_wait_sec=self._batch_wait_sec,
+                watcher=NoWatcher(),
+                on_end=_nothing,
+            )
+            self._thread.start()
+        thread = self._thread
+        return thread, await thread.loaded()
+
+    def _load(self) -> LoadedModel:
+        """Loads model and tokenizer; runs in the model's thread."""
+        model, tokenizer = self._given or _from_disk(
+            self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
+        )
+        if self._chat_template is not None:
+            tokenizer.chat_template = _text_of(self._chat_template)
+        if tokenizer.chat_template is None:
+            raise PreflightError(
+                f"The tokenizer of {self.model_name} has no chat template, so that no request can be put to the model. "
+                "Take the instruction-tuned model, or name a file with policy.chat_template=…"
+            )
+        ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_answer()}
+        own = model.generation_config.eos_token_id
+        ends |= set(own) if isinstance(own, list | tuple) else {own}
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        context = model.config.get_text_config().to_dict().get("max_position_embeddings")
+        return LoadedModel(model, tokenizer, pad or 0, frozenset(one for one in ends if one is not None), context)
+
+    def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
+        """Returns the request with the policy's sampling, without what cannot be had.
+
+        Raises:
+            UnsendableRequestError: It asks for what cannot be had, and `strict`.
+        """
+        if request.tool_choice not in (None, "auto", "none"):
+            message = (
+                "policy=transformers cannot force a call of a tool, and the agent asks for it (`tool_choice`). "
+                "policy.strict=false lets the model choose."
+            )
+            if self._strict:
+                raise UnsendableRequestError(message)
+            self._warn_once(message)
+        ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
+        return replace(request, stream=False, **ours)
+
+    def _prompt(self, template: ChatTemplate, request: LLMRequest, conversations: Conversations) -> list[int]:
+        turn = conversations.of(request) if self._continue_tokens else None
+        if turn is not None:
+            if (continued := template.continued(turn, request)) is not None:
+                return continued
+            self._warn_once(
+                f"The chat template of {self.model_name} does not tell what comes after an answer: such prompts are "
+                "rendered whole, and rows fork where that changes the ids."
+            )
+        return template.prompt(request)
+
+    def _sampling_of(self, request: LLMRequest, loaded: LoadedModel, prompt: Sequence[int]) -> Sampling:
+        left = None if loaded.max_tokens is None else loaded.max_tokens - len(prompt)
+        if left is not None and left < 1:
+            raise ContextOverflowError(
+                f"The prompt has {len(prompt)} tokens, and {self.model_name} reads {loaded.max_tokens}."
+            )
+        wanted = request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
+        return Sampling(
+            max_tokens=wanted if left is None else min(wanted, left),
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=request.top_k,
+            stop=tuple(request.stop_sequences or ()),
+        )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)
+
+
+@dataclass(eq=False, slots=True)
+class _Episode:
+    """The policy, bound to one episode: how often it has asked each prompt, and the ids of its conversations."""
+
+    policy: TransformersPolicy
+    spec: EpisodeSpec
+    conversations: Conversations = field(default_factory=Conversations)
+    occurrences: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self.policy.answer(request, self)
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Goes past an answer that was given in its stead, as if it had sampled it."""
+        if answer is not None and answer.prompt_token_ids is not None:
+            self.occurrences[digest_of(answer.prompt_token_ids)] += 1
+            self.conversations.add(request, answer)
+
+
+def _pieces(row: Row, loaded: LoadedModel, template: ChatTemplate, request: LLMRequest, *, call_id: str) -> list[Piece]:
+    ids = row.ids[:-1] if row.ids and row.ids[-1] in loaded.ends else row.ids
+    prompt_end = loaded.text(row.prompt[-8:]).rstrip()
+    pieces = pieces_of(
+        cut_at_stop(loaded.text(ids), row.sampling.stop),
+        template.text,
+        None if request.tool_choice == "none" else request.tools,
+        call_id=call_id,
+        begins_thinking=prompt_end.endswith("<think>"),
+    )
+    return [TextData(template.without_special(one.content)) if isinstance(one, TextData) else one for one in pieces]
+
+
+def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:
+    """Loads a model and its tokenizer.
+
+    Raises:
+        PreflightError: They are not to be had.
+    """
+    if model is None or tokenizer is None:
+        raise PreflightError("`policy.model` is needed and has no default: set `policy.model=…`.")
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise PreflightError(
+            "policy=transformers needs torch and transformers: pip install 'ares-exp[transformers]'."
+        ) from None
+    try:
+        place = torch.device(_best_device() if device == "auto" else device)
+        found = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trusted)
+        with _no_progress_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trusted).to(place)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise PreflightError(
+            f"Expected policy.model={model} to be the directory of a saved causal model or its name on the hub, which "
+            f"can be loaded here (device {device}): {error}"
+        ) from None
+    return loaded.eval(), found
+
+
+def _best_device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _take(model: Any, weights: Weights | None) -> None:
+    """Puts new weights into a module.
+
+    Raises:
+        ConfigError: They do not fit it; it stays as it was.
+    """
+    if weights is None:
+        return
+    if isinstance(weights, Path):
+        weights = _saved(weights)
+    if not isinstance(weights, Mapping):
+        weights()
+        return
+    own = model.state_dict()
+    for name, tensor in weights.items():
+        if name not in own:
+            raise ConfigError(f"Expected weights of the model, which has no {name!r}; it has: {', '.join(own):.200}…")
+        if own[name].shape != tensor.shape:
+            raise ConfigError(f"Expected {name!r} of shape {tuple(own[name].shape)}, got {tuple(tensor.shape)}.")
+    model.load_state_dict(weights, strict=False)
+
+
+def _saved(directory: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"Expected a directory of a saved model with *.safetensors, got {directory}.")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PreflightError(f"policy.chat_template={path} cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keeps the bar of the loading of weights off the terminal, which shows the run's own."""
+    from transformers.utils import logging as library_logging
+
+    if not library_logging.is_progress_bar_enabled():
+        yield
+        return
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.enable_progress_bar()
+
+
+def _nothing(_: Row) -> None:
+    """Keeps nothing of a row."""
+
+
+def _ignore(_: float) -> None:
+    """Does nothing."""

@@ -1,0 +1,349 @@
+"""The policy of a model in this process, on a tiny model with random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import ConfigError, ContextOverflowError, PolicyError, PreflightError, UnsendableRequestError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
+from ares_exp.policies.transformers_policy import TransformersPolicy
+from ares_exp.testing.policy_contract import PolicyContract
+from tests.tiny_model import HERMES, tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.train
+
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> Any:
+    """One that nobody changes."""
+    return tiny_model(tokenizer)
+
+
+@pytest.fixture
+async def policy(model: Any, tokenizer: Any) -> AsyncIterator[TransformersPolicy]:
+    made = TransformersPolicy.of(model, tokenizer, max_output_tokens=8)
+    yield made
+    await made.close()
+
+
+def ask(*texts: str, **more: Any) -> LLMRequest:
+    roles = ("user", "assistant")
+    return LLMRequest([{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)], **more)
+
+
+def episode(number: int = 0) -> EpisodeSpec:
+    return EpisodeSpec("task", number, seed=number)
+
+
+def recomputed(model: Any, answer: LLMResponse, temperature: float = 1.0) -> list[float]:
+    """The log-probabilities of an answer's tokens, by one forward pass without a cache."""
+    import torch
+
+    prompt, ids = list(answer.prompt_token_ids or ()), list(answer.completion_token_ids or ())
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0].float() / temperature
+    after = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 :]
+    return [after[n, token].item() for n, token in enumerate(ids)]
+
+
+class TestTransformers(PolicyContract):
+    @pytest.fixture
+    def policy(self, model: Any, tokenizer: Any) -> LLMClient:
+        return TransformersPolicy.of(model, tokenizer, max_output_tokens=8)
+
+
+async def test_the_tokens_of_an_answer_and_their_logprobs(policy: TransformersPolicy, model: Any) -> None:
+    """In a batch of prompts of different lengths, each at a temperature of its own."""
+    requests = [ask("x" * (10 * n), temperature=1.0 + n / 2) for n in range(1, 5)]
+    answers = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.logprobs == pytest.approx(recomputed(model, answer, request.temperature or 1.0), abs=1e-4)
+        assert answer.usage.generated_tokens == len(answer.completion_token_ids or ()) > 0
+        assert answer.sampling is not None
+        assert answer.sampling["temperature"] == request.temperature
+    seeds = [answer.sampling["seed"] for answer in answers if answer.sampling]
+    assert seeds == [0, 1, 2, 3]
+
+
+async def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(policy: TransformersPolicy) -> None:
+    request = ask("hello")
+    together = await asyncio.gather(*(policy.for_episode(episode(n))(request) for n in range(6)))
+    alone = [await policy.for_episode(episode(n))(request) for n in range(6)]
+    ids = [answer.completion_token_ids for answer in alone]
+    assert [answer.completion_token_ids for answer in together] == ids
+    assert len(set(ids)) > 1
+
+
+async def test_the_same_prompt_again_is_drawn_anew(policy: TransformersPolicy) -> None:
+    client = policy.for_episode(episode())
+    first, second = await client(ask("hello")), await client(ask("hello"))
+    assert first.prompt_token_ids == second.prompt_token_ids
+    assert first.completion_token_ids != second.completion_token_ids
+
+
+async def test_temperature_0_takes_the_likeliest(policy: TransformersPolicy, model: Any) -> None:
+    import torch
+
+    answer = await policy.for_episode(episode())(ask("hello", temperature=0.0))
+    prompt, ids = list(answer.prompt_token_ids or ()), list(answer.completion_token_ids or ())
+    likeliest = model(torch.tensor([prompt + ids])).logits[0].argmax(-1).tolist()
+    assert likeliest[len(prompt) - 1 : -1] == ids
+    assert answer.logprobs == pytest.approx(recomputed(model, answer), abs=1e-4)
+
+
+async def test_top_k_and_top_p_leave_tokens_out(model: Any, tokenizer: Any, policy: TransformersPolicy) -> None:
+    greedy = (await policy.for_episode(episode())(ask("hello", temperature=0.0))).completion_token_ids
+    for bound in ({"top_k": 1}, {"top_p": 1e-6}):
+        bounded = TransformersPolicy.of(model, tokenizer, max_output_tokens=8, **bound)
+        answers = [await bounded.for_episode(episode(n))(ask("hello")) for n in range(2)]
+        await bounded.close()
+        assert [answer.completion_token_ids for answer in answers] == [greedy, greedy]
+        assert answers[0].sampling is not None
+        assert answers[0].sampling.items() >= bound.items()
+
+
+async def test_a_models_own_defaults_of_sampling_do_not_count(tokenizer: Any) -> None:
+    model = tiny_model(tokenizer)
+    plain = TransformersPolicy.of(model, tokenizer, max_output_tokens=8)
+    before = await plain.for_episode(episode())(ask("hello"))
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.suppress_tokens = list(before.completion_token_ids or ())
+    after = await plain.for_episode(episode())(ask("hello"))
+    await plain.close()
+    assert after.completion_token_ids == before.completion_token_ids
+    assert model.generation_config.repetition_penalty == 5.0
+
+
+async def test_stop_strings(policy: TransformersPolicy, tokenizer: Any) -> None:
+    client = policy.for_episode(episode())
+    whole = await client(ask("hello"))
+    stop = tokenizer.decode(list(whole.completion_token_ids or ())[3:5])
+    stopped = await policy.for_episode(episode())(ask("hello", stop_sequences=["never said", stop]))
+    assert stopped.completion_token_ids == (whole.completion_token_ids or ())[:5]
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert (whole.finish_reason, stopped.finish_reason) == ("length", "stop")
+
+
+async def conversation(client: LLMClient, *said: str, **more: Any) -> list[LLMResponse]:
+    texts: list[str] = []
+    answers = []
+    for text in said:
+        texts.append(text)
+        answers.append(await client(ask(*texts, **more)))
+        texts.append(answers[-1].text)
+    return answers
+
+
+def all_ids(answer: LLMResponse) -> tuple[int, ...]:
+    return (*(answer.prompt_token_ids or ()), *(answer.completion_token_ids or ()))
+
+
+async def test_a_conversation_is_one_row(policy: TransformersPolicy, model: Any, tokenizer: Any) -> None:
+    """Although bytes that are no text come back as something else than was sampled."""
+    answers = await conversation(policy.for_episode(episode(1)), "hello", "go on", "more", system_prompt="Be short.")
+    for earlier, later in itertools.pairwise(answers):
+        assert all_ids(later)[: len(all_ids(earlier))] == all_ids(earlier)
+        added = tokenizer.decode(list(later.prompt_token_ids or ())[len(all_ids(earlier)) :])
+        assert added.removeprefix("<|im_end|>").startswith("\n<|im_start|>user\n")
+        assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    whole = all_ids(answers[-1])
+    place = len(answers[0].prompt_token_ids or ())
+    row = LLMResponse((), prompt_token_ids=whole[:place], completion_token_ids=whole[place:])
+    assert recomputed(model, row)[: len(answers[0].logprobs or ())] == pytest.approx(answers[0].logprobs, abs=1e-4)
+    assert any("�" in answer.text for answer in answers), "the test says nothing about what is no text"
+
+    rendered = TransformersPolicy.of(model, tokenizer, max_output_tokens=8, continue_tokens=False)
+    forked = await conversation(rendered.for_episode(episode(1)), "hello", "go on", system_prompt="Be short.")
+    await rendered.close()
+    assert all_ids(forked[1])[: len(all_ids(forked[0]))] != all_ids(forked[0])
+
+
+async def test_rewritten_history_is_rendered_anew(policy: TransformersPolicy, tokenizer: Any) -> None:
+    client = policy.for_episode(episode())
+    await client(ask("hello"))
+    answer = await client(ask("hello", "I never said that", "go on"))
+    assert "I never said that<|im_end|>" in tokenizer.decode(list(answer.prompt_token_ids or ()))
+
+
+async def test_a_resumed_episode_goes_on_from_the_same_ids(policy: TransformersPolicy) -> None:
+    played, resumed = policy.for_episode(episode()), policy.for_episode(episode())
+    first = await played(ask("hello"))
+    assert hasattr(resumed, "advance")
+    resumed.advance(ask("hello"), first)
+    request = ask("hello", first.text, "go on")
+    assert all_ids(await resumed(request)) == all_ids(await played(request))
+
+
+async def test_calls_of_tools_go_on_from_their_ids(
+    policy: TransformersPolicy, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    said = tokenizer(f"I look.\n{call}<|im_end|>")["input_ids"]
+    monkeypatch.setattr(
+        "ares_exp.policies.in_process.generation.choose",
+        lambda logits, rows: ([said[len(row.ids)] for row in rows], [-1.0] * len(rows)),
+    )
+    client = policy.for_episode(episode())
+    request = LLMRequest([{"role": "user", "content": "?"}], tools=TOOLS, max_output_tokens=999)
+    monkeypatch.setitem(policy._sampling, "max_output_tokens", None)
+    answer = await client(request)
+    (text, asked) = answer.data
+    assert text == TextData("I look.")
+    assert isinstance(asked, ToolCallData)
+    assert (asked.name, asked.arguments) == ("bash", '{"command": "ls"}')
+    assert answer.finish_reason == "tool_calls"
+    made = {"id": asked.id, "type": "function", "function": {"name": asked.name, "arguments": asked.arguments}}
+    later = LLMRequest(
+        [
+            *request.messages,
+            {"role": "assistant", "content": "I look.", "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": asked.id, "content": "a b"},
+        ],
+        tools=TOOLS,
+        max_output_tokens=999,
+    )
+    second = await client(later)
+    assert second.prompt_token_ids is not None
+    assert second.prompt_token_ids[: len(all_ids(answer))] == all_ids(answer)
+    assert tokenizer.decode(list(second.prompt_token_ids[len(all_ids(answer)) :])) == (
+        "\n<|im_start|>user\n<tool_response>\na b\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_one_that_nobody_waits_for_ends(policy: TransformersPolicy) -> None:
+    long = asyncio.ensure_future(policy.for_episode(episode())(ask("hello", max_output_tokens=8000)))
+    policy._sampling["max_output_tokens"] = None
+    await policy.preflight()
+    long.cancel()
+    endless = asyncio.ensure_future(policy.for_episode(episode())(ask("hello", max_output_tokens=8000)))
+    await asyncio.sleep(0.1)
+    endless.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await endless
+    answer = await policy.for_episode(episode())(ask("hello", max_output_tokens=2))
+    assert answer.usage.generated_tokens == 2
+    assert long.cancelled() or long.done()
+
+
+async def test_the_event_loop_goes_on_meanwhile(policy: TransformersPolicy) -> None:
+    policy._sampling["max_output_tokens"] = None
+    await policy.preflight()
+    answer = asyncio.ensure_future(policy.for_episode(episode())(ask("x" * 2000, max_output_tokens=60)))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 10
+
+
+async def test_versions_and_weights(tokenizer: Any, tmp_path: Path) -> None:
+    model, other = tiny_model(tokenizer), tiny_model(tokenizer, seed=1)
+    policy = TransformersPolicy.of(model, tokenizer, max_output_tokens=4, policy_version="0")
+    assert isinstance(policy, UpdatablePolicy)
+    answers = [await policy.for_episode(episode())(ask("hello"))]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    await policy.update("1", other.state_dict())
+    answers.append(await policy.for_episode(episode())(ask("hello")))
+    await policy.update("2", lambda: model.load_state_dict(before))
+    answers.append(await policy.for_episode(episode())(ask("hello")))
+    other.save_pretrained(tmp_path)
+    await policy.update("3", tmp_path)
+    answers.append(await policy.for_episode(episode())(ask("hello")))
+    with pytest.raises(ConfigError, match="'strange'"):
+        await policy.update("4", {"strange": before["lm_head.weight"]})
+    with pytest.raises(ConfigError, match=r"of shape"):
+        await policy.update("4", {"lm_head.weight": before["model.norm.weight"]})
+    with pytest.raises(ConfigError, match="safetensors"):
+        await policy.update("4", tmp_path / "nowhere")
+    assert policy.policy_version == "3"
+    await policy.close()
+    assert [answer.policy_version for answer in answers] == ["0", "1", "2", "3"]
+    first, second, third, fourth = (answer.completion_token_ids for answer in answers)
+    assert first == third != second == fourth
+    assert answers[1].logprobs == pytest.approx(recomputed(other, answers[1]), abs=1e-4)
+
+
+async def test_a_model_from_disk_is_let_go(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = TransformersPolicy(model=str(tmp_path), device="cpu", max_output_tokens=4)
+    await policy.preflight()
+    _, loaded = await policy._running()
+    seen = weakref.ref(loaded.model)
+    del loaded
+    said = await policy.for_episode(episode())(ask("hello"))
+    assert said.model == str(tmp_path)
+    await policy.close()
+    gc.collect()
+    assert seen() is None
+    again = await policy.for_episode(episode())(ask("hello"))
+    assert again.completion_token_ids == said.completion_token_ids
+    await policy.close()
+
+
+async def test_what_cannot_be_loaded(model: Any, tmp_path: Path) -> None:
+    for given, said in (
+        ({"model": None}, "`policy.model` is needed"),
+        ({"model": str(tmp_path / "nowhere")}, "directory of a saved causal model"),
+    ):
+        policy = TransformersPolicy(**given)
+        with pytest.raises(PreflightError, match=said):
+            await policy.preflight()
+        await policy.close()
+    bare = TransformersPolicy.of(model, tiny_tokenizer(chat_template=""))
+    bare_tokenizer = bare._given[1] if bare._given else None
+    bare_tokenizer.chat_template = None
+    with pytest.raises(PreflightError, match="has no chat template"):
+        await bare.preflight()
+    named = tmp_path / "template.jinja"
+    named.write_text(HERMES)
+    fine = TransformersPolicy.of(model, bare_tokenizer, chat_template=named, max_output_tokens=1)
+    assert (await fine(ask("hello"))).prompt_token_ids
+    await bare.close()
+    await fine.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "said"),
+    [
+        (ask("x" * 9000), ContextOverflowError, "reads 8192"),
+        (LLMRequest([{"role": "user", "content": [{"type": "image_url"}]}]), UnsendableRequestError, "image_url"),
+        (ask("hello", tools=TOOLS, tool_choice="required"), UnsendableRequestError, "cannot force a call"),
+    ],
+)
+async def test_what_cannot_be_answered(
+    policy: TransformersPolicy, request_: LLMRequest, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        await policy.for_episode(episode())(request_)
+
+
+async def test_a_model_that_gives_no_numbers(tokenizer: Any) -> None:
+    import torch
+
+    model = tiny_model(tokenizer)
+    policy = TransformersPolicy.of(model, tokenizer, max_output_tokens=4)
+    fine = {"model.norm.weight": model.state_dict()["model.norm.weight"].clone()}
+    await policy.update("broken", {"model.norm.weight": torch.full((32,), float("nan"))})
+    with pytest.raises(PolicyError, match="not numbers"):
+        await policy.for_episode(episode())(ask("hello"))
+    await policy.update("mended", fine)
+    assert (await policy.for_episode(episode())(ask("hello"))).policy_version == "mended"
+    await policy.close()
