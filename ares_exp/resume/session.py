@@ -41,7 +41,12 @@ _OF_THE_ENDPOINT = (
     *("max_answer_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
 )
 _OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
-KEYS_THAT_MAY_CHANGE = (*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING, *(f"policy.{name}" for name in _OF_THE_ENDPOINT))
+_OF_A_TRAINING = ("steps", "eval_every", "checkpoint_every", "keep_checkpoints", "logprob_tolerance")
+KEYS_THAT_MAY_CHANGE = (
+    *(*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING),
+    *(f"policy.{name}" for name in _OF_THE_ENDPOINT),
+    *(f"trainer.{name}" for name in _OF_A_TRAINING),
+)
 """Keys that may change when a run is resumed, because they change no result."""
 
 logger = logging.getLogger(__name__)

@@ -128,5 +128,7 @@ async def train(trainer: Trainer, run: PlayedOnRequest, scheduler: Scheduler, *,
             await asyncio.wait({training}, timeout=limit_sec)
     if not training.done():
         logger.warning("The interrupted trainer did not end within %g s.", limit_sec)
+    elif scheduler.interrupted:
+        training.cancelled() or training.exception()  # whatever it says of episodes that were cancelled is no news
     elif not training.cancelled():
         training.result()

@@ -7,6 +7,7 @@ as the weights that sampled them are those of the checkpoint.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -65,12 +66,16 @@ class TrainingRecord:
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the whole lines; a torn one at the end, of a process that was killed, is cut off."""
     with suppress(FileNotFoundError):
-        for text in read_record(path).splitlines():
-            with suppress(ValueError):  # the last line may be torn
-                line = json.loads(text)
-                if isinstance(line, dict):
-                    yield line
+        content = read_record(path)
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        for text in whole.splitlines():
+            line = json.loads(text)
+            if isinstance(line, dict):
+                yield line
 
 
 @dataclass

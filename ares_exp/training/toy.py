@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-REPLIES: Mapping[str, str] = {
-    "greet": "echo 'Hello, harbor!' > /app/greeting.txt",
-    "greet wrongly": "echo 'Hello!' > /app/greeting.txt",
-    "look": "ls /app",
-    "alpha": "echo alpha >> /app/words",
-    "beta": "echo beta >> /app/words",
-    "gamma": "echo gamma >> /app/words",
-}
-"""The commands of the words that are replies."""
+COMMANDS = (
+    "echo 'Hello, harbor!' > /app/greeting.txt",
+    "echo 'Hello!' > /app/greeting.txt",
+    "ls /app",
+    "echo alpha >> /app/words",
+    "echo beta >> /app/words",
+    "echo gamma >> /app/words",
+)
+"""What the words that are replies run."""
 
 WORDS = ("user", "assistant", "tool", "Create", "the", "file", "It", "must", "hold", "line", "returncode", "output")
 """Words that the model can read; all others are the same to it."""
@@ -119,12 +119,12 @@ def toy_model(tokenizer: Any, *, seed: int = 0, num_layers: int = 2, width: int 
         return Olmo2ForCausalLM(config)
 
 
-def write_model(folder: Path, *, seed: int = 0, commands: Sequence[str] = tuple(REPLIES.values())) -> Path:
-    """Writes a model that can reply with these commands; returns its folder."""
+def write_model(folder: Path, replies: Sequence[str], *, seed: int = 0) -> Path:
+    """Writes a model that has a word for each of these replies; returns its folder."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tokenizer = toy_tokenizer([call_of(command) for command in commands])
+    tokenizer = toy_tokenizer(replies)
     toy_model(tokenizer, seed=seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -147,7 +147,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("usage: python -m ares_exp.training.toy FOLDER\n")
         return 2
     folder = Path(arguments[0])
-    for made in (write_model(folder / "model"), write_task(folder / "tasks" / "two-words")):
+    replies = [call_of(command) for command in COMMANDS]
+    for made in (write_model(folder / "model", replies), write_task(folder / "tasks" / "two-words")):
         sys.stdout.write(f"{made}\n")
     return 0
 

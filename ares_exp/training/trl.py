@@ -353,8 +353,6 @@ class _Training:
                 self._stopped.set()
                 await driver.close()
                 await asyncio.wait({training}, timeout=STOP_LIMIT_SEC)
-                if training.done():
-                    training.exception()  # it was interrupted, which is no news
                 raise
 
     def _train(self, model: Any, tokenizer: Any) -> None:
@@ -511,7 +509,9 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             done.set_exception(error)
 
     threading.Thread(target=run, name="trainer", daemon=True).start()
-    return asyncio.wrap_future(done)
+    future = asyncio.wrap_future(done)
+    future.add_done_callback(lambda one: one.cancelled() or one.exception())  # nobody may wait for it any more
+    return future
 
 
 def _trainer_class() -> type[Any]:
