@@ -41,6 +41,14 @@ class AnswerDeadline:
     def extend(self, seconds: float) -> None:
         """Moves the environment's limit: time that the policy waits for its endpoint does not count."""
         self._time_is_up_at += seconds
+        self._reschedule()
+
+    def hold(self, seconds: float) -> None:
+        """Moves both limits: nobody was asked meanwhile."""
+        self._given_up_at += seconds
+        self.extend(seconds)
+
+    def _reschedule(self) -> None:
         if not self.timer.expired():
             self.timer.reschedule(self._when())
 
@@ -59,6 +67,7 @@ class EpisodeEvents:
         usage: Tokens and cost of all answers that were paid for, and the number of those that the episode was given.
         policy_sec: Seconds that the policy took for these answers.
         waited_sec: Seconds of these in which the policy waited for its endpoint's rate limit.
+        held_sec: Seconds of these in which the run was held, and the policy not asked.
         waits_for: What the episode waits for now.
         since: Start of that wait, in seconds of the monotonic clock.
         last: The LAST step, once it was reached.
@@ -68,6 +77,7 @@ class EpisodeEvents:
     usage: EpisodeUsage = field(default_factory=EpisodeUsage)
     policy_sec: float = 0.0
     waited_sec: float = 0.0
+    held_sec: float = 0.0
     waits_for: WaitsFor = "start"
     since: float = field(default_factory=time.monotonic)
     last: TimeStep[Any] | None = None
@@ -82,6 +92,13 @@ class EpisodeEvents:
         self.waited_sec += seconds
         if self.deadline is not None:
             self.deadline.extend(seconds)
+
+    def held(self, seconds: float) -> None:
+        """Adds seconds in which the run was held: they count towards no time limit, and are no stall."""
+        self.held_sec += seconds
+        self.since = time.monotonic()
+        if self.deadline is not None:
+            self.deadline.hold(seconds)
 
     @property
     def is_time_up(self) -> bool:

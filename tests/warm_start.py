@@ -8,6 +8,7 @@ interpreter. As a script, this file is the server.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import marshal
 import os
@@ -101,6 +102,7 @@ def _serve(listening: socket.socket) -> None:
     del sys.path[0]  # the folder of this file
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.freeze()  # a command's own collections, and that at its end, would copy all of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         if 0 in select.select([listening, 0], [], [])[0]:

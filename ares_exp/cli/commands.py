@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, Runnable] = {
     "sequences": CommandModule("write sampled tokens for trainers", "ares_exp.training.write_sequences"),
     "report": CommandModule("write one HTML file that shows a run", "ares_exp.report.command_line"),
     "view": CommandModule("show runs in the browser, live", "ares_exp.view.command_line"),
+    "ctl": CommandModule("tell how a run does, and give it orders", "ares_exp.ctl.command_line"),
     "compare": CommandModule("tell whether runs differ by more than chance", "ares_exp.reporting.compare.command_line"),
     "sweeps": CommandModule("print what a sweep adds up to", "ares_exp.sweeps.command_line"),
     "merge": CommandModule("make one run of those of its shards", "ares_exp.reporting.merge.command_line"),

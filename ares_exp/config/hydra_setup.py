@@ -175,6 +175,15 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
     return _Composed(pickle.dumps(config), dict(OptionFiles.looked_at))
 
 
+def _is_clean(path: Path) -> bool:
+    """Whether a YAML file, read as fast as it can be, holds nothing that may have to be masked."""
+    import yaml
+
+    loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # for both, every value is a text
+    data = yaml.load(path.read_bytes(), loader)
+    return bool(scrub({"root": data})["root"] == data)
+
+
 def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
     """Masks secrets in the YAML files of `folder`, if there is one.
 
@@ -186,6 +195,8 @@ def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
 
     typed = typed_secrets(overrides)
     for path in sorted(folder.glob("*.yaml")):
+        if not typed and _is_clean(path):
+            continue
         data = OmegaConf.to_container(OmegaConf.load(path))
         clean = scrub({"root": data})["root"]
         if clean == data and not typed:

@@ -14,6 +14,7 @@ LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "compaction_tokens": 100_000,
         "compaction_keeps": 5,
     },
+    "ares_exp.agents.terminal_agent.TerminalAgentFactory": {"reply_form": "json"},
 }
 """By class: an option, and the value with which it does what the class did without it."""
 

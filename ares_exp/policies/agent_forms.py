@@ -36,8 +36,12 @@ def form_of(request: LLMRequest) -> ReplyForm:
     That is calls of tools if it offers `bash` or `submit`, keystrokes if its first message tells of them, else a bash
     block.
     """
-    if any('"keystrokes"' in str(message["content"]) for message in request.messages if message["role"] == "user"):
-        return Keystrokes()
+    for message in request.messages:
+        told = str(message["content"]) if message["role"] == "user" else ""
+        if '"keystrokes"' in told:
+            return Keystrokes()
+        if "<keystrokes " in told:
+            return XmlKeystrokes()
     offered = [str(tool.get("function", {}).get("name")) for tool in request.tools or ()]
     return ToolCalls(offered) if {"bash", "submit"}.intersection(offered) else BashBlock()
 
@@ -102,6 +106,20 @@ class Keystrokes:
     def _typing(self, thought: str, keys: str, seconds: float) -> list[Piece]:
         commands = [{"keystrokes": keys, "duration": seconds}]
         return [TextData(json.dumps({"analysis": thought, "plan": "I wait for it.", "commands": commands}))]
+
+
+class XmlKeystrokes(Keystrokes):
+    """Keystrokes for a terminal in tags, as they are."""
+
+    def finish(self, thought: str) -> list[Piece]:
+        """As `ReplyForm.finish`; the agent asks once more."""
+        done = "<commands></commands>\n<task_complete>true</task_complete>"
+        return [TextData(f"<response>\n<analysis>{thought}</analysis>\n<plan>None.</plan>\n{done}\n</response>")]
+
+    def _typing(self, thought: str, keys: str, seconds: float) -> list[Piece]:
+        typed = f'<commands>\n<keystrokes duration="{seconds}">{keys}</keystrokes>\n</commands>'
+        said = f"<analysis>{thought}</analysis>\n<plan>I wait for it.</plan>"
+        return [TextData(f"<response>\n{said}\n{typed}\n</response>")]
 
 
 _ENDED = re.compile(r"\[ended with \d+\]")

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
+from ares_exp.asking.waiting import OnWait
 from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -25,7 +26,6 @@ from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
 from ares_exp.llms.wire import Report, shorten
 from ares_exp.policies.endpoint import Endpoint, EndpointWire
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.policies.request_slots import OnWait
 from ares_exp.policies.retry import Backoff
 
 logger = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class EndpointPolicy(Policy):
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
         body = self._body(request, episode)
-        answer, latency_sec = await self._post(body, on_wait)
+        answer, latency_sec = await self._post(body, on_wait, episode.may_ask if episode is not None else None)
         try:
             response = self.read_answer(answer, self._warn_once)
         except MalformedAnswerError as error:
@@ -318,12 +318,16 @@ class EndpointPolicy(Policy):
         body = self.body_of(request, self._model, episode) | self._extra_body
         return {**body, **self.wire.stream_fields} if self._stream else body
 
-    async def _post(self, body: Mapping[str, Any], on_wait: OnWait) -> tuple[Any, float]:
+    async def _post(
+        self, body: Mapping[str, Any], on_wait: OnWait, may_ask: Callable[[], Awaitable[None]] | None
+    ) -> tuple[Any, float]:
         """Returns the parsed answer and the seconds since the first try began."""
         slots, began = self._endpoint.slots, 0.0
         for tries in itertools.count(1):
             try:
                 async with slots.one(on_wait):
+                    if may_ask is not None:
+                        await may_ask()
                     began = began or time.perf_counter()
                     answer = await self._endpoint.post(body, timeout_sec=self._timeout_sec)
                 return answer, time.perf_counter() - began

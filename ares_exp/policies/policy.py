@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -25,6 +25,8 @@ class EpisodeSpec:
         retry: How many tries of the attempt came before.
         on_wait: Is to be told of the seconds that a request waits for something else than its answer (before a retry,
             for a place): before they pass where that is known, so that no time limit of the episode runs out meanwhile.
+        may_ask: Is to be awaited before each try of a request, by a policy that tries several times: while the run is
+            held (`ares-exp ctl RUN pause --now`) it does not return.
         normalisers: What of the agent's requests differs whenever it is played again: name → pattern and replacement.
     """
 
@@ -33,6 +35,7 @@ class EpisodeSpec:
     seed: int = 0
     retry: int = 0
     on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
+    may_ask: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
 

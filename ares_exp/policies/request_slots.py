@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
-OnWait = Callable[[float], None]
-"""Is told of seconds that a request waits, other than for its answer."""
+from ares_exp.asking.waiting import OnWait, reported
 
 MAX_PAUSES = 20
 """Pauses that one request sits out before it tries all the same, so that it never waits for ever."""
-
-_WORTH_REPORTING_SEC = 0.01
-_REPORT_EVERY_SEC = 1.0
 
 
 class RequestSlots:
@@ -54,32 +50,5 @@ class RequestSlots:
         if not self._free.locked():
             await self._free.acquire()
             return
-        with _reported(on_wait):
+        with reported(on_wait):
             await self._free.acquire()
-
-
-@contextmanager
-def _reported(on_wait: OnWait) -> Iterator[None]:
-    """Tells `on_wait` of the seconds spent inside as they pass, so that no time limit runs out meanwhile."""
-    loop = asyncio.get_running_loop()
-    since = loop.time()
-    timer: asyncio.TimerHandle
-
-    def report() -> None:
-        nonlocal since
-        now = loop.time()
-        if now - since > _WORTH_REPORTING_SEC:
-            on_wait(now - since)
-            since = now
-
-    def tick() -> None:
-        nonlocal timer
-        report()
-        timer = loop.call_later(_REPORT_EVERY_SEC, tick)
-
-    timer = loop.call_later(_REPORT_EVERY_SEC, tick)
-    try:
-        yield
-    finally:
-        timer.cancel()
-        report()

@@ -213,6 +213,9 @@ class RunDir:
         self.training = path / "training.jsonl"
         self.checkpoints = path / "checkpoints"
         self.log = path / "run.log"
+        self.status = path / "status.json"
+        self.control = path / "control"
+        self.orders = path / "control.jsonl"
 
     @property
     def has_run(self) -> bool:
@@ -251,6 +254,7 @@ class RunDir:
         folders = (
             *(self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard),
             self.checkpoints,
+            self.control,
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(

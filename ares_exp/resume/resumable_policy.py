@@ -5,7 +5,7 @@ So is that there was no answer in time: the stage of the task that it ended ends
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -79,6 +79,7 @@ class ResumablePolicy:
         ahead: Sequence[Exchange] = (),
         begin_at: int = 0,
         events: EpisodeEvents | None = None,
+        may_ask: Callable[[], Awaitable[None]] | None = None,
         on_divergence: OnDivergence = "continue",
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
@@ -93,6 +94,7 @@ class ResumablePolicy:
             begin_at: How many of them precede the snapshot that the episode continues from.
             events: Says how many stages of the task have ended and whether the time is up, and hears of every answer
                 that is to be paid for.
+            may_ask: Returns when the policy may be asked: not while the run is held.
             on_divergence: What to do where a request is another one.
             normalisers: What may differ between two requests that are the same; `None`: the built-in ones.
         """
@@ -102,6 +104,7 @@ class ResumablePolicy:
         self._recorded = RecordedLanes(earlier, used=begin_at)
         self._position = begin_at
         self._events = events or EpisodeEvents()
+        self._may_ask = may_ask
         self._on_divergence = on_divergence
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
@@ -220,6 +223,8 @@ class ResumablePolicy:
         """Asks the policy for one answer, in its turn or ahead; it is on record and paid for when it is returned."""
         if (taken := self._take(call)) is not None:
             return taken
+        if self._may_ask is not None:
+            await self._may_ask()
         try:
             answer = checked_answer(await self._client(call.request))
         except RefusalError as refusal:

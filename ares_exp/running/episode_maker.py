@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp import __version__
 from ares_exp.asking.asked_ahead import counted_when_awaited
+from ares_exp.asking.gate import Gate
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
@@ -38,15 +40,17 @@ logger = logging.getLogger(__name__)
 class EpisodeMaker:
     """Makes planned episodes from the components of a run. Nothing of them is kept on disk but what collectors keep."""
 
-    def __init__(self, components: Components, settings: Settings) -> None:
+    def __init__(self, components: Components, settings: Settings, gate: Gate | None = None) -> None:
         """Keeps the arguments; does no I/O.
 
         Args:
             components: The parts of the experiment.
             settings: The experiment's settings.
+            gate: Holds requests to the policy back while it is closed.
         """
         self._parts = components
         self._settings = settings
+        self._gate = gate or Gate()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -118,24 +122,30 @@ class EpisodeMaker:
             planned.seed,
             retry=planned.retry,
             on_wait=counted_when_awaited(episode.waited),
+            may_ask=self._may_ask(episode),
             normalisers=self._parts.playing_agent.normalisers,
         )
         client: LLMClient = self._parts.policy.for_episode(spec)
         return client if self._parts.branching is None else self._parts.branching.policy(client)
 
+    def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
+        on_wait = counted_when_awaited(episode.held)
+        return lambda: self._gate.passed(on_wait)
+
 
 class ResumableEpisodeMaker(EpisodeMaker):
     """Makes the planned episodes of a run that can be resumed: their answers are logged, and given again."""
 
-    def __init__(self, components: Components, settings: Settings, run_dir: RunDir) -> None:
+    def __init__(self, components: Components, settings: Settings, run_dir: RunDir, gate: Gate | None = None) -> None:
         """Keeps the arguments; does no I/O.
 
         Args:
             components: The parts of the experiment.
             settings: The experiment's settings.
             run_dir: The run directory.
+            gate: Holds requests to the policy back while it is closed.
         """
-        super().__init__(components, settings)
+        super().__init__(components, settings, gate)
         self._run_dir = run_dir
         self._spare_logs = SpareFiles(run_dir.answers)
 
@@ -204,6 +214,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             ahead=earlier.ahead if earlier is not None else (),
             begin_at=episode.from_snapshot or 0,
             events=episode,
+            may_ask=self._may_ask(episode),
             on_divergence=self._settings.resume_diverged,
             normalisers=with_own(self._parts.playing_agent.normalisers),
         )

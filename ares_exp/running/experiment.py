@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from ares_exp.asking.gate import Gate
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentWrapper
 from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError
@@ -26,10 +27,12 @@ from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
 from ares_exp.running.gathered_calls import GatheredCalls
 from ares_exp.running.gc_pause import collecting_seldom
+from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.running.panel import Panel
 from ares_exp.running.preparation import planned_episodes, prepare
 from ares_exp.running.progress import Progress
+from ares_exp.running.run_control import RunControl
+from ares_exp.running.run_orders import RunOrders
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
 from ares_exp.running.trained_run import PlayedOnRequest, train
@@ -69,9 +72,11 @@ class Experiment:
         self._results: list[EpisodeResult] = []
         self._running: dict[str, RunningEpisode] = {}
         self._tries: dict[tuple[str, int], int] = {}
-        self._maker = ResumableEpisodeMaker(components, settings, run_dir)
+        self._gate = Gate()
+        self._maker = ResumableEpisodeMaker(components, settings, run_dir, self._gate)
         self._meter = BudgetMeter(components.budget)
         self._scheduler = Scheduler(settings.concurrency, self._play)
+        self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
         self._rows = GatheredCalls(self._write)
         self._trained: PlayedOnRequest | None = None
         self._interrupted = False
@@ -149,8 +154,10 @@ class Experiment:
             len(owed),
             before=len(planned) - len(owed),
             is_kept=self._settings.sweep_dir is None,
-            panel=Panel(lambda: list(self._running.values())),
+            status=self._live.look,
         )
+        self._live.planned, self._live.budget = len(planned), self._parts.budget
+        self._live.spent = lambda: self._meter.spent
         await asyncio.to_thread(self._refresh_budget)
         self._check_budget()
         self._start_tracker(info, earlier)
@@ -191,13 +198,17 @@ class Experiment:
             task_names,
             earlier,
             self._warn,
-            self._progress.expect_another,
+            self._expect_another,
         )
         await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
 
+    def _expect_another(self) -> None:
+        self._live.planned += 1
+        self._progress.expect_another()
+
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Monitors the episodes, the process and the budgets inside the block."""
+        """Monitors the episodes, the process and the budgets inside the block, and takes orders."""
         monitor = RunnerMonitor(
             self._running.values,
             self._log_system,
@@ -206,13 +217,24 @@ class Experiment:
             interval_sec=self._settings.monitor_interval_sec,
             stall_warn_sec=self._settings.stall_warn_sec,
         )
+        self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
+        orders = RunOrders(scheduler=self._scheduler, gate=self._gate, live=self._live, interrupt=self.interrupt)
+        control = RunControl(
+            run_dir=self._run_dir,
+            sweep_dir=self._settings.sweep_dir,
+            orders=orders,
+            live=self._live,
+            note=self._log_order,
+            interval_sec=self._settings.monitor_interval_sec,
+        )
         try:
-            async with monitor:
+            async with monitor, control:
                 watching = asyncio.create_task(self._watch_budget())
                 try:
                     yield
                 finally:
                     watching.cancel()
+                    self._live.has_ended = True
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
 
@@ -357,6 +379,7 @@ class Experiment:
                 "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
             )
         await self._rows.put((episode, result))
+        self._live.finished(result)
         self._progress.episode_finished(result)
         if episode.retry is not None:
             self._progress.expect_another()
@@ -417,6 +440,9 @@ class Experiment:
 
     def _log_system(self, sample: Mapping[str, float]) -> None:
         self._guard("The tracker", lambda: self._parts.tracker.log_system(sample))
+
+    def _log_order(self, line: Mapping[str, Any]) -> None:
+        self._guard("The tracker", lambda: self._parts.tracker.log_order(line))
 
     async def _prepare_branching(self) -> None:
         """Prepares the snapshot that this run's episodes branch from, if they do."""

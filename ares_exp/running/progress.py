@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO
 
+from ares_exp.control.status import RunStatus
+from ares_exp.control.status_lines import status_lines
 from ares_exp.records.results import UNFINISHED, EpisodeResult
-from ares_exp.running.panel import Panel
-from ares_exp.terminal.terminal import encodable, format_duration, format_number
+from ares_exp.terminal.terminal import encodable, format_duration, format_number, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,7 +40,7 @@ class Progress:
         is_tty: bool | None = None,
         interval_sec: float = 5.0,
         is_kept: bool = True,
-        panel: Panel | None = None,
+        status: Callable[[], RunStatus] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keeps the arguments; `start` begins to show.
@@ -51,7 +52,7 @@ class Progress:
             is_tty: Whether `stream` is a terminal that can redraw a line; found out by default.
             interval_sec: Seconds between two lines where `stream` is no terminal.
             is_kept: Whether the last state stays on the screen.
-            panel: What is shown below the bar, on a terminal.
+            status: The state that is shown below the bar, on a terminal; called from the thread that draws.
             clock: Seconds that only grow.
         """
         self._total = total
@@ -60,7 +61,7 @@ class Progress:
         self._is_tty = _can_redraw(self._stream) if is_tty is None else is_tty
         self._interval_sec = interval_sec
         self._is_kept = is_kept
-        self._panel = panel
+        self._status = status
         self._clock = clock
         self._separator = " · " if encodable("·", self._stream) else " | "
         self._running: list[str] = []
@@ -95,8 +96,6 @@ class Progress:
         """Counts an episode as done, be it with an error; one that was cut short has no result."""
         if result.task_name in self._running:
             self._running.remove(result.task_name)
-        if self._panel is not None:
-            self._panel.finished(result)
         if result.outcome in UNFINISHED:
             self._cut_short += 1
             return
@@ -126,6 +125,8 @@ class Progress:
             parts.append(f"{self._cut_short} cut short")
         if self._running:
             parts.append(f"{len(self._running)} running")
+        if self._status is not None and self._status().held is not None:
+            parts.append("paused")
         if self._scored:
             parts.append(f"reward {format_number(self._reward_sum / self._scored)}")
         if 0 < self._done < self._total and not self._cut_short:
@@ -184,9 +185,9 @@ class Progress:
         bar = ProgressBar(total=max(self._total, 1), completed=self._done, width=20)
         names = ", ".join(dict.fromkeys(tuple(self._running)))
         grid.add_row(bar, Text(self.line()), Text(names, style="dim"))
-        if self._panel is None or self._stopped.is_set():
+        if self._status is None or self._stopped.is_set():
             return grid
-        lines = self._panel.lines(width - len(_INDENT))
+        lines = [one_line(line, width - len(_INDENT)) for line in status_lines(self._status())]
         styles = ["red" if line.startswith("error: ") else "dim" for line in lines]
         below = (Text(_INDENT + line, style, no_wrap=True) for line, style in zip(lines, styles, strict=True))
         return Group(grid, *below)

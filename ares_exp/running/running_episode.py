@@ -93,6 +93,12 @@ class RunningEpisode(EpisodeEvents):
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
+    def held(self, seconds: float) -> None:
+        """Extends the time limits by the seconds in which the run is held."""
+        super().held(seconds)
+        if self.environment is not None:
+            self.environment.grant_time(seconds)
+
     def has_room(self, answers: int) -> bool:
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + answers)) is None
@@ -127,7 +133,8 @@ class RunningEpisode(EpisodeEvents):
         planned, usage, report = self.planned, self.usage, self.report()
         limit, note = report.truncated_by, report.limit_note
         outcome, error, reward = ending(self.last or self._last_step(), failure, limit=limit, note=note)
-        waited = {"rate_limit": self.waited_sec} if self.waited_sec else {}
+        waited = {"rate_limit": self.waited_sec, "paused": self.held_sec}
+        waited = {phase: seconds for phase, seconds in waited.items() if seconds}
         return EpisodeResult(
             episode_id=planned.episode_id,
             task_name=planned.task_name,
@@ -144,7 +151,11 @@ class RunningEpisode(EpisodeEvents):
             cost=usage.cost,
             started_at=self.started_at,
             finished_at=time.time() if self.finished_at is None else self.finished_at,
-            phase_sec={**report.phase_sec, "policy": self.policy_sec, **waited},
+            phase_sec={
+                **report.phase_sec,
+                "policy": self.policy_sec,
+                **{phase: sec for phase, sec in waited.items() if sec},
+            },
             container_image=report.container_image,
             snapshots=len(report.snapshots),
             snapshot_failures=report.snapshot_failures,

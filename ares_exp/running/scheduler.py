@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from ares_exp.resume.episode_plan import PlannedEpisode
@@ -19,7 +20,8 @@ class Retry(NamedTuple):
     wait_sec: float
 
 
-Play = Callable[[PlannedEpisode], Awaitable[Retry | None]]
+Play = Callable[[PlannedEpisode], Coroutine[Any, Any, Retry | None]]
+_Playing = asyncio.Task[Retry | None]
 
 
 class Scheduler:
@@ -34,93 +36,147 @@ class Scheduler:
         """
         self._concurrency = concurrency
         self._play = play
-        self._ready: asyncio.Queue[PlannedEpisode | None] = asyncio.Queue()
-        self._owed = 0
-        self._workers: list[asyncio.Task[None]] = []
-        self._interrupt = asyncio.Event()
-        self._waiting: set[asyncio.TimerHandle] = set()
+        self._ready: deque[PlannedEpisode] = deque()
+        self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
+        self._playing: dict[_Playing, PlannedEpisode] = {}
+        self._ended: deque[_Playing] = deque()
+        self._changed = asyncio.Event()
+        self._interrupted = self._paused = self._waits_for_more = False
 
     @property
     def interrupted(self) -> bool:
         """Whether `interrupt` was called."""
-        return self._interrupt.is_set()
+        return self._interrupted
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing new begins."""
+        return self._paused
+
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of episodes at once."""
+        return self._concurrency
+
+    @property
+    def playing(self) -> int:
+        """Number of episodes that have begun and have not released everything."""
+        return len(self._playing)
 
     @property
     def queued(self) -> int:
         """Number of tries that wait for a slot, or for their time."""
-        return self._ready.qsize() + len(self._waiting)
+        return len(self._ready) + len(self._waiting)
 
     def interrupt(self) -> None:
-        """Ends running episodes as cancelled and starts no more."""
-        self._interrupt.set()
-        for worker in self._workers:
-            worker.cancel()
+        """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._cancel_all()
+            self._changed.set()
+
+    def pause(self) -> None:
+        """Begins nothing new; what plays goes on to its end."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Begins new episodes again."""
+        self._paused = False
+        self._changed.set()
+
+    def resize(self, concurrency: int) -> None:
+        """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
+        self._concurrency = concurrency
+        self._changed.set()
+
+    def cancel(self, episode_id: str) -> None:
+        """Cancels an episode that plays; `play` decides what becomes of it."""
+        for task, planned in self._playing.items():
+            if planned.episode_id == episode_id:
+                task.cancel()
+
+    def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
+        """Takes tries that have not begun off the queue, retries that wait included; returns them."""
+        dropped = [one for one in self._ready if is_unwanted(one)]
+        self._ready = deque(one for one in self._ready if not is_unwanted(one))
+        for planned, timer in list(self._waiting.values()):
+            if is_unwanted(planned):
+                timer.cancel()
+                dropped.append(self._waiting.pop(planned.episode_id)[0])
+        self._changed.set()
+        return dropped
 
     def add(self, planned: PlannedEpisode) -> None:
-        """Has one more played, while `run` waits for more."""
-        self._owed += 1
-        self._ready.put_nowait(planned)
+        """Puts a try at the head of the queue."""
+        self._ready.appendleft(planned)
+        self._changed.set()
+
+    def append(self, planned: PlannedEpisode) -> None:
+        """Puts a try at the end of the queue."""
+        self._ready.append(planned)
+        self._changed.set()
 
     def end(self) -> None:
         """Says that nothing more is added: `run` returns when all have their results."""
-        self._settle()
+        self._waits_for_more = False
+        self._changed.set()
 
     async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
         """Plays all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
 
         Args:
             owed: What is to be played.
-            waits_for_more: Whether it goes on with what `add` brings, until `end`.
+            waits_for_more: Whether it goes on with what is added, until `end`.
 
         Raises:
             Exception: What `play` raised.
         """
-        if self.interrupted or not (owed or waits_for_more):
-            return
-        self._owed = len(owed) + waits_for_more
-        for planned in owed:
-            self._ready.put_nowait(planned)
-        workers = self._concurrency if waits_for_more else min(self._concurrency, len(owed))
-        self._workers = [asyncio.create_task(self._work()) for _ in range(workers)]
-        interrupt = asyncio.create_task(self._interrupt.wait())
-        pending: set[asyncio.Task[Any]] = {*self._workers}
+        self._ready.extend(owed)
+        self._waits_for_more = waits_for_more
         try:
-            while pending and not self.interrupted:
-                done, _ = await asyncio.wait({*pending, interrupt}, return_when=asyncio.FIRST_COMPLETED)
-                pending -= done
-                for worker in done - {interrupt}:
-                    if not (worker.cancelled() and self.interrupted):  # the interrupt ends the workers so
-                        worker.result()
-            if pending:
-                await asyncio.wait(pending, timeout=INTERRUPT_GRACE_SEC)
-        finally:
-            interrupt.cancel()
-            for timer in self._waiting:
-                timer.cancel()
-            for worker in self._workers:
-                worker.cancel()
-            if unfinished := [worker for worker in self._workers if not worker.done() and not self.interrupted]:
-                await asyncio.wait(unfinished, timeout=INTERRUPT_GRACE_SEC)
-
-    async def _work(self) -> None:
-        while not self.interrupted and (planned := await self._ready.get()) is not None:
-            retry = await self._play(planned)
-            if retry is None:
+            while not self.interrupted and (self._waits_for_more or self._playing or self._ready or self._waiting):
+                self._begin()
+                await self._changed.wait()
+                self._changed.clear()
                 self._settle()
-            else:
-                self._wait(retry)
+            if self._playing:
+                await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
+        finally:
+            for _, timer in self._waiting.values():
+                timer.cancel()
+            if not self.interrupted:
+                self._cancel_all()
+                if self._playing:
+                    await asyncio.wait(self._playing, timeout=INTERRUPT_GRACE_SEC)
+
+    def _begin(self) -> None:
+        """Fills the free slots."""
+        while self._ready and not self._paused and len(self._playing) < self._concurrency:
+            planned = self._ready.popleft()
+            task = asyncio.create_task(self._play(planned))
+            self._playing[task] = planned
+            task.add_done_callback(self._end)
+
+    def _end(self, task: _Playing) -> None:
+        self._ended.append(task)
+        self._changed.set()
 
     def _settle(self) -> None:
-        """Counts an attempt as finished; after the last one, stops the workers."""
-        self._owed -= 1
-        if self._owed == 0:
-            for _ in self._workers:
-                self._ready.put_nowait(None)
+        """Frees the slots of episodes that have ended; their retries wait."""
+        while self._ended:
+            task = self._ended.popleft()
+            del self._playing[task]
+            if not (task.cancelled() and self.interrupted) and (retry := task.result()) is not None:
+                self._wait(retry)
 
     def _wait(self, retry: Retry) -> None:
         def ready() -> None:
-            self._waiting.discard(timer)
-            self._ready.put_nowait(retry.planned)
+            self._ready.append(self._waiting.pop(retry.planned.episode_id)[0])
+            self._changed.set()
 
         timer = asyncio.get_running_loop().call_later(retry.wait_sec, ready)
-        self._waiting.add(timer)
+        self._waiting[retry.planned.episode_id] = retry.planned, timer
+
+    def _cancel_all(self) -> None:
+        for task in self._playing:
+            task.cancel()

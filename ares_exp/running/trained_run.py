@@ -53,7 +53,7 @@ class PlayedOnRequest(TrainedRun):
     def play(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Has an attempt played as soon as a slot is free."""
         self._on_end[planned.slot] = on_end
-        self._scheduler.add(planned)
+        self._scheduler.append(planned)
         self._on_play()
 
     def cancel(self, slot: Slot) -> None:

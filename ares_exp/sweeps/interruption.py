@@ -19,11 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from ares_exp.containers.ownership import is_dead
+from ares_exp.control.stop_file import is_stopped, stop
 from ares_exp.terminal.exit_codes import INTERRUPTED
 
 POLL_SEC = 0.3
-STOP = "stop"
-"""Name of the file in a sweep's folder that makes its jobs end. A user may create it with `touch`."""
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,7 +43,7 @@ class JobProcess:
         """
         self._first_process = first_process
         self._lock = threading.Lock()
-        self._stop: Path | None = None
+        self._sweep_dir: Path | None = None
         self._before: object = None
         threading.Thread(target=self._watch, name="sweep-watch", daemon=True).start()
 
@@ -58,32 +57,36 @@ class JobProcess:
         Raises:
             SweepInterrupted: It ends already.
         """
-        stop = sweep_dir / STOP
-        if self._is_over(stop):
+        if self._is_over(sweep_dir):
             raise SweepInterrupted
         with self._lock:
-            self._stop, self._before = stop, signal.getsignal(signal.SIGTERM)
+            self._sweep_dir, self._before = sweep_dir, signal.getsignal(signal.SIGTERM)
         try:
             yield
         finally:
             with self._lock:
-                self._stop = None
+                self._sweep_dir = None
 
     def _watch(self) -> None:
         told = False
         while True:
             time.sleep(POLL_SEC)
             with self._lock:
-                if self._stop is None:
+                if self._sweep_dir is None:
                     told = False
                     if is_dead(self._first_process):  # the launcher would keep this process for more jobs
                         os._exit(INTERRUPTED)
-                elif not told and self._is_over(self._stop) and signal.getsignal(signal.SIGTERM) is not self._before:
+                elif not told and self._is_over(self._sweep_dir) and self._is_handled:
                     told = True  # once, and to the job's own handler: a second SIGTERM would end it in the middle
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    def _is_over(self, stop: Path) -> bool:
-        return stop.exists() or is_dead(self._first_process)
+    @property
+    def _is_handled(self) -> bool:
+        """Whether the job listens to SIGTERM by now."""
+        return signal.getsignal(signal.SIGTERM) is not self._before
+
+    def _is_over(self, sweep_dir: Path) -> bool:
+        return is_stopped(sweep_dir) or is_dead(self._first_process)
 
 
 class Interruption:
@@ -100,7 +103,7 @@ class Interruption:
             sweep_dir: The sweep's folder, which is there.
         """
         self.requested = False
-        self._stop = sweep_dir / STOP
+        self._sweep_dir = sweep_dir
         self._before = {number: signal.getsignal(number) for number in _NUMBERS}
         for number, handler in self._before.items():
             if handler is not signal.SIG_IGN or number is signal.SIGINT:
@@ -116,7 +119,7 @@ class Interruption:
             os._exit(INTERRUPTED)  # the jobs notice that this process is gone
         self.requested = True
         with suppress(OSError):
-            self._stop.touch()
+            stop(self._sweep_dir)
         with suppress(OSError, ValueError):
             sys.stderr.write("\ninterrupted: ending running episodes; once more leaves at once\n")
             sys.stderr.flush()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.parts import completed
 from ares_exp.records.results import EpisodeResult
@@ -77,6 +77,11 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         """Hands the numbers to every one."""
         for name, tracker in self._trackers.items():
             self._guard(name, partial(tracker.log_training, step=step), values)
+
+    def log_order(self, line: Mapping[str, Any]) -> None:
+        """Hands the order to every one."""
+        for name, tracker in self._trackers.items():
+            self._guard(name, tracker.log_order, line)
 
     def finish(self, summary: RunSummary) -> None:
         """Finishes all at the same time, each within its own bound."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
@@ -142,6 +142,12 @@ class WandbTracker(TrackerBase):
         if self._session is not None:
             recording = self._session[0]
             self._numbers.do(lambda: recording.add_training(values, step))
+
+    def log_order(self, line: Mapping[str, Any]) -> None:
+        """Records an order to the run in its config. Returns at once."""
+        if self._session is not None and self._numbers.waiting < MAX_WAITING:
+            recording = self._session[0]
+            self._numbers.do(lambda: recording.add_order(line))
 
     def finish(self, summary: RunSummary) -> None:
         """Records the totals and ends the W&B run, within `finish_timeout_sec`. Idempotent."""

@@ -103,6 +103,12 @@ class TrainingSequence:
         """How many tokens are trained on."""
         return sum(self.mask)
 
+    def known_reward(self) -> float:
+        """Returns the reward. Raises `UntrainableError` where the episode has none."""
+        if self.reward is None:
+            raise UntrainableError(f"Episode {self.episode_id} ({self.task}) has no reward: leave it out.")
+        return self.reward
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.containers.container import ContainerSpec
+from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.keepalive import KeepAlive
@@ -29,6 +29,7 @@ from ares_exp.errors import (
     EnvironmentStartTimeoutError,
     PreflightError,
 )
+from ares_exp.filesystem.objects import ObjectStore
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.faults import FaultKind
 
@@ -62,6 +63,21 @@ async def nothing_is_left(emulator: Emulator, factory: DaytonaContainerFactory) 
 def posted(emulator: Emulator, what: str) -> list[Any]:
     """The bodies of the POST requests whose path ends with `what`."""
     return [one.body for one in emulator.requests if one.method == "POST" and one.path.endswith(what)]
+
+
+async def test_directories_of_this_machine_are_copied_and_no_part_of_the_changes(
+    emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
+) -> None:
+    program, target = tmp_path / "tool" / "bin" / "run", f"/opt/{tmp_path.name}"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho ran\n")
+    program.chmod(0o755)
+    factory.check_snapshots()
+    async with factory(replace(SPEC, mounts=(Mount(tmp_path / "tool", target, "d1"),))) as box:
+        assert (await box.exec(f"{target}/bin/run; touch {target}/made /mine")).output == "ran\n"
+        delta = await box.capture_changes(ObjectStore(tmp_path / "objects"))  # type: ignore[attr-defined]
+    assert "/mine" in delta.entries
+    assert not any(path.startswith(target) for path in delta.entries)
 
 
 # A start that fails

@@ -270,7 +270,7 @@ async def test_what_the_sdk_uploads_is_what_the_dockerfile_needs(tmp_path: Path)
     assert files == {"link": (tarfile.REGTYPE, 0o644), "d/script": (tarfile.REGTYPE, 0o755)}
 
 
-def test_directories_of_this_machine_are_refused_before_a_run(tmp_path: Path) -> None:
+def test_directories_of_this_machine_are_copied_and_that_is_said(tmp_path: Path) -> None:
     spec = ContainerSpec("t", docker_image="debian:12.9", mounts=(Mount(tmp_path, "/opt/tool", "d1"),))
-    with pytest.raises(UnsupportedTaskError, match=r"Task t: .*/opt/tool.*Use container=local"):
-        DaytonaContainerFactory().check(spec)
+    (warning,) = DaytonaContainerFactory().check(spec)
+    assert warning == "/opt/tool: directories of this machine, copied into every sandbox when it starts"

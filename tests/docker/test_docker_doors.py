@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
+import docker
 import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.docker import DockerContainerFactory
+from ares_exp.containers.docker.leftovers import KEPT_VOLUME
+from ares_exp.containers.docker.mounts import volume_name
 from ares_exp.containers.network_namespace import obstacle
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import DoorUnavailableError, UnsupportedTaskError
@@ -54,7 +59,9 @@ class TestRelayedDockerDoors(RelayedDoorContract):
 
 
 @pytest.mark.parametrize("program", ["python3", "node", "none"])
-async def test_images_with_other_programs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_with_other_programs(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
+) -> None:
     """One with Python, one with Node alone, one with nothing, which is refused by name."""
     doors, mounts = DoorContract(), ()
     if program == "node":
@@ -79,12 +86,23 @@ async def test_images_with_other_programs(program: str, tmp_path: Path, monkeypa
 
 
 @pytest.fixture
+def kept_volumes() -> Iterator[None]:
+    """Removes the volumes that a test leaves for the next run."""
+    with closing(docker.from_env()) as client:
+        before = {volume.name for volume in client.volumes.list()}
+        yield
+        for volume in client.volumes.list(filters={"label": KEPT_VOLUME}):
+            if volume.name not in before:
+                volume.remove()
+
+
+@pytest.fixture
 def tool(tmp_path: Path) -> Mount:
     program = tmp_path / "tool" / "bin" / "run"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho ran\n")
     program.chmod(0o755)
-    return Mount(tmp_path / "tool", "/opt/ares_exp/tool", "d1")
+    return Mount(tmp_path / "tool", "/opt/ares_exp/tool", f"sha256:{tmp_path.name}")
 
 
 @pytest.mark.parametrize("capture", ["archive", pytest.param("upper", marks=needs_root)])
@@ -109,9 +127,53 @@ async def test_mounts_are_read_only_and_no_part_of_the_changes(tmp_path: Path, t
         assert (await box.exec("/opt/ares_exp/tool/bin/run; cat /opt/file")).output == "ran\nmine\n"
 
 
-def test_an_engine_elsewhere_mounts_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tool: Mount) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+async def test_an_engine_elsewhere_has_each_directory_copied_once(
+    tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
+) -> None:
+    objects, show = ObjectStore(tmp_path / "objects"), "/opt/ares_exp/tool/bin/run; touch /opt/ares_exp/tool/x"
     spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
+    async with forwarded_engine() as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        factory = DockerContainerFactory(capture="archive")
+        assert factory.check(spec) == []
+        boxes = [factory(spec), factory(spec)]
+        await asyncio.gather(*(box.start() for box in boxes))
+        try:
+            for box in boxes:
+                shown = (await box.exec(show)).output
+                assert shown.startswith("ran\n")
+                assert "Read-only file system" in shown
+            await boxes[0].exec("echo mine >/opt/file")
+            delta = await boxes[0].capture_changes(objects)  # type: ignore[attr-defined]
+        finally:
+            await asyncio.gather(*(box.stop() for box in boxes))
+        assert [path for path, entry in delta.entries.items() if entry.kind == "file"] == ["/opt/file"]
+        shutil.rmtree(tool.source)  # there is nothing left to copy
+        async with factory(spec) as box:
+            assert (await box.exec(show)).output.startswith("ran\n")
+        for of_cache in (True, False):
+            listed = functools.partial(DockerContainerFactory.find_leftovers, images=of_cache)
+            found = await asyncio.to_thread(lambda listed=listed: list(listed()))  # type: ignore[misc]
+            assert (volume_name(tool) in [one.name for one in found]) == of_cache
+
+
+async def test_a_copy_that_was_cut_short_is_made_again(
+    tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
+) -> None:
+    with closing(docker.from_env()) as client:
+        client.volumes.create(volume_name(tool), labels={KEPT_VOLUME: tool.target})  # as far as one that died came
+    async with forwarded_engine() as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
+        async with DockerContainerFactory()(spec) as box:
+            assert (await box.exec("/opt/ares_exp/tool/bin/run")).output == "ran\n"
+
+
+def test_a_compose_file_on_an_engine_elsewhere_sees_nothing_of_ours(
+    monkeypatch: pytest.MonkeyPatch, tool: Mount, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    spec = ContainerSpec("mounts", compose_file=tmp_path / "docker-compose.yaml", mounts=(tool,))
     with pytest.raises(UnsupportedTaskError, match=r"/opt/ares_exp/tool.*DOCKER_HOST is tcp://192\.0\.2\.1:2375"):
         DockerContainerFactory().check(spec)
 

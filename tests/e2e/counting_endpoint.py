@@ -80,15 +80,24 @@ class CountingEndpoint(LoopbackEndpoint):
         await asyncio.sleep(takes_sec)
         if turn.number == self.down_at:
             return web.json_response({"error": {"message": "down"}}, status=400)
-        shown = hashlib.sha256(str(body["messages"][-1]["content"]).encode()).hexdigest()[:8]
-        answered = completion(self._says(turn, shown), model=body["model"])
+        shown = hashlib.sha256(self._shown(body["messages"][-1]).encode()).hexdigest()[:8]
+        answered = self._completion(turn, shown, body)
         return web.json_response({**answered, "usage": _usage(turn)})
 
-    def _says(self, turn: Turn, shown: str) -> str:
+    def _shown(self, message: dict[str, Any]) -> str:
+        """What of the last message counts."""
+        return str(message["content"])
+
+    def _completion(self, turn: Turn, shown: str, body: dict[str, Any]) -> dict[str, Any]:
+        command = self._command_of(turn, shown)
+        return completion(SUBMIT if command is None else f"```bash\n{command}\n```", model=body["model"])
+
+    def _command_of(self, turn: Turn, shown: str) -> str | None:
+        """What the agent does at a turn; `None` at its last one."""
         least, most = self.turns
         if turn.number == least + turn.seed % (most - least + 1) - 1:
-            return SUBMIT
-        return f"```bash\nmkdir -p /work; said='{turn.seed} {turn.stage} {turn.number} {shown}'; {self._command}\n```"
+            return None
+        return f"mkdir -p /work; said='{turn.seed} {turn.stage} {turn.number} {shown}'; {self._command}"
 
 
 def _usage(turn: Turn) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def check_asked(run: KilledRun, whole: KilledRun) -> None:
     summary = run.summary
     assert (summary["prompt_tokens"], summary["generated_tokens"]) == run.endpoint.tokens()
     assert round(summary["cost"], 9) == round(whole.summary["cost"], 9)
-    assert summary["scored"] == summary["planned"] == len(KINDS) * ATTEMPTS
+    assert summary["scored"] == summary["planned"] == whole.summary["planned"] > 0
 
 
 def check_trajectories(run: KilledRun, whole: KilledRun) -> None:

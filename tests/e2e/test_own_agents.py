@@ -93,8 +93,9 @@ def test_every_step_is_branched_and_played_again(agent: str, container: str) -> 
     assert episode["reward"]["now"] == 1.0
 
 
-@pytest.mark.parametrize("agent", SCRIPTS)
-def test_the_bundled_tasks_are_solved_by_their_solutions(agent: str) -> None:
-    results = ares_exp.run([f"agent={agent}", "policy=oracle", "tracker=none", "concurrency=2"], quiet=True)
+@pytest.mark.parametrize("words", [["tools"], ["terminal"], ["terminal", "agent.reply_form=xml"]], ids=" ".join)
+def test_the_bundled_tasks_are_solved_by_their_solutions(words: list[str]) -> None:
+    agent, *more = words
+    results = ares_exp.run([f"agent={agent}", *more, "policy=oracle", "tracker=none", "concurrency=2"], quiet=True)
     assert [row.reward for row in results.rows] == [1.0] * 6
     assert [row.format_errors for row in results.rows] == [0] * 6

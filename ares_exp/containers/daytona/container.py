@@ -139,10 +139,17 @@ class DaytonaContainer(Container):
             await self._become({}, None, "root")
         else:
             await self._become({}, plan.workdir, plan.user)
+        for mount in spec.mounts:
+            await self._transfer.upload(mount.source, mount.target)
         if options.capture == "files" or (spec.changes is not None and kept is None):
             fetch, send = self._transfer.fetch, self._transfer.send
             self._files = SandboxFiles(
-                spec, base=base, run=self._run_as_root, fetch=fetch, send=send, skip=[self._relay.directory]
+                spec,
+                base=base,
+                run=self._run_as_root,
+                fetch=fetch,
+                send=send,
+                skip=[self._relay.directory, *(mount.target for mount in spec.mounts)],
             )
             await self._files.has_started()
         if plan.builds_after_start:

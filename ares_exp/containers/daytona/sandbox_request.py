@@ -48,17 +48,14 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
         Warnings about deviations.
 
     Raises:
-        UnsupportedTaskError: The image cannot be made, a network cannot be enforced, or there are mounts.
+        UnsupportedTaskError: The image cannot be made, or a network cannot be enforced.
         TaskError: The task's definition of its image is malformed.
         ConfigError: The TTL of its sandboxes is too short.
     """
-    if spec.mounts:
-        raise UnsupportedTaskError(
-            f"Task {spec.name}: its container is to see directories of this machine "
-            f"({', '.join(one.target for one in spec.mounts)}), which a sandbox cannot. Use container=local, or "
-            "container=docker with an engine of this machine."
-        )
     warnings = list(plan_image(spec, options).warnings)
+    if spec.mounts:
+        copied = ", ".join(one.target for one in spec.mounts)
+        warnings.append(f"{copied}: directories of this machine, copied into every sandbox when it starts")
     ttl_minutes(spec, options)
     for policy in sorted(spec.networks, key=str):
         try:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ares_exp import cancellation
 from ares_exp.containers.container import (
@@ -29,7 +29,7 @@ from ares_exp.containers.docker.doors import ContainerDoors
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image
 from ares_exp.containers.docker.limits import limits
-from ares_exp.containers.docker.mounts import bind_mounts
+from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
@@ -47,6 +47,9 @@ from ares_exp.errors import (
 )
 from ares_exp.filesystem.delta import Delta
 from ares_exp.filesystem.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from docker.types import Mount
 
 WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml, or build the image before."
 
@@ -136,19 +139,20 @@ class DockerContainer(Container):
                 context_dir=spec.context_dir,
                 keep=self._options.keep_image,
             )
+        mounts = await cancellation.in_thread(lambda: container_mounts(engine, spec, image)) if spec.mounts else []
         async with starts(engine).slot():
             await cancellation.in_thread(lambda: watch_over_us(engine))
-            await in_thread(lambda: self._create(engine, image), lane="starts")
+            await in_thread(lambda: self._create(engine, image, mounts), lane="starts")
             first_process = self._first_process = await FirstProcess.attach(engine, self.container_name)
             await in_thread(lambda: engine.api.start(self.container_name), lane="starts")
         await self._changed_files.has_started(engine)
         return first_process
 
-    def _create(self, engine: Engine, image: str) -> None:
+    def _create(self, engine: Engine, image: str, mounts: list[Mount]) -> None:
         spec, options = self._spec, self._options
         host_config = engine.api.create_host_config(
             auto_remove=True,
-            mounts=bind_mounts(spec),
+            mounts=mounts,
             **self._network.create_options,
             security_opt=["no-new-privileges:true"] if options.no_new_privileges else None,
             **limits(spec, engine.capabilities, swap_mb=options.swap_mb, pids_limit=options.pids_limit),

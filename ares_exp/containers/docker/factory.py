@@ -186,8 +186,8 @@ class DockerContainerFactory(ContainerFactoryBase):
 
         Raises:
             UnsupportedTaskError: The task needs GPUs that the engine lacks, or an allow-list that cannot be enforced
-                from here, or directories of this machine that the engine cannot mount; or its compose file violates the
-                security policy, or there is no compose program.
+                from here; or its compose file violates the security policy, or needs directories of this machine on an
+                engine elsewhere, or there is no compose program.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
         check_mounts(spec)

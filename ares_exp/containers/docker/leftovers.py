@@ -34,6 +34,8 @@ SWEEP_SEC = 20.0
 
 _IMAGE = "ares_exp.image"
 _BUILDER = "ares_exp.image-builder"
+KEPT_VOLUME = "ares_exp.mount"
+"""Label of volumes that hold directories for containers of many runs: where they are mounted."""
 _logger = logging.getLogger(__name__)
 
 
@@ -84,7 +86,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
 
     Args:
         api: The engine; one call per kind.
-        cached_images: Whether images kept for the next run count as stale too.
+        cached_images: Whether images and volumes kept for the next run count as stale too.
 
     Raises:
         docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
@@ -98,6 +100,10 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
         yield _leftover("network", found["Name"], found, _remove(api.remove_network, found["Id"]))
     for found in api.volumes(filters=ours)["Volumes"] or []:
         yield _leftover("volume", found["Name"], found, _remove(api.remove_volume, found["Name"]))
+    for found in (api.volumes(filters={"label": KEPT_VOLUME})["Volumes"] or []) if cached_images else []:
+        name, created = found["Name"], _seconds(found.get("CreatedAt"))
+        remove = _remove(api.remove_volume, name)
+        yield Leftover("volume", name, "no run: kept for the next run", True, created, remove)
     for found in api.images(filters={"label": _IMAGE}):
         labels = found["Labels"]
         tag, builder = labels[_IMAGE], _builder(labels)

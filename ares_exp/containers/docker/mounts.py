@@ -1,36 +1,125 @@
-"""Directories of this machine that a Docker container sees, read-only: `ContainerSpec.mounts`."""
+"""Directories of this machine that a Docker container sees, read-only: `ContainerSpec.mounts`.
+
+An engine of this machine mounts them. To one elsewhere each is copied once, into a volume named by its digest, which
+later containers mount; `ares-exp clean --cache` removes these volumes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.engine import address_of_engine
+from ares_exp.containers.container import Mount as Directory
+from ares_exp.containers.docker.container_lifetime import NAME_PREFIX
+from ares_exp.containers.docker.engine import Engine, address_of_engine
+from ares_exp.containers.docker.image_lock import image_lock
+from ares_exp.containers.docker.leftovers import KEPT_VOLUME
+from ares_exp.containers.docker.shared_work import Demand
+from ares_exp.containers.docker.transfer import open_archive, put
+from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import UnsupportedTaskError
 
 if TYPE_CHECKING:
+    from docker import APIClient
     from docker.types import Mount
+
+_AT = "/ares_exp_mount"
+_WHOLE = ".ares_exp-whole"
+"""A file that a volume gets last."""
+
+_known: dict[tuple[str, str], str] = {}
+"""When the volumes were created that this process has found whole, by engine and name."""
 
 
 def check_mounts(spec: ContainerSpec) -> None:
-    """Checks before the start that the engine can mount directories of this machine.
+    """Checks before the start that the container can see directories of this machine.
 
     Raises:
-        UnsupportedTaskError: It runs elsewhere.
+        UnsupportedTaskError: It is the service of a compose file on an engine that runs elsewhere.
     """
-    url = urlsplit(address_of_engine())
-    if spec.mounts and url.scheme != "unix":
+    if spec.mounts and spec.compose_file is not None and _is_elsewhere():
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
             f"The container of {spec.name} is to see directories of this machine ({shown}), but its engine runs "
-            f"elsewhere: DOCKER_HOST is {url.geturl()}. Use an engine of this machine, or container=local, or an "
-            "agent that is not installed by a mount."
+            f"elsewhere: DOCKER_HOST is {address_of_engine()}. That can be done without a compose file alone. Use an "
+            "engine of this machine, or container=local, or an agent that is not installed by a mount."
         )
 
 
-def bind_mounts(spec: ContainerSpec) -> list[Mount]:
-    """Returns the mounts of `spec` as the engine takes them."""
+def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
+    """Returns the mounts of `spec` as the engine takes them; what has to be copied to it is, once. Blocking.
+
+    Args:
+        engine: The engine.
+        spec: Of the container.
+        image: An image that the engine has.
+
+    Raises:
+        ContainerStartError: No other process of this machine can be kept from copying at the same time.
+        TransferError: A directory cannot be read.
+        docker.errors.DockerException, requests.exceptions.RequestException: The engine refused or is gone.
+    """
     from docker.types import Mount
 
-    return [Mount(one.target, str(one.source), type="bind", read_only=True) for one in spec.mounts]
+    if not _is_elsewhere():
+        return [Mount(one.target, str(one.source), type="bind", read_only=True) for one in spec.mounts]
+    return [
+        Mount(one.target, _volume(engine, one, image), type="volume", read_only=True, no_copy=True)
+        for one in spec.mounts
+    ]
+
+
+def _is_elsewhere() -> bool:
+    return urlsplit(address_of_engine()).scheme != "unix"
+
+
+def _volume(engine: Engine, directory: Directory, image: str) -> str:
+    """Returns the name of the volume with the directory's contents, whole."""
+    name = volume_name(directory)
+    with image_lock(f"{engine.host} {name}", Demand()):
+        created = engine.api.create_volume(name, labels={KEPT_VOLUME: directory.target})["CreatedAt"]
+        if _known.get((engine.host, name)) != created:
+            with _reaching_into(engine.api, name, image) as helper:
+                if not _is_there(engine.api, helper, f"{_AT}/{_WHOLE}"):
+                    put(engine.api, helper, directory.source, _AT, "")
+                    with tempfile.NamedTemporaryFile(prefix="ares_exp-") as empty:
+                        put(engine.api, helper, Path(empty.name), _AT, _WHOLE)
+            _known[engine.host, name] = created
+    return name
+
+
+def volume_name(directory: Directory) -> str:
+    """Returns the name of the volume that a directory is copied to."""
+    key = f"{directory.digest}\0{directory.target}"
+    return f"{NAME_PREFIX}mount-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+@contextmanager
+def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
+    """Yields a container that has the volume at `_AT` and is never started: its files can be reached all the same."""
+    from docker.types import Mount
+
+    host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])
+    container = api.create_container(
+        image,
+        ["true"],
+        name=f"{NAME_PREFIX}mount-{secrets.token_hex(6)}",
+        labels=owner_labels(),
+        host_config=host_config,
+    )["Id"]
+    try:
+        yield container
+    finally:
+        api.remove_container(container, force=True)
+
+
+def _is_there(api: APIClient, container: str, path: str) -> bool:
+    with open_archive(api, container, path) as answer:
+        return answer.status_code == 200

@@ -112,6 +112,12 @@ class WandbRecording:
                     self.run.define_metric(key, step_metric=OPTIMIZER_STEP)
             self._log({**values, OPTIMIZER_STEP: step})
 
+    def add_order(self, line: Mapping[str, Any]) -> None:
+        """Puts an order to the run into the config, by its id."""
+        with self.reported("refused an order"):
+            if self.run is not None and "id" in line:
+                self.run.config.update({f"control/{line['id']}": dict(line)}, allow_val_change=True)  # type: ignore[no-untyped-call]
+
     def add_totals(self, summary: RunSummary) -> None:
         """Logs histograms, totals and statistics."""
         with self.reported("refused the totals"):

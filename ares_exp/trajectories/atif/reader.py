@@ -99,7 +99,7 @@ class _AtifReader:
         for step in self._document["steps"]:
             acts = step["source"] == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
             if acts:
-                self._close(last=False)
+                self._close(last=False, lane=own(step).get("lane"))
             if step.get("timestamp") is not None:
                 self._now = _epoch(step["timestamp"])
             if replaced := _replaces_context(step):
@@ -149,8 +149,8 @@ class _AtifReader:
         self._messages.append(freeze(reply_message(action)))
         self._answered = len(self._messages)
 
-    def _close(self, *, last: bool) -> None:
-        """Ends the record that is open; `last` where nothing came after its action."""
+    def _close(self, *, last: bool, lane: Any = None) -> None:
+        """Ends the record that is open; `last` where nothing came after its action. `lane` is that of its request."""
         kind = self._open.setdefault("step_type", "LAST" if last else "MID")
         observation: dict[str, Any] | None = None
         if kind != "LAST":
@@ -164,6 +164,8 @@ class _AtifReader:
                 observation["system_prompt"] = "\n\n".join(self._prompt)
             if tools := self._document["agent"].get("tool_definitions"):
                 observation["tools"] = tools
+            if isinstance(lane, str):
+                observation["origin"] = {"lane": lane}
         defaults = {"reward": None, "discount": 0.0 if kind == "LAST" else 1.0, "timestamp": self._now}
         more = {"step_index": len(self._records), "observation": observation}
         self._records.append(StepRecord.from_dict({**defaults, **self._open, **more}))

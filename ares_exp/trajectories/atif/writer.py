@@ -10,6 +10,8 @@
 | an assistant's message of no action | an agent step with `is_copied_context` and without LLM call |
 | a command | a tool call `bash` of the agent step, unless the LLM made tool calls: those are the calls then |
 | `tools` | `agent.tool_definitions` |
+| a sub-agent's or a side call's answer | an agent step with its `lane` in `extra.ares_exp` |
+| a request of another conversation than the one before | a system step with `extra.context_management`, likewise |
 | a history that was rewritten | a system step with `extra.context_management`, its observation what was kept |
 
 What ATIF has no field for is in `extra.ares_exp`: of the document the fields of `EpisodeTrajectory`, of an agent step
@@ -27,6 +29,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from ares_exp.environment import MAIN_LANE
 from ares_exp.llms.request import FrozenList, Message
 from ares_exp.llms.wire import plain
 from ares_exp.records.run_dir import dump_json
@@ -45,13 +48,16 @@ from ares_exp.trajectories.atif.messages import (
 )
 from ares_exp.trajectories.atif.schema import NEWEST_VERSION, Step, check_atif
 from ares_exp.trajectories.files.line_file import write_lines
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
 ATIF_SUFFIX = ".atif.json"
 OURS_VERSION = 2
 MAX_CONTEXT_CHARS = 10_000
 REWRITTEN = "The agent rewrote its history: the document says so and shows what it kept, long texts cut"
 NO_CHAT = "Observations or actions that are no chat requests and answers became JSON text"
+OTHER_LANES = (
+    "Steps of sub-agents and side calls stand among those of the main conversation: `lane` says whose they are"
+)
 PARTS = "Parts of messages that ATIF has no place for became text that names them"
 SURROGATES = "Half surrogate pairs, which no JSON text can hold, became replacement characters"
 
@@ -100,6 +106,7 @@ class _AtifWriter:
         self._settings: dict[str, Any] = {}
         self._first: dict[str, Any] = {}  # of the FIRST record, which no step of the document shows
         self._prompt: str | None = None
+        self._lane = MAIN_LANE  # of the request before
         self._timestamp: str | None = None
         self._messages: Sequence[Mapping[str, Any]] = FrozenList()  # of the request before
         self._shown: set[str] = set()  # every message that was shown so far, as JSON text
@@ -163,6 +170,8 @@ class _AtifWriter:
         """Shows an action; returns its agent step, and the message that agents keep of it, if it is a reply."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": _record_fields(record)}
+        if self._lane != MAIN_LANE:
+            ours["lane"] = self._lane
         reply = None
         if (answer := _answer_fields(record.action)) is not None:
             fields, rest = answer
@@ -191,6 +200,7 @@ class _AtifWriter:
             self._emit({"source": "user", "message": dumps(observation, ensure_ascii=False)})
             return
         step, reply = acted if acted is not None else (None, None)
+        before, self._lane = self._lane, lane_of(observation)
         if settings := self._changed_settings(observation):
             (self._first if step is None else step["extra"][OURS])["settings"] = settings
         if (prompt := observation.get("system_prompt")) is not None and prompt != self._prompt:
@@ -199,10 +209,10 @@ class _AtifWriter:
         messages = observation["messages"]
         new = self._appended(messages, reply)
         if new is None:
-            self._dropped[REWRITTEN] = None
+            self._dropped[REWRITTEN if before == self._lane else OTHER_LANES] = None
             shown = self._shown if reply is None else self._shown | {_key(reply)}
             new = [message for message in messages if _key(message) not in shown]
-            self._tell_rewriting(messages, new)
+            self._tell_replacing(messages, new, None if before == self._lane else self._lane)
             step = None
         self._messages = messages
         self._shown.update(map(_key, new if reply is None else [*new, reply]))
@@ -232,14 +242,18 @@ class _AtifWriter:
         self._settings = settings
         return settings
 
-    def _tell_rewriting(self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> None:
+    def _tell_replacing(
+        self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], lane: str | None
+    ) -> None:
+        """Says that a request does not go on from the one before: of the `lane` named, or with a rewritten history."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{_text(message)}" for message in old)
+        what = "The agent rewrote its history" if lane is None else f"The agent goes on in its conversation {lane}"
         self._emit(
             {
                 "source": "system",
-                "message": f"The agent rewrote its history: it kept {len(old)} messages and has {len(new)} new.",
+                "message": f"{what}: it kept {len(old)} messages and has {len(new)} new.",
                 "observation": {"results": [{"content": _cut(kept)}]},
                 "extra": {"context_management": {"type": "rewrite", "boundary": "replace"}},
             }

@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = parser.add_argument_group("rows for trainers")
     rows.add_argument("--failed", action="store_true", help="sft: also episodes with a reward below 1")
     rows.add_argument("--oracle", action="store_true", help="sft, preference: also episodes of the oracle")
-    rows.add_argument("--columns", action="store_true", help="also task, episode_id and reward")
+    rows.add_argument("--columns", action="store_true", help="also task, lane, episode_id and reward")
     rows.add_argument("--tool-arguments", choices=("text", "object"), help="form of tool calls' arguments [text]")
     rows.add_argument("--reasoning", choices=("field", "think"),
                       help="keep reasoning: as `reasoning_content`, or in the text as <think>…</think>")  # fmt: skip

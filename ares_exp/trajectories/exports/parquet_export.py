@@ -1,4 +1,4 @@
-"""The Parquet file of episodes (schema version 3): a table for queries, one row a step, compressed with zstd.
+"""The Parquet file of episodes (schema version 4): a table for queries, one row a step, compressed with zstd.
 
 Needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (its `reset()` failed) has one
 row whose step columns are null. The rows of an episode stand together, in order. What a step did not have, or had in a
@@ -21,7 +21,9 @@ can make a record (JSON, JSON Lines) of the file; nothing else reads it.
 | `step_index`, `step_type`, `reward`, `discount`, `timestamp` | as in `StepRecord` |
 | `returns_to_go` | rewards from this step on, undiscounted; null on FIRST, and where the episode has no reward |
 | `policy_sec`, `environment_sec`, `container_sec` | wall seconds |
-| `model`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | of the response that led here |
+| `lane` | the conversation of the response that led here: `main`, a sub-agent's or a side call's; null on FIRST |
+| `request_lane` | that of the pending request; null on LAST |
+| `model`, `policy_version`, `finish_reason`, `prompt_tokens`, `generated_tokens`, `cost` | of the response |
 | `cached_tokens`, `reasoning_tokens` | likewise, those of the prompt and of the generated ones; null where not known |
 | `response` | its text |
 | `reasoning` | its reasoning, as far as it can be read; null where there is none |
@@ -31,7 +33,8 @@ can make a record (JSON, JSON Lines) of the file; nothing else reads it.
 | `commands` | what the agent ran in the container: `command`, `exit_code`, `duration_sec`, `timed_out` |
 | `step_json` | the step as `step_encoding` writes it, JSON text |
 
-Version 2 had no column `rewards`; version 1 neither `cached_tokens`, `reasoning_tokens` nor `reasoning`.
+Version 3 had no columns `lane`, `request_lane` and `policy_version`, version 2 no `rewards`, version 1 none of
+`cached_tokens`, `reasoning_tokens` and `reasoning`.
 """
 
 from __future__ import annotations
@@ -48,10 +51,10 @@ from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.trajectories.checks import BROKEN, what_broke
 from ares_exp.trajectories.files.episode_file import closing_fields, opening_fields
 from ares_exp.trajectories.files.step_encoding import StepEncoder
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, lane_of
 
 PARQUET_SUFFIX = ".parquet"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERSION_KEY = "ares_exp.schema_version"
 """The key of the schema version in the file's metadata."""
 
@@ -148,7 +151,10 @@ def parquet_schema() -> Any:
         "policy_sec": number,
         "environment_sec": number,
         "container_sec": number,
+        "lane": text,
+        "request_lane": text,
         "model": text,
+        "policy_version": text,
         "finish_reason": text,
         "prompt_tokens": integer,
         "generated_tokens": integer,
@@ -179,9 +185,13 @@ def episode_rows(trajectory: EpisodeTrajectory) -> Iterator[dict[str, Any]]:
         yield episode
         return
     encoder = StepEncoder()
+    lane: str | None = None
     for record, gain in zip(trajectory.steps, (None, *trajectory.returns_to_go()), strict=True):
         _, encoded = encoder.encode(record)
-        yield {**episode, **_step_columns(record, encoded), "returns_to_go": _number(gain)}
+        asked = None if record.observation is None else _text(lane_of(record.observation))
+        lanes = {"lane": lane, "request_lane": asked}
+        yield {**episode, **_step_columns(record, encoded), **lanes, "returns_to_go": _number(gain)}
+        lane = asked
 
 
 def _episode_columns(trajectory: EpisodeTrajectory) -> dict[str, Any]:
@@ -239,6 +249,7 @@ def _response_columns(action: Mapping[str, Any] | None) -> dict[str, Any]:
     pieces = [piece for piece in pieces if isinstance(piece, Mapping)] if isinstance(pieces, tuple) else None
     return {
         "model": _text(action.get("model")),
+        "policy_version": _text(action.get("policy_version")),
         "finish_reason": _text(action.get("finish_reason")),
         "prompt_tokens": _integer(usage.get("prompt_tokens")),
         "generated_tokens": _integer(usage.get("generated_tokens")),

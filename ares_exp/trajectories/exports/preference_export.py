@@ -7,18 +7,18 @@ for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [..
 report.sentences()          # what was left out, and why
 ```
 
-An attempt is the conversation with which an episode ended. The prompt of a pair is the longest beginning of both
-attempts that ends before a reply of the model; `chosen` and `rejected` are how the better and the worse one went on: to
-their end (`"episode"`), or that one reply alone (`"turn"`), where it differs.
+An attempt is the conversation with which an episode ended, that of its main lane where it has one. The prompt of a pair
+is the longest beginning of both attempts that ends before a reply of the model; `chosen` and `rejected` are how the
+better and the worse one went on: to their end (`"episode"`), or that one reply alone (`"turn"`), where it differs.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ares_exp.environment import MAIN_LANE
 from ares_exp.llms.wire import plain
 from ares_exp.records.run_dir import dump_json
 from ares_exp.trajectories.exports.training_conversations import (
@@ -68,7 +68,8 @@ def preference_rows(
         completion: Whether the alternatives are the rest of the episodes or one reply.
         min_margin: The rewards of a pair differ by at least this much; they always differ.
         pairs_per_task: At most so many pairs of one task: of its best and worst attempts first.
-        columns: Whether rows also have `task`, and `episode_id` and `reward` of both, as `chosen_episode_id` and so on.
+        columns: Whether rows also have `task` and `lane`, and `episode_id` and `reward` of both, as
+            `chosen_episode_id` and so on.
         tool_arguments: See `training_conversations.conversations`.
         reasoning: Likewise; by default it is left out, and counted.
 
@@ -103,16 +104,24 @@ def _rows(
             report.left_out[f"episodes {reason}"] += 1
             continue
         read = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
-        talked = deque(read, maxlen=1)
-        if not talked or trajectory.total_reward is None:
+        if (talked := _last(read)) is None or trajectory.total_reward is None:
             report.left_out["episodes without a conversation"] += 1
             continue
-        attempt = _Attempt(trajectory.episode_id, trajectory.total_reward, talked[0])
+        attempt = _Attempt(trajectory.episode_id, trajectory.total_reward, talked)
         by_task.setdefault(trajectory.task_name, []).append(attempt)
     for task, attempts in sorted(by_task.items()):
         for row in _pairs_of_task(task, attempts, pairing, report):
             report.rows += 1
             yield row
+
+
+def _last(talked: Iterable[Conversation]) -> Conversation | None:
+    """Returns the last conversation of the main lane, or of any where that has none."""
+    last: Conversation | None = None
+    for conversation in talked:
+        if conversation.lane == MAIN_LANE or last is None or last.lane != MAIN_LANE:
+            last = conversation
+    return last
 
 
 def _pairs_of_task(
@@ -136,7 +145,7 @@ def _pairs_of_task(
             continue
         made.add(text)
         if pairing.columns:
-            row |= {"task": task}
+            row |= {"task": task, "lane": better.conversation.lane}
             row |= {"chosen_episode_id": better.episode_id, "chosen_reward": better.reward}
             row |= {"rejected_episode_id": worse.episode_id, "rejected_reward": worse.reward}
         yield row

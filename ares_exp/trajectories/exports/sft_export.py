@@ -2,7 +2,7 @@
 
 ```
 rows, report = sft_rows(trajectories, keep=EpisodeFilter(min_reward=1.0), columns=True)
-for row in rows:            # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "reward": …}
+for row in rows:            # {"messages": [...], "tools": [...], "episode_id": …, "task": …, "lane": …, "reward": …}
     print(dump_json(row), file=file)
 report.sentences()          # what was left out, and why
 ```
@@ -47,7 +47,7 @@ def sft_rows(
     Args:
         trajectories: The episodes, taken one after the other.
         keep: Which of them are used; by default all that have a reward.
-        columns: Whether rows also have `episode_id`, `task` and `reward`.
+        columns: Whether rows also have `episode_id`, `task`, `lane` and `reward`.
         tool_arguments: See `training_conversations.conversations`.
         reasoning: Likewise; by default it is left out, and counted.
 
@@ -87,6 +87,7 @@ def _rows(
                 row |= {
                     "episode_id": trajectory.episode_id,
                     "task": trajectory.task_name,
+                    "lane": conversation.lane,
                     "reward": trajectory.total_reward,
                 }
             report.rows += 1

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeGuard
 
+from ares_exp.environment import MAIN_LANE
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
 from ares_exp.records.results import Outcome
 from ares_exp.terminal.terminal import count_of
-from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory, lane_of
 
 ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
@@ -90,10 +91,12 @@ class Conversation:
     Attributes:
         tools: Definitions of the tools that the model could call; empty for none.
         messages: From the system prompt to the reply, never changing and shared where they are equal.
+        lane: Whose it is: `main`, or the name of a sub-agent's or a side call's.
     """
 
     tools: FrozenList
     messages: FrozenList
+    lane: str = MAIN_LANE
 
 
 def conversations(
@@ -123,7 +126,8 @@ def conversations(
             thinking = action_thinking(answered.action)
             if thinking and reasoning is None:
                 report.left_out["replies' reasoning (--reasoning keeps it)"] += 1
-            yield Conversation(request.tools, FrozenList((*request.messages, reader.remembered(reply, thinking))))
+            messages = FrozenList((*request.messages, reader.remembered(reply, thinking)))
+            yield Conversation(request.tools, messages, lane_of(asked.observation or {}))
 
 
 class _ChatReader:

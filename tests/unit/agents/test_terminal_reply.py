@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.agents.terminal_keys import as_typed
-from ares_exp.agents.terminal_reply import Keys, read_reply
+from ares_exp.agents.terminal_reply import Keys, TerminalReply, read_reply
+from ares_exp.agents.terminal_xml_reply import read_xml_reply
+
+RECORDED = Path(__file__).parents[2] / "data" / "terminus_replies.json"
+"""Replies, and how Harbor's parsers read them (its field `source`)."""
 
 LS = {"keystrokes": "ls\n", "duration": 0.5}
 
 
 def reply(**given: Any) -> dict[str, Any]:
     return {"analysis": 'A {brace} and a "quote".', "plan": "p", "commands": [LS], **given}
+
+
+def as_recorded(read: TerminalReply) -> dict[str, Any]:
+    commands = [[keys.text, keys.seconds] for keys in read.commands]
+    warnings = list(read.warnings)
+    return {"commands": commands, "is_complete": read.is_complete, "error": read.error, "warnings": warnings}
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", read_reply), ("xml", read_xml_reply)])
+def test_replies_are_read_as_harbor_reads_them(form: str, read: Any) -> None:
+    recorded = json.loads(RECORDED.read_text())["replies"][form]
+    assert len(recorded) > 30
+    for one in recorded:
+        assert {"reply": one["reply"], **as_recorded(read(one["reply"]))} == one
+
+
+def test_odd_replies_in_xml_take_no_time() -> None:
+    opened = "<keystrokes " * 50_000
+    for inner in (opened, f"{opened}>", "<keystrokes>" * 50_000, f"<keystrokes {'a' * 300_000}>x</keystrokes>"):
+        text = f"<response><commands>{inner}</commands></response>"
+        assert read_xml_reply(text).error == ""
+    assert read_xml_reply("<response>" + "<analysis>" * 100_000).error == "Missing <commands> section"
 
 
 def test_a_reply_in_the_form() -> None:

@@ -19,10 +19,14 @@ from typing import IO
 
 import pytest
 
+from ares_exp.control.status import Held
+from ares_exp.control.status_lines import status_lines
 from ares_exp.records.episode_usage import EpisodeUsage
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
-from ares_exp.running.panel import Panel
+from ares_exp.resume.episode_plan import plan_episodes
+from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.progress import Progress
+from ares_exp.running.scheduler import Scheduler
 from ares_exp.terminal.terminal import format_duration, format_number
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -220,39 +224,43 @@ class Played:
     """An episode under way."""
 
     def __init__(self, task: str, waits_for: str, since: float, tokens: int) -> None:
-        self.title, self.waits_for, self.since, self.started_at = f"{task} (attempt 0)", waits_for, since, since - 30
+        self.planned = plan_episodes([task], attempts=1, seed=0)[0]
+        self.waits_for, self.since, self.started_at = waits_for, since, since - 30
         self.usage = EpisodeUsage(num_steps=7, generated_tokens=tokens, cost=0.25)
 
 
 def test_the_panel_says_what_is_known_and_no_more() -> None:
     clock, running = Clock(), list[Played]()
-    panel = Panel(lambda: running, clock=clock, now=clock)
-    assert panel.lines() == []
+    live = LiveStatus(lambda: running, Scheduler(1, None), clock=clock, now=clock)  # type: ignore[arg-type]
+    assert status_lines(live.look()) == []
     running += [Played("quick", "policy", 109.0, 100), Played("slow", "environment", 100.0, 900)]
     clock.now += 10.0
-    assert panel.lines() == [
+    assert status_lines(live.look()) == [
         "waiting for the policy: 1, for the environment: 1",
         "$0.5000; 1,000 tokens, 100/s",
         "slow (attempt 0): step 7, has waited 10 s for the environment, 40 s in all",
     ]
     running.clear()
     for reward in (1.0, 0.0, None):
-        panel.finished(
+        live.finished(
             replace(_result("a", reward), error=ErrorInfo("Trouble", "it\x1b[2J broke") if reward is None else None)
         )
-    panel.finished(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None, error=ErrorInfo("CancelledError", "x")))
-    reward, error = panel.lines()
+    live.finished(EpisodeResult("id", "b", 0, 0, Outcome.CANCELLED, None, error=ErrorInfo("CancelledError", "x")))
+    reward, error = status_lines(live.look())
     assert reward.startswith("reward 0.50 [")
-    assert error == "error: Trouble (a): it\\x1b[2J broke"
-    assert max(map(len, panel.lines(20))) == 20
+    assert error == "error: Trouble (a): it\x1b[2J broke"
 
 
 def test_a_terminal_shows_the_panel_below_the_bar_and_not_at_the_end(terminal: Terminal) -> None:
-    panel = Panel(lambda: [Played("fix-tests", "policy", 0.0, 10)])
-    with Progress(2, stream=terminal.stream, panel=panel) as progress:
+    live = LiveStatus(lambda: [Played("fix-tests", "policy", 0.0, 10)], Scheduler(1, None))  # type: ignore[arg-type]
+    with Progress(2, stream=terminal.stream, status=live.look) as progress:
         _wait_for(lambda: "waiting for the policy: 1" in terminal.plain())
-        progress.episode_finished(replace(_result("x", None), error=ErrorInfo("Trouble", "it broke")))
-        _wait_for(lambda: "error: Trouble (x): it broke" in terminal.plain())
+        ended = replace(_result("x", None), error=ErrorInfo("Trouble", "it\x1b[2J broke"))
+        live.finished(ended)
+        progress.episode_finished(ended)
+        _wait_for(lambda: "error: Trouble (x): it\\x1b[2J broke" in terminal.plain())
+        live.held = Held(0.0, now=False, until=None, by="me", reason="a reason")
+        _wait_for(lambda: "1/2 done · paused" in terminal.plain() and "(by me: a reason)" in terminal.plain())
     assert "waiting" not in terminal.plain().splitlines()[-1]
     assert "1/2 done" in terminal.plain().splitlines()[-1]
 

@@ -30,6 +30,7 @@ def play(tracker: JsonlTracker, run_dir: Path) -> None:
     for result in RESULTS:
         tracker.log_episode(result)
     tracker.log_system({"system/loop_lag_sec": 0.5})
+    tracker.log_order({"id": "1", "verb": "pause"})
     tracker.finish(RunSummary(3, RESULTS, wall_sec=4.0))
 
 
@@ -37,7 +38,7 @@ def test_a_line_for_each_event(tmp_path: Path) -> None:
     ticks = count(100)
     tracker = JsonlTracker(clock=lambda: float(next(ticks)))
     play(tracker, tmp_path)
-    start, *episodes, system, finish = lines(tmp_path)
+    start, *episodes, system, order, finish = lines(tmp_path)
     assert tracker.failures == 0
 
     assert (start["kind"], start["run_id"], start["resumed"]) == ("start", "run-1", False)
@@ -50,10 +51,11 @@ def test_a_line_for_each_event(tmp_path: Path) -> None:
     assert [line.get("episode/reward") for line in episodes] == [1.0, None, 0.5]
     assert episodes[-1]["progress/mean_reward"] == 0.75
     assert (system["kind"], system["system/loop_lag_sec"]) == ("system", 0.5)
+    assert (order["kind"], order["id"], order["verb"]) == ("order", "1", "pause")
     assert (finish["kind"], finish["run/mean_reward"], finish["run/wall_sec"]) == ("finish", 0.75, 4.0)
     assert finish["stat/mean_reward"] == 0.5  # an error counts as zero
     assert finish["stat/scored_only/mean_reward"] == 0.75
-    assert [line["time"] for line in lines(tmp_path)] == [100, 101, 102, 103, 104, 105]
+    assert [line["time"] for line in lines(tmp_path)] == [100, 101, 102, 103, 104, 105, 106]
 
 
 def test_a_resumed_run_goes_on_in_the_file_with_the_running_totals(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning_and_a_count(
     (tmp_path / "run").write_text("a file")
     tracker = JsonlTracker()
     play(tracker, tmp_path / "run")
-    assert tracker.failures == 1 + 1 + 3 + 1 + 1  # the folder, and every line
+    assert tracker.failures == 1 + 1 + 3 + 1 + 1 + 1  # the folder, and every line
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "tracker=jsonl failed" in caplog.text
 

@@ -36,6 +36,9 @@ class Notes:
     def log_system(self, sample: Mapping[str, float]) -> None:
         self.told.append(sample)
 
+    def log_order(self, line: Mapping[str, Any]) -> None:
+        self.told.append(line)
+
     def finish(self, summary: RunSummary) -> None:
         self.told.append(summary.planned)
 
@@ -53,6 +56,9 @@ class Raises:
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         raise OSError("system")
+
+    def log_order(self, line: Mapping[str, Any]) -> None:
+        raise OSError("order")
 
     def finish(self, summary: RunSummary) -> None:
         raise OSError("finish")
@@ -78,6 +84,7 @@ def play(tracker: Tracker, run_dir: Path) -> None:
     tracker.start(run_info(run_dir))
     tracker.log_episode(RESULTS[0], trajectory)
     tracker.log_system({"system/a": 1.0})
+    tracker.log_order({"verb": "stop"})
     tracker.finish(RunSummary(3, RESULTS))
 
 
@@ -85,9 +92,9 @@ def test_one_that_raises_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCa
     first, last = Notes(), Notes()
     trackers = SeveralTrackers({"first": first, "broken": Raises(), "jsonl": JsonlTracker(), "last": last})
     play(trackers, tmp_path)
-    assert first.told == last.told == ["run-1", ("e1", "a trajectory"), {"system/a": 1.0}, 3]
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
-    assert trackers.failures == 4 + Raises.failures
+    assert first.told == last.told == ["run-1", ("e1", "a trajectory"), {"system/a": 1.0}, {"verb": "stop"}, 3]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+    assert trackers.failures == 5 + Raises.failures
     assert caplog.messages == ["The tracker broken failed: OSError: start"]
 
 

@@ -72,6 +72,18 @@ def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
     assert recorded.exit_codes == [1]
 
 
+def test_orders_to_the_run_are_in_its_config(service: WandbService, tmp_path: Path) -> None:
+    tracker = patient_tracker()
+    tracker.start(run_info(tmp_path))
+    tracker.log_order({"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"})
+    tracker.log_order({"verb": None, "outcome": "refused", "says": "garbage"})
+    tracker.finish(RunSummary(0, ()))
+    assert tracker.failures == 0
+    config = ServedRun(service).config
+    assert config["control/a1"] == {"id": "a1", "verb": "pause", "by": "me", "reason": "lunch", "outcome": "done"}
+    assert [key for key in config if key.startswith("control")] == ["control/a1"]
+
+
 def test_the_objective_is_the_metric_that_the_config_names(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, config={"objective": "scored_only/mean_reward"}))
     assert ServedRun(service).summary["objective"] == 0.75

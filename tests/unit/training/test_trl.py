@@ -146,8 +146,9 @@ async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path,
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_starts(model: Path, folder: Path, tmp_path: Path) -> None:
+    scripted = ["trainer=grpo", "env=counted", "policy=scripted", "policy.replies=[yes]"]
     with pytest.raises(UserError, match="Expected a policy whose model is in this process, got ScriptedPolicy"):
-        play(model, folder, tmp_path / "run", "policy=scripted", "~policy.model", "~policy.max_output_tokens")
+        ares_exp.run(scripted, config_dirs=[folder], quiet=True)
     with pytest.raises(UserError, match=r"`trainer\.heldout`: no task of the run is called 'peach'"):
         play(model, folder, tmp_path / "run", "trainer.heldout=[peach]")
     with pytest.raises(UserError, match="at least one task to train on, got none: all are held out"):

@@ -159,7 +159,7 @@ def test_a_file_of_no_episodes_has_the_columns(tmp_path: Path) -> None:
 
 def test_the_schema_is_versioned_and_the_docstring_names_every_column(tmp_path: Path) -> None:
     schema = pq.read_schema(written(tmp_path, episode()))
-    assert schema.metadata[b"ares_exp.schema_version"] == b"3"
+    assert schema.metadata[b"ares_exp.schema_version"] == b"4"
     lines = [line.split("|")[1] for line in (parquet_export.__doc__ or "").splitlines() if line.startswith("| `")]
     documented = [name.strip("` ") for line in lines for name in line.split(",")]
     assert sorted(documented) == sorted(schema.names)

@@ -253,6 +253,7 @@ def test_a_pair_parts_before_the_first_reply_that_differs() -> None:
             "rejected": [assistant("bad")],
             "tools": [],
             "task": "sort",
+            "lane": "main",
             "chosen_episode_id": "2",
             "chosen_reward": 1.0,
             "rejected_episode_id": "1",

@@ -1,0 +1,74 @@
+"""Rows as verl and SkyRL take them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import TypeAdapter
+
+from ares_exp.errors import UntrainableError
+from ares_exp.training.sequences import sequences_of
+from ares_exp.training.skyrl import generator_output
+from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
+from tests.unit.training.sampled_episodes import Call, episode
+from tests.unit.training.trainer_types import AgentLoopOutput, GeneratorOutput, check_generator_output
+
+FIRST = Call([1, 2, 3], [10, 11], version="v1")
+SECOND = Call([1, 2, 3, 10, 11, 4, 5], [20], version="v2")
+REWRITTEN = Call([1, 9], [30])
+LINEAR = sequences_of(episode([FIRST, SECOND], finish_reason="length"))
+FORKED = sequences_of(episode([FIRST, REWRITTEN], reward=0.5, name="e2"))
+UNSCORED = sequences_of(episode([FIRST], reward=None))
+RESPONSE, MASK = [10, 11, 4, 5, 20], [1, 1, 0, 0, 1]
+LOGPROBS = [*FIRST.logprobs, 0.0, 0.0, *SECOND.logprobs]
+
+
+def test_an_episode_is_one_output_of_a_verl_agent_loop() -> None:
+    output = TypeAdapter(AgentLoopOutput).validate_python(agent_loop_output(LINEAR), strict=True)
+    assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1, 2, 3], RESPONSE, MASK)
+    assert (output.response_logprobs, output.reward_score, output.num_turns) == (LOGPROBS, 1.0, 4)
+    assert output.extra_fields["reward_extra_info"] == {"reward": 1.0}
+    assert output.extra_fields["policy_versions"] == ["v1", "v2"]
+    assert agent_loop_output(LINEAR).keys() <= AgentLoopOutput.model_fields.keys()
+
+
+def test_a_rewritten_history_is_several_outputs_or_refused() -> None:
+    outputs = [AgentLoopOutput(**fields) for fields in agent_loop_outputs(FORKED)]
+    assert [output.response_ids for output in outputs] == [[10, 11], [30]]
+    assert [output.reward_score for output in outputs] == [0.5, 0.5]
+    with pytest.raises(UntrainableError, match=r"e2 \(task\), got 2, 1 of them forked"):
+        agent_loop_output(FORKED)
+
+
+def test_a_batch_is_the_output_of_a_skyrl_generator() -> None:
+    output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
+        generator_output([LINEAR, LINEAR], trajectory_ids=["a", "b"]), strict=True
+    )
+    check_generator_output(output, prompts=2)
+    assert output["is_last_step"] is None
+    assert output["prompt_token_ids"] == [[1, 2, 3]] * 2
+    assert output["response_ids"] == [RESPONSE] * 2
+    assert output["loss_masks"] == [MASK] * 2
+    assert output["rollout_logprobs"] == [LOGPROBS] * 2
+    assert output["rewards"] == [1.0, 1.0]
+    assert output["stop_reasons"] == ["length", "length"]
+
+
+def test_a_rewritten_history_is_steps_of_a_skyrl_trajectory() -> None:
+    output: GeneratorOutput = TypeAdapter(GeneratorOutput).validate_python(
+        generator_output([LINEAR, FORKED, LINEAR], trajectory_ids=["a", "b", "c"]), strict=True
+    )
+    check_generator_output(output, prompts=3)
+    assert output["trajectory_ids"] == ["a", "b", "b", "c"]
+    assert output["is_last_step"] == [True, False, True, True]
+    assert output["rewards"] == [1.0, 0.5, 0.5, 1.0]
+    with pytest.raises(UntrainableError, match=r"episode e2 \(task\), got more"):
+        generator_output([LINEAR, FORKED], step_wise=False)
+    with pytest.raises(ValueError, match="Expected 2 trajectory ids, got 0"):
+        generator_output([LINEAR, FORKED])
+
+
+def test_an_episode_without_a_reward_is_refused() -> None:
+    with pytest.raises(UntrainableError, match=r"e1 \(task\) has no reward"):
+        agent_loop_outputs(UNSCORED)
+    with pytest.raises(UntrainableError, match="has no reward"):
+        generator_output([UNSCORED])

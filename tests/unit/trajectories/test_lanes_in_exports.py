@@ -1,0 +1,113 @@
+"""Exports of an episode whose agent asks a sub-agent and a side call: each step says whose it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ares_exp.llms.request import LLMRequest, Origin
+from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import Outcome
+from ares_exp.trajectories.atif.reader import from_atif
+from ares_exp.trajectories.atif.writer import OTHER_LANES, REWRITTEN, to_atif
+from ares_exp.trajectories.exports.parquet_export import write_parquet
+from ares_exp.trajectories.exports.preference_export import preference_rows
+from ares_exp.trajectories.exports.sft_export import sft_rows
+from ares_exp.trajectories.records import (
+    EpisodeTrajectory,
+    StepRecord,
+    lane_of,
+    serialize_llm_request,
+    serialize_llm_response,
+    total_reward,
+)
+
+Chat = list[dict[str, Any]]
+LANES = ["main", "sub-1", "main", "side-2"]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def episode(name: str = "e", done: str = "done", reward: float = 1.0) -> EpisodeTrajectory:
+    """The main conversation asks a sub-agent, goes on, and a title is asked for at the end."""
+    requests: list[Chat] = [
+        [user("go")],
+        [user("help")],
+        [user("go"), assistant("ask"), user("helped")],
+        [user("a title?")],
+    ]
+    replies = ["ask", "help", done, "title"]
+    steps = []
+    for number in range(5):
+        asked = None
+        if number < 4:
+            origin = Origin("chat_completions", LANES[number])
+            asked = serialize_llm_request(LLMRequest(requests[number], origin=origin))
+        answer = LLMResponse.from_text(replies[number - 1], policy_version=str(number), model="m")
+        steps.append(
+            StepRecord(
+                number,
+                "FIRST" if number == 0 else "MID" if number < 4 else "LAST",
+                asked,
+                serialize_llm_response(answer) if number else None,
+                None if number == 0 else reward if number == 4 else 0.0,
+                None if number == 0 else float(number < 4),
+                float(number),
+            )
+        )
+    outcome = Outcome.COMPLETED
+    return EpisodeTrajectory(name, "task", tuple(steps), 0.0, 9.0, total_reward(steps), 5, False, outcome)
+
+
+def test_parquet_has_the_lane_of_the_response_and_of_the_request_of_each_step(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", [episode()])
+    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert [row["lane"] for row in rows] == [None, *LANES]
+    assert [row["request_lane"] for row in rows] == [*LANES, None]
+    assert [row["policy_version"] for row in rows] == [None, "1", "2", "3", "4"]
+
+
+def test_supervised_rows_say_whose_conversation_they_are() -> None:
+    rows, _ = sft_rows([episode()], columns=True)
+    assert [(row["lane"], row["messages"][-1]["content"]) for row in rows] == [
+        ("sub-1", "help"),
+        ("main", "done"),
+        ("side-2", "title"),
+    ]
+
+
+def test_pairs_are_of_main_conversations_though_others_ended_later() -> None:
+    rows, _ = preference_rows([episode(), episode("f", "gave up", 0.0)], columns=True)
+    (row,) = rows
+    assert row["lane"] == "main"
+    assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("done", "gave up")
+
+
+def test_documents_say_whose_a_step_is_and_give_it_back() -> None:
+    document, dropped = to_atif(episode())
+    acted = [step for step in document["steps"] if step["source"] == "agent"]
+    assert [step["extra"]["ares_exp"].get("lane", "main") for step in acted] == LANES
+    assert dropped == [OTHER_LANES]
+    told = [step["message"] for step in document["steps"] if "context_management" in step.get("extra", {})]
+    assert [text.split(":")[0] for text in told] == [
+        f"The agent goes on in its conversation {lane}" for lane in LANES[1:]
+    ]
+    back, _ = from_atif(document)
+    assert [lane_of(step.observation) for step in back.steps if step.observation is not None] == LANES
+    assert [step.action["policy_version"] for step in back.steps if step.action is not None] == ["1", "2", "3", "4"]
+
+
+def test_a_rewritten_history_within_a_lane_is_still_told_as_one() -> None:
+    first, _, third, *_ = episode().steps
+    rewritten = replace(third, step_index=1, observation=serialize_llm_request(LLMRequest([user("so far")])))
+    _, dropped = to_atif(replace(episode(), steps=(first, rewritten), num_steps=2))
+    assert dropped == [REWRITTEN]
