@@ -1,6 +1,6 @@
 """A real HTTP server on 127.0.0.1 that speaks /v1/chat/completions, and misbehaves on demand.
 
-With bodies of theirs (`json_body`), it is one of /v1/responses and /v1/messages, too.
+With bodies of theirs (`json_body`), it is one of /v1/responses, /v1/messages and /v1/completions, too.
 
 It runs in a thread of its own, so that async tests, sync tests and command lines in a subprocess can all use it:
 
@@ -186,8 +186,9 @@ class LoopbackEndpoint:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=2**28)
-        for path in ("chat/completions", "responses", "messages"):
+        for path in ("chat/completions", "responses", "messages", "completions"):
             app.router.add_post(f"/v1/{path}", self._chat)
+        app.router.add_post("/update_weights_from_disk", self._chat)
         app.router.add_route("*", "/{path:.*}", self._other)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

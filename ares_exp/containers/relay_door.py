@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import shlex
 import socket
@@ -25,6 +26,7 @@ OPEN_SEC = 60.0
 """Bound on the start of a relay, which takes some tenths of a second, or some requests to a service."""
 
 _CLOSE_SEC = 2.0
+_WORDS_PER_LEASE = 5
 _LINE_BYTES = 500
 _WINDOW_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
@@ -46,9 +48,9 @@ elif node --input-type=module -e 0 </dev/null; then echo node
 else echo none; fi
 """
 _RUN = {
-    "python3": ("relay.py", "exec python3 -I -S -c {source} {ports}"),
-    "perl": ("relay.pl", "exec perl -e {source} {ports}"),
-    "node": ("relay.mjs", "exec node --input-type=module -e {source} {ports}"),
+    "python3": ("relay.py", "exec python3 -I -S -c {source} {lease} {ports}"),
+    "perl": ("relay.pl", "exec perl -e {source} {lease} {ports}"),
+    "node": ("relay.mjs", "exec node --input-type=module -e {source} {lease} {ports}"),
 }
 _NONE = (
     "No address can be opened in the container: it has none of python3, perl and node, one of which has to carry the "
@@ -67,8 +69,9 @@ class _Relay:
         port: Where it listens.
     """
 
-    def __init__(self, stream: ChannelStream, port: int, serve: Serve, rest: bytes) -> None:
+    def __init__(self, stream: ChannelStream, port: int, serve: Serve, rest: bytes, lease_sec: int) -> None:
         self.port = port
+        self._lease_sec = lease_sec
         self._stream = stream
         self._serve = serve
         self._heard = bytearray(rest)
@@ -78,13 +81,16 @@ class _Relay:
         self._carried: dict[int, asyncio.Task[None]] = {}
 
     @classmethod
-    async def start(cls, open_shell: OpenShell, serve: Serve, ports: range, *, remedy: str = "") -> _Relay:
+    async def start(
+        cls, open_shell: OpenShell, serve: Serve, ports: range, *, lease_sec: int, remedy: str = ""
+    ) -> _Relay:
         """Starts a relay at the first free one of `ports`.
 
         Args:
             open_shell: Starts the shell that becomes the relay.
             serve: Called with each connection.
             ports: The ports.
+            lease_sec: After so many seconds without a word from here it ends by itself; 0: it does not.
             remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
 
         Raises:
@@ -101,7 +107,7 @@ class _Relay:
                     raise DoorUnavailableError(_NONE.format(remedy=remedy))
                 name, command = _RUN[found]
                 source = resources.files("ares_exp.containers.relays").joinpath(name).read_text()
-                words = command.format(source=shlex.quote(source), ports=" ".join(map(str, ports)))
+                words = command.format(source=shlex.quote(source), lease=lease_sec, ports=" ".join(map(str, ports)))
                 await stream.write(f"{words}\n".encode())
                 said, rest = await _line(stream)
         except BaseException as error:
@@ -113,7 +119,7 @@ class _Relay:
             raise
         word, _, port = said.partition(" ")
         if word == "door" and port.isdecimal() and int(port) in ports:
-            return cls(stream, int(port), serve, rest)
+            return cls(stream, int(port), serve, rest, lease_sec)
         stream.close()
         if word == "taken":
             raise DoorUnavailableError(
@@ -124,7 +130,7 @@ class _Relay:
 
     async def run(self) -> str:
         """Carries connections until the relay ends; returns why, as a clause. Cuts those that are left."""
-        writing = asyncio.create_task(self._write())
+        own = {asyncio.create_task(self._write()), asyncio.create_task(self._renew())}
         try:
             self._take_in()
             while data := await self._stream.read():
@@ -137,7 +143,7 @@ class _Relay:
             return str(error)
         finally:
             self._stream.close()
-            tasks = {writing, *self._carried.values()}
+            tasks = {*own, *self._carried.values()}
             for task in tasks:
                 task.cancel()
             await finish(asyncio.wait(tasks, timeout=CUT_SEC))
@@ -150,6 +156,12 @@ class _Relay:
         """Sends a frame, after those that wait to be sent: what there is of one connection is bounded by its credit."""
         self._waiting.append(_HEAD.pack(number, word) + data)
         self._has_waiting.set()
+
+    async def _renew(self) -> None:
+        """Says now and then that somebody is there, by a frame of no connection."""
+        while self._lease_sec:
+            await asyncio.sleep(self._lease_sec / _WORDS_PER_LEASE)
+            self.put(_ACCEPTED, _MORE)
 
     async def _write(self) -> None:
         with contextlib.suppress(OSError):  # whoever reads sees the end
@@ -340,21 +352,26 @@ class RelayDoor:
             self._lost.set_result(why)
 
 
-async def open_relay_door(open_shell: OpenShell, serve: Serve, port: int, *, remedy: str = "") -> RelayDoor:
+async def open_relay_door(
+    open_shell: OpenShell, serve: Serve, port: int, *, lease_sec: int = 0, remedy: str = ""
+) -> RelayDoor:
     """Opens a door by a relay.
 
     Args:
         open_shell: Starts a shell that becomes the relay.
         serve: As in `ServingContainer.open_door`.
         port: As there.
+        lease_sec: After so many seconds without a word from here the relay ends by itself: for a backend whose shells
+            outlive this process. 0: it ends with its stdin alone.
         remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
 
     Raises:
         DoorUnavailableError: The image has no interpreter, or all ports are taken.
         ContainerError: As `open_shell`.
     """
-    relay = await _Relay.start(open_shell, serve, range(port, port + PORTS_TRIED), remedy=remedy)
-    return RelayDoor(relay, lambda: _Relay.start(open_shell, serve, range(relay.port, relay.port + 1)))
+    start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
+    relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)
+    return RelayDoor(relay, lambda: start(range(relay.port, relay.port + 1)))
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:

@@ -108,6 +108,17 @@ class Endpoint:
         self._secret = ""
         self._headers: dict[str, Any] = {}
 
+    def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
+        """Returns another endpoint of the same server, with the same key and bounds."""
+        return Endpoint(
+            wire,
+            base_url=base_url,
+            api_key_env=self._api_key_env,
+            max_concurrency=self._max_concurrency,
+            max_answer_bytes=self._max_answer_bytes,
+            stream_idle_sec=self._stream_idle_sec,
+        )
+
     @property
     def slots(self) -> RequestSlots:
         """Bounds the requests under way at once: hold one while trying."""

@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import pydantic
@@ -113,7 +113,7 @@ class EndpointPolicy(Policy):
         wire: Where and how requests are posted.
     """
 
-    wire: ClassVar[EndpointWire]
+    wire: EndpointWire
 
     def __init__(
         self,
@@ -285,7 +285,18 @@ class EndpointPolicy(Policy):
         """
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
-        body = self._body(request, episode)
+        return await self.answer_to(self._body(request, episode), episode=episode, on_wait=on_wait)
+
+    async def answer_to(
+        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = _ignore
+    ) -> LLMResponse:
+        """Posts a body and reads what is answered. Raises what calling the policy does.
+
+        Args:
+            body: The whole of it.
+            episode: As in `answer`.
+            on_wait: Likewise.
+        """
         answer, latency_sec = await self._post(body, on_wait, episode.may_ask if episode is not None else None)
         try:
             response = self.read_answer(answer, self._warn_once)
@@ -311,12 +322,15 @@ class EndpointPolicy(Policy):
     def _body(self, request: LLMRequest, episode: EpisodeSpec | None) -> dict[str, Any]:
         if self._model is None:
             raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+        body = self.body_of(self._with_own_settings(request), self._model, episode) | self._extra_body
+        return {**body, **self.wire.stream_fields} if self._stream else body
+
+    def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
+        """Returns the request with the policy's sampling; whether it is streamed is the policy's affair."""
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
-        request = replace(request, stream=False, **ours)
-        body = self.body_of(request, self._model, episode) | self._extra_body
-        return {**body, **self.wire.stream_fields} if self._stream else body
+        return replace(request, stream=False, **ours)
 
     async def _post(
         self, body: Mapping[str, Any], on_wait: OnWait, may_ask: Callable[[], Awaitable[None]] | None

@@ -17,19 +17,22 @@ import pydantic
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, UnsendableRequestError
 from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
-from ares_exp.policies.in_process.chat_template import ChatTemplate, Conversations, digest_of
+from ares_exp.policies.in_process.chat_template import (
+    ChatTemplate,
+    Conversations,
+    digest_of,
+    prompt_of,
+    spoken,
+    with_template,
+)
 from ares_exp.policies.in_process.engine import LoadedModel, ModelThread
 from ares_exp.policies.in_process.generation import NoWatcher
-from ares_exp.policies.in_process.sampling import Row, Sampling, cut_at_stop
-from ares_exp.policies.in_process.spoken import pieces_of
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MAX_OUTPUT_TOKENS = 2048
-"""Bound on an answer where neither the policy nor the agent sets one."""
 
 
 class TransformersPolicy(Policy):
@@ -190,7 +193,8 @@ class TransformersPolicy(Policy):
         thread, loaded = await self._running()
         template = ChatTemplate(loaded.tokenizer)
         request = self._with_own_settings(request)
-        prompt = await in_thread(lambda: self._prompt(template, request, episode.conversations))
+        known = episode.conversations if self._continue_tokens else Conversations()
+        prompt = await in_thread(lambda: prompt_of(template, request, known, self._warn_once))
         digest = digest_of(prompt)
         occurrence = episode.occurrences[digest]
         episode.occurrences[digest] += 1
@@ -199,7 +203,10 @@ class TransformersPolicy(Policy):
         named = f"{seed}/{digest}/{occurrence}" if seed is not None else os.urandom(16).hex()
         row = Row(prompt, replace(sampling, seed=named), tag=episode.spec)
         ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=episode.spec.on_wait or _ignore)
-        pieces = _pieces(ended.row, loaded, template, request, call_id=f"call_{digest[:8]}_{occurrence}")
+        said = row.ids[:-1] if row.ids[-1] in loaded.ends else row.ids
+        text = cut_at_stop(template.decode(said), sampling.stop)
+        call_id = f"call_{digest[:8]}_{occurrence}"
+        pieces = spoken(template, request, prompt=prompt, text=text, call_id=call_id)
         answer = LLMResponse(
             pieces,
             usage=Usage(len(prompt), len(row.ids)),
@@ -235,13 +242,7 @@ class TransformersPolicy(Policy):
         model, tokenizer = self._given or _from_disk(
             self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
         )
-        if self._chat_template is not None:
-            tokenizer.chat_template = _text_of(self._chat_template)
-        if tokenizer.chat_template is None:
-            raise PreflightError(
-                f"The tokenizer of {self.model_name} has no chat template, so that no request can be put to the model. "
-                "Take the instruction-tuned model, or name a file with policy.chat_template=…"
-            )
+        tokenizer = with_template(tokenizer, self.model_name, self._chat_template)
         ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_answer()}
         own = model.generation_config.eos_token_id
         ends |= set(own) if isinstance(own, list | tuple) else {own}
@@ -265,17 +266,6 @@ class TransformersPolicy(Policy):
             self._warn_once(message)
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         return replace(request, stream=False, **ours)
-
-    def _prompt(self, template: ChatTemplate, request: LLMRequest, conversations: Conversations) -> list[int]:
-        turn = conversations.of(request) if self._continue_tokens else None
-        if turn is not None:
-            if (continued := template.continued(turn, request)) is not None:
-                return continued
-            self._warn_once(
-                f"The chat template of {self.model_name} does not tell what comes after an answer: such prompts are "
-                "rendered whole, and rows fork where that changes the ids."
-            )
-        return template.prompt(request)
 
     def _sampling_of(self, request: LLMRequest, loaded: LoadedModel, prompt: Sequence[int]) -> Sampling:
         left = None if loaded.max_tokens is None else loaded.max_tokens - len(prompt)
@@ -319,19 +309,6 @@ class _Episode:
         if answer is not None and answer.prompt_token_ids is not None:
             self.occurrences[digest_of(answer.prompt_token_ids)] += 1
             self.conversations.add(request, answer)
-
-
-def _pieces(row: Row, loaded: LoadedModel, template: ChatTemplate, request: LLMRequest, *, call_id: str) -> list[Piece]:
-    ids = row.ids[:-1] if row.ids and row.ids[-1] in loaded.ends else row.ids
-    prompt_end = loaded.text(row.prompt[-8:]).rstrip()
-    pieces = pieces_of(
-        cut_at_stop(loaded.text(ids), row.sampling.stop),
-        template.text,
-        None if request.tool_choice == "none" else request.tools,
-        call_id=call_id,
-        begins_thinking=prompt_end.endswith("<think>"),
-    )
-    return [TextData(template.without_special(one.content)) if isinstance(one, TextData) else one for one in pieces]
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:
@@ -399,13 +376,6 @@ def _saved(directory: Path) -> dict[str, Any]:
     if not files:
         raise ConfigError(f"Expected a directory of a saved model with *.safetensors, got {directory}.")
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PreflightError(f"policy.chat_template={path} cannot be read: {error}") from None
 
 
 @contextlib.contextmanager

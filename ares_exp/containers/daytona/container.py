@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 _ROOT_NAMES = ("root", "0")
 _ASK_SEC = 60.0
+RELAY_LEASE_SEC = 120
+"""So long after a run that was killed its relays end, whose stdin nobody closes; outages may take as long."""
 _WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml."
 
 _logger = logging.getLogger(__name__)
@@ -306,7 +308,9 @@ class DaytonaContainer(Container):
         """
         self._running_relay()
         try:
-            return await self._doors.open(lambda: open_relay_door(lambda: self._open_shell("root"), serve, port))
+            return await self._doors.open(
+                lambda: open_relay_door(lambda: self._open_shell("root"), serve, port, lease_sec=RELAY_LEASE_SEC)
+            )
         except ContainerError as error:
             await self._raise_if_dead(error)
             raise

@@ -7,6 +7,8 @@ const [MORE, BROKEN, ACCEPTED] = [0x80000000, 0xfffffffe, 0xffffffff];
 const connections = new Map();
 let count = 0;
 let heard = Buffer.alloc(0);
+const [lease, ...ports] = process.argv.slice(1).map(Number);
+let silence; // seconds of which, as many as the lease, end it; 0: none do
 
 function put(number, word, data) {
   const head = Buffer.alloc(8);
@@ -81,7 +83,13 @@ function follow(one, word, data) {
   }
 }
 
+function listen() {
+  clearTimeout(silence);
+  if (lease) silence = setTimeout(() => process.exit(), lease * 1000);
+}
+
 function hear(data) {
+  listen();
   heard = heard.length ? Buffer.concat([heard, data]) : data;
   let at = 0;
   while (heard.length - at >= 8) {
@@ -104,13 +112,14 @@ function start(ports, said) {
   const server = net.createServer({ allowHalfOpen: true }, accept);
   server.maxConnections = CONNECTIONS; // further ones are closed at once
   server.once("error", (error) => start(ports.slice(1), error.code === "EADDRINUSE" ? said : `failed ${error.code}`));
-  server.listen(Number(ports[0]), "127.0.0.1", CONNECTIONS, () => {
+  server.listen(ports[0], "127.0.0.1", CONNECTIONS, () => {
     process.stdout.write(`door ${ports[0]}\n`);
     process.stdin.on("data", hear);
+    listen();
     process.stdin.on("end", () => process.exit());
     process.stdin.on("error", () => process.exit());
     process.stdout.on("error", () => process.exit());
   });
 }
 
-start(process.argv.slice(1), "taken");
+start(ports, "taken");

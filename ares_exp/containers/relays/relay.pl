@@ -7,6 +7,7 @@ use Errno qw(EAGAIN EWOULDBLOCK EINTR EADDRINUSE);
 my ($WINDOW, $CHUNK, $CONNECTIONS) = (262144, 32768, 64);
 my ($MORE, $BROKEN, $ACCEPTED) = (0x80000000, 0xFFFFFFFE, 0xFFFFFFFF);
 my ($listener, %connections, $count, $heard);
+my $LEASE = shift @ARGV; # seconds of silence that end it; 0: none do
 $heard = '';
 $SIG{PIPE} = 'IGNORE';
 binmode STDIN;
@@ -105,6 +106,7 @@ sub hear {
     my $got = sysread(STDIN, $heard, 65536, length $heard);
     return if !defined $got && later();
     exit if !$got;
+    alarm $LEASE;
     while (length $heard >= 8) {
         my ($number, $word) = unpack('NN', $heard);
         my $end = 8 + ($word <= $CHUNK ? $word : 0);
@@ -127,6 +129,7 @@ for (@ARGV) {
 if (!$listener) { syswrite(STDOUT, "$said\n"); exit }
 $listener->blocking(0);
 syswrite(STDOUT, "door $port\n");
+alarm $LEASE;
 while (1) {
     my ($reads, $writes) = ('', '');
     vec($reads, fileno STDIN, 1) = 1;

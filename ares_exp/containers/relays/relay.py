@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -12,6 +13,7 @@ WINDOW = 262144
 CHUNK = 32768
 CONNECTIONS = 64
 MORE, BROKEN, ACCEPTED = 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF
+LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence that end it; 0: none do
 
 
 class Connection:
@@ -81,6 +83,7 @@ class Relay:
         data = os.read(0, 65536)
         if not data:
             sys.exit()
+        signal.alarm(LEASE)
         self.heard += data
         while len(self.heard) >= 8:
             number, word = struct.unpack_from(">II", self.heard)
@@ -159,7 +162,7 @@ class Relay:
 def main() -> None:
     """Listens at the first free port and relays."""
     said = b"taken\n"
-    for port in sys.argv[1:]:
+    for port in sys.argv[2:]:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -172,6 +175,7 @@ def main() -> None:
             continue
         listener.setblocking(False)
         os.write(1, f"door {port}\n".encode())
+        signal.alarm(LEASE)
         Relay(listener).run()
     os.write(1, said)
 

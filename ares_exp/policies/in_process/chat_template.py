@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
-from ares_exp.errors import UnsendableRequestError
+from ares_exp.errors import PreflightError, UnsendableRequestError
 from ares_exp.llms.canonical import Canonical, canonical
 from ares_exp.llms.chat_messages import arguments_object, text_of
 from ares_exp.llms.reasoning import REASONING_FIELDS
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.llms.wire import plain
+from ares_exp.policies.in_process.spoken import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
 """Stands for the text of an answer, to find its place in what a template makes."""
@@ -92,6 +94,11 @@ class ChatTemplate:
                 text = text.replace(token.content, "")
         return text
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Makes text of ids, special tokens included."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
     def _without_end(self, turn: Turn, added: list[int]) -> list[int]:
         """Leaves out the token that ends an answer, where it was sampled."""
         return added[1:] if added and turn.ids[-1:] == added[:1] else added
@@ -116,6 +123,92 @@ class ChatTemplate:
         with self._lock:
             ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+
+def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: bool) -> Any:
+    """Loads a tokenizer with a chat template.
+
+    Args:
+        name: Directory of a saved tokenizer, or its name on the hub.
+        chat_template: File of a template in the place of its own.
+        trust_remote_code: Whether code that comes with it may run.
+
+    Raises:
+        PreflightError: It is not to be had, or has no chat template; with the remedy.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise PreflightError("The tokenizer of a model needs transformers: pip install transformers.") from None
+    try:
+        made = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise PreflightError(
+            f"Expected {name} to be the directory of a saved tokenizer or its name on the hub, which can be loaded "
+            f"here: {error}"
+        ) from None
+    return with_template(made, name, chat_template)
+
+
+def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) -> Any:
+    """Returns a tokenizer that has a chat template: its own, or that of a file.
+
+    Raises:
+        PreflightError: It has none, or the file cannot be read.
+    """
+    if chat_template is not None:
+        try:
+            tokenizer.chat_template = chat_template.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PreflightError(f"policy.chat_template={chat_template} cannot be read: {error}") from None
+    if tokenizer.chat_template is None:
+        raise PreflightError(
+            f"The tokenizer of {name} has no chat template, so that no request can be put to the model. Take the "
+            "instruction-tuned model, or name a file with policy.chat_template=…"
+        )
+    return tokenizer
+
+
+def prompt_of(
+    template: ChatTemplate, request: LLMRequest, conversations: Conversations, warn: Callable[[str], None]
+) -> list[int]:
+    """Makes the ids of a request: continued where it goes on from an answer of the conversations, or else whole.
+
+    Raises:
+        UnsendableRequestError: The template cannot hold it.
+    """
+    turn = conversations.of(request)
+    if turn is None:
+        return template.prompt(request)
+    if (continued := template.continued(turn, request)) is not None:
+        return continued
+    warn(
+        "The chat template of the model does not tell what comes after an answer: such prompts are rendered whole, and "
+        "rows fork where that changes the ids."
+    )
+    return template.prompt(request)
+
+
+def spoken(
+    template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
+) -> list[Piece]:
+    """Returns the pieces of an answer.
+
+    Args:
+        template: The template of its prompt.
+        request: What was asked.
+        prompt: Ids of the prompt.
+        text: What was generated, perhaps with special tokens.
+        call_id: Beginning of the ids that calls of tools get.
+    """
+    pieces = pieces_of(
+        text,
+        template.text,
+        None if request.tool_choice == "none" else request.tools,
+        call_id=call_id,
+        begins_thinking=template.decode(prompt[-8:]).rstrip().endswith("<think>"),
+    )
+    return [TextData(template.without_special(one.content)) if isinstance(one, TextData) else one for one in pieces]
 
 
 def messages_of(request: LLMRequest) -> list[dict[str, Any]]:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
+DEFAULT_MAX_OUTPUT_TOKENS = 2048
+"""Bound on an answer where neither the policy nor the agent sets one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

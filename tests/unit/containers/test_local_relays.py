@@ -6,7 +6,9 @@ That in Perl is tried where it is at home, in Debian's image on Docker.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
+from importlib import resources
 
 import pytest
 
@@ -16,9 +18,10 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.local.fifo_stream import FifoStream
 from ares_exp.containers.local.host_root import SEARCH_PATH
-from ares_exp.containers.relay_door import open_relay_door
+from ares_exp.containers.relay_door import _RUN, open_relay_door
 from ares_exp.errors import DoorUnavailableError
 from ares_exp.testing.door_contract import RelayedDoorContract, Server, echo
+from tests.closed_port import closed_port
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
@@ -36,7 +39,7 @@ class RelayContract(RelayedDoorContract):
 
     async def open(self, box: Container, serve: Serve, port: int = DOOR_PORT) -> Door:
         assert isinstance(box, LocalContainer)
-        return await box._doors.add(await open_relay_door(lambda: only(box, self.interpreter), serve, port))
+        return await box._doors.open(lambda: open_relay_door(lambda: only(box, self.interpreter), serve, port))
 
 
 class TestPythonRelay(RelayContract):
@@ -60,6 +63,38 @@ async def test_no_relay_without_an_interpreter() -> None:
     async with local_container() as box:
         with pytest.raises(DoorUnavailableError, match=r"none of python3, perl and node.*perl-base"):
             await open_relay_door(lambda: only(box, "true"), Server(echo), DOOR_PORT)
+
+
+@pytest.mark.parametrize("program", ["python3", "perl", "node"])
+async def test_it_ends_by_itself_when_nobody_is_there_any_more(program: str) -> None:
+    """Its stdin stays open, as in a sandbox whose owner was killed."""
+    if (path := shutil.which(program, path=SEARCH_PATH)) is None:
+        pytest.skip(f"this machine has no {program}")
+    name, command = _RUN[program]
+    source = resources.files("ares_exp.containers.relays").joinpath(name).read_text()
+    with closed_port() as port:
+        pass
+    words = shlex.split(command.format(source=shlex.quote(source), lease=1, ports=port))
+    relay = await asyncio.create_subprocess_exec(path, *words[2:], stdin=asyncio.subprocess.PIPE, stdout=-1)
+    assert relay.stdout is not None
+    async with asyncio.timeout(60):
+        assert (await relay.stdout.readline()).startswith(b"door ")
+        assert await relay.stdout.read() == b""
+        await relay.wait()
+
+
+@pytest.mark.parametrize("program", ["python3", "node"])
+async def test_it_stays_as_long_as_somebody_is_there(program: str) -> None:
+    if shutil.which(program, path=SEARCH_PATH) is None:
+        pytest.skip(f"this machine has no {program}")
+    async with local_container() as box:
+        door = await open_relay_door(lambda: only(box, program), Server(echo), DOOR_PORT, lease_sec=1)
+        lost = asyncio.create_task(door.lost())
+        await asyncio.wait({lost}, timeout=3)
+        assert not lost.done()
+        assert door._relay.port == DOOR_PORT
+        await door.close()
+        await lost
 
 
 FORGED = """

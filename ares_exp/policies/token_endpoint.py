@@ -1,0 +1,354 @@
+"""Policies of engines that say over HTTP which tokens they read and sampled, and go on from token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+from pydantic import Field
+
+from ares_exp.asking.waiting import OnWait
+from ares_exp.cancellation import in_thread
+from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, UnsendableRequestError, WireFormatError
+from ares_exp.llms.openai_chat_stream import StreamedCompletion
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
+from ares_exp.llms.wire import Report, list_of, optional, required, typed
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
+from ares_exp.policies.endpoint import EndpointWire
+from ares_exp.policies.endpoint_policy import (
+    Count,
+    ExtraBody,
+    ModelName,
+    ModelPrice,
+    OnRefusal,
+    Seconds,
+    StopSequences,
+    Temperature,
+    TopP,
+    Url,
+    VariableName,
+)
+from ares_exp.policies.in_process.chat_template import (
+    ChatTemplate,
+    Conversations,
+    digest_of,
+    load_tokenizer,
+    prompt_of,
+    spoken,
+)
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
+from ares_exp.policies.policy import EpisodeSpec, Weights
+
+
+def _ignore(_: float) -> None:
+    """Does nothing."""
+
+
+ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
+"""What engines tell of an answer beside it."""
+CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
+
+
+class TokenEndpointPolicy(ChatCompletionsPolicy):
+    """Answers by an engine, with `prompt_token_ids`, `completion_token_ids` and `logprobs`.
+
+    Its options are those of `chat_completions`, and these.
+
+    Attributes:
+        continue_tokens: Whether prompts are rendered and tokenised here, and a request that goes on from an answer goes
+            on from its token ids: the row of the conversation grows and never forks. If not, the engine makes the
+            prompt of each request, and says of which tokens. Needs transformers, for the tokenizer alone.
+        tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`; `None`: it is that of the model.
+        chat_template: File of a chat template, in the place of the tokenizer's own.
+        trust_remote_code: Whether code that comes with the tokenizer may run here.
+        policy_version: Name of the weights that the engine has, for the records. What the engine itself says of an
+            answer comes first.
+    """
+
+    option: ClassVar[str] = ""
+    """Name of the option, for messages."""
+
+    @pydantic.validate_call
+    def __init__(
+        self,
+        *,
+        model: ModelName | None,
+        base_url: Url,
+        api_key_env: VariableName | None = None,
+        continue_tokens: bool = False,
+        tokenizer: ModelName | None = None,
+        chat_template: Path | None = None,
+        trust_remote_code: bool = False,
+        policy_version: str | None = None,
+        temperature: Temperature | None = None,
+        top_p: TopP | None = None,
+        max_output_tokens: Count | None = None,
+        stop_sequences: StopSequences | None = None,
+        seed: int | Literal["episode"] | None = None,
+        timeout_sec: Seconds = 600.0,
+        max_retries: Annotated[int, Field(ge=0)] = 5,
+        retry_base_sec: Seconds = 1.0,
+        max_retry_wait_sec: Seconds = 60.0,
+        max_concurrency: Count = 64,
+        max_concurrency_per_episode: Count = 16,
+        max_answer_bytes: Count = 64 * 2**20,
+        preflight_timeout_sec: Seconds = 10.0,
+        prices: Mapping[str, ModelPrice] | None = None,
+        extra_body: ExtraBody | None = None,
+        on_refusal: OnRefusal = "answer",
+        strict: bool = True,
+    ) -> None:
+        """Checks the settings."""
+        path = "completions" if continue_tokens else "chat/completions"
+        self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
+        super().__init__(
+            model=model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            temperature=temperature,
+            top_p=top_p,
+            max_output_tokens=max_output_tokens,
+            stop_sequences=stop_sequences,
+            seed=seed,
+            timeout_sec=timeout_sec,
+            max_retries=max_retries,
+            retry_base_sec=retry_base_sec,
+            max_retry_wait_sec=max_retry_wait_sec,
+            max_concurrency=max_concurrency,
+            max_concurrency_per_episode=max_concurrency_per_episode,
+            max_answer_bytes=max_answer_bytes,
+            preflight_timeout_sec=preflight_timeout_sec,
+            prices=prices,
+            extra_body=extra_body,
+            max_tokens_field="max_tokens",
+            on_refusal=on_refusal,
+            strict=strict,
+        )
+        self._continue_tokens = continue_tokens
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._trust_remote_code = trust_remote_code
+        self._template: ChatTemplate | None = None
+        self._without_episode: _ContinuingEpisode | None = None
+        self.policy_version = policy_version
+        self._updating = asyncio.Lock()
+
+    async def preflight(self) -> None:
+        """As `EndpointPolicy.preflight`, and loads the tokenizer, where one is needed."""
+        await super().preflight()
+        if self._continue_tokens:
+            await self._chat()
+
+    def for_episode(self, episode: EpisodeSpec) -> LLMClient:
+        """As `EndpointPolicy.for_episode`; the client knows the ids of the episode where they are gone on from."""
+        if not self._continue_tokens:
+            return super().for_episode(episode)
+        return _ContinuingEpisode(self, episode, episode.on_wait or _ignore)
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """As `EndpointPolicy.__call__`."""
+        if not self._continue_tokens:
+            return await super().__call__(request)
+        self._without_episode = self._without_episode or _ContinuingEpisode(self, EpisodeSpec(""), _ignore)
+        return await self._without_episode(request)
+
+    async def update(self, version: str, weights: Weights | None = None) -> None:
+        """As `UpdatablePolicy.update`; which forms of weights can be sent depends on the engine."""
+        async with self._updating:
+            if weights is not None:
+                await self.send_weights(version, weights)
+            self.policy_version = version
+
+    async def send_weights(self, version: str, weights: Weights) -> None:
+        """Sends weights to the engine. Default: it cannot be sent any.
+
+        Raises:
+            ConfigError: It cannot take them in that form.
+            EndpointError: It did not take them.
+        """
+        raise ConfigError(
+            f"policy={self.option} cannot send weights to its engine. Send them by the trainer's own way while no "
+            f"answer is under way, and call update({version!r}) then."
+        )
+
+    async def answer_to(
+        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = _ignore
+    ) -> LLMResponse:
+        """As `EndpointPolicy.answer_to`; the answer is of the version that was there when it was asked for."""
+        version = self.policy_version
+        answer = await super().answer_to(body, episode=episode, on_wait=on_wait)
+        if answer.completion_token_ids is None or answer.prompt_token_ids is None or answer.logprobs is None:
+            self._warn_once(
+                f"{self._endpoint.base_url} gives no token ids or no logprobs, although it was asked for them "
+                "(`return_token_ids`, `logprobs`): no tokens to train on. Is it an older version of the engine?"
+            )
+        return replace(answer, policy_version=answer.policy_version or version)
+
+    def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
+        """As `EndpointPolicy.body_of`, and asks for tokens."""
+        return super().body_of(request, model, episode) | {"return_token_ids": True, "logprobs": True}
+
+    def read_answer(self, body: Any, report: Report) -> LLMResponse:
+        """As `EndpointPolicy.read_answer`."""
+        try:
+            if self._continue_tokens:
+                return _completion(body)
+            return replace(super().read_answer(_as_chat(body), report), policy_version=_version_of(body))
+        except WireFormatError as error:
+            raise MalformedAnswerError(str(error)) from None
+
+    async def go_on(self, request: LLMRequest, episode: _ContinuingEpisode) -> LLMResponse:
+        """Answers one request from the ids of its conversation. Raises what calling the policy does."""
+        if self._model is None:
+            raise PreflightError("preflight() comes first: it refuses a policy without a model.")
+        if request.tool_choice not in (None, "auto", "none"):
+            raise UnsendableRequestError(
+                f"policy={self.option} cannot force a call of a tool with policy.continue_tokens=true, and the agent "
+                "asks for it (`tool_choice`)."
+            )
+        template = await self._chat()
+        request = self._with_own_settings(request)
+        prompt = await in_thread(lambda: prompt_of(template, request, episode.conversations, self._warn_once))
+        body = self._completion_body(request, prompt, episode.spec) | self._extra_body
+        answer = await self.answer_to(body, episode=episode.spec, on_wait=episode.on_wait)
+        if answer.prompt_token_ids is not None and list(answer.prompt_token_ids) != prompt:
+            raise MalformedAnswerError(
+                f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
+                f"({len(answer.prompt_token_ids)}): nothing can be gone on from."
+            )
+        pieces = spoken(
+            template,
+            request,
+            prompt=prompt,
+            text=answer.text,
+            call_id=f"call_{digest_of(prompt)[:8]}_{episode.count()}",
+        )
+        has_calls = any(isinstance(one, ToolCallData) for one in pieces)
+        answer = replace(answer, data=tuple(pieces), finish_reason="tool_calls" if has_calls else answer.finish_reason)
+        episode.conversations.add(request, answer)
+        return answer
+
+    def _completion_body(self, request: LLMRequest, prompt: Sequence[int], episode: EpisodeSpec) -> dict[str, Any]:
+        given = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "stop": list(request.stop_sequences or ()) or None,
+            "seed": episode.seed % 2**31 if self._seed == "episode" else self._seed,
+        }
+        return {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # theirs is 16
+            "return_token_ids": True,
+            "logprobs": 1,
+            "skip_special_tokens": False,  # with some models, calls of tools are marked by them
+            **{name: value for name, value in given.items() if value is not None},
+        }
+
+    async def _chat(self) -> ChatTemplate:
+        """Returns the chat template, which is loaded once."""
+        if self._template is None:
+            name = self._tokenizer or self._model or ""
+            load = load_tokenizer
+            given, trusted = self._chat_template, self._trust_remote_code
+            self._template = ChatTemplate(
+                await in_thread(lambda: load(name, chat_template=given, trust_remote_code=trusted))
+            )
+        return self._template
+
+
+@dataclass(eq=False, slots=True)
+class _ContinuingEpisode:
+    """The policy, bound to one episode, with the ids of its conversations."""
+
+    policy: TokenEndpointPolicy
+    spec: EpisodeSpec
+    on_wait: OnWait
+    conversations: Conversations = field(default_factory=Conversations)
+    _calls: int = 0
+
+    @property
+    def max_concurrency_per_episode(self) -> int:
+        return self.policy.max_concurrency_per_episode
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        return await self.policy.go_on(request, self)
+
+    def count(self) -> int:
+        """Counts an answer."""
+        self._calls += 1
+        return self._calls
+
+    def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
+        """Goes past an answer that was given in its stead: its ids are gone on from."""
+        if answer is not None:
+            self.count()
+            self.conversations.add(request, answer)
+
+
+def _as_chat(body: Any) -> Any:
+    """Returns the body of a chat completion with the fields of engines where others have them, or without them."""
+    choices = body.get("choices") if isinstance(body, Mapping) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        return body  # no chat completion: whoever reads it says so
+    choice = dict(choices[0])
+    made = {name: value for name, value in body.items() if name not in ENGINE_KEYS}
+    if (prompt := choice.get("prompt_token_ids")) is not None:
+        made["prompt_token_ids"] = prompt
+    if (sampled := choice.pop("response_token_ids", None)) is not None:
+        choice["token_ids"] = sampled
+    if isinstance(logprobs := choice.get("logprobs"), Mapping) and isinstance(logprobs.get("content"), list):
+        choice["logprobs"] = {"content": [_without_others(entry) for entry in logprobs["content"]]}
+    made["choices"] = [{name: value for name, value in choice.items() if name not in CHOICE_KEYS}, *choices[1:]]
+    return made
+
+
+def _without_others(entry: Any) -> Any:
+    return {**entry, "top_logprobs": []} if isinstance(entry, Mapping) else entry
+
+
+def _completion(body: Any) -> LLMResponse:
+    """Reads a completion of token ids.
+
+    Raises:
+        WireFormatError: It is none.
+    """
+    choices = required(typed(body, "the answer", Mapping), "choices", list)
+    choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
+    usage = optional(body, "usage", Mapping) or {}
+    logprobs = optional(choice, "logprobs", Mapping) or {}
+    return LLMResponse.from_text(
+        required(choice, "text", str),
+        usage=Usage(optional(usage, "prompt_tokens", int) or 0, optional(usage, "completion_tokens", int) or 0),
+        prompt_token_ids=list_of(choice, "prompt_token_ids", int),
+        completion_token_ids=list_of(choice, "token_ids", int),
+        logprobs=_numbers(logprobs),
+        finish_reason=optional(choice, "finish_reason", str),
+        model=optional(body, "model", str) or None,
+        policy_version=_version_of(body),
+    )
+
+
+def _numbers(logprobs: Mapping[str, Any]) -> list[float] | None:
+    values: list[Any] | None = optional(logprobs, "token_logprobs", list)
+    return None if values is None else [float(typed(value, "token_logprobs[]", float, int)) for value in values]
+
+
+def _version_of(body: Any) -> str | None:
+    """Returns the version of the weights that the engine names; several, joined by `+`, where it was changed within.
+
+    SGLang's `default` is no name: nobody told it one.
+    """
+    metadata = body.get("metadata") if isinstance(body, Mapping) else None
+    if not isinstance(metadata, Mapping):
+        return None
+    spans = metadata.get("weight_versions")
+    names = [span.get("version") for span in spans if isinstance(span, Mapping)] if isinstance(spans, list) else []
+    found = list(dict.fromkeys(name for name in names or [metadata.get("weight_version")] if isinstance(name, str)))
+    return None if found == ["default"] else "+".join(found) or None

@@ -1,0 +1,76 @@
+"""A trainer's own endpoint, as far as an agent sees it: chat completions with the ids that were read and sampled.
+
+Its fields are those of vLLM's `return_token_ids` and `logprobs`. Text is bytes; a token is a byte, a mark between
+messages, or, as a model may well spell it, another id of the same byte:
+
+    engine = TokenEngine(["first reply", "second reply"], spelling="own")
+    with LoopbackEndpoint(otherwise=engine) as endpoint:
+        ... base_url=endpoint.url ...
+        engine.calls       # what it read and sampled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from aiohttp import web
+
+from tests.loopback_endpoint import Received, completion
+from tests.unit.training.sampled_episodes import Call
+
+ROLES = ("system", "user", "assistant", "tool")
+BEGIN, END, OWN = 300, 299, 1000
+"""Ids: BEGIN and the number of a role, the end of a message, OWN and a byte."""
+
+
+class TokenEngine:
+    """Answers with the replies, again from the first when they are used up.
+
+    Attributes:
+        calls: What was read and sampled, in order.
+        version: Of the weights.
+    """
+
+    def __init__(
+        self, replies: Sequence[str], *, spelling: Literal["template", "own"] = "template", continues: bool = False
+    ) -> None:
+        """Prepares to answer.
+
+        Args:
+            replies: What the model says, by the number of its turn in the conversation.
+            spelling: Whether it samples the ids into which the chat template turns the same text, or others.
+            continues: Whether the engine keeps sampled ids in the history, in place of those of the template.
+        """
+        self._replies = replies
+        self._own = spelling == "own"
+        self._continues = continues
+        self.calls: list[Call] = []
+        self.version = "step-7"
+
+    async def __call__(self, _: web.Request, received: Received) -> web.StreamResponse:
+        assert received.body["return_token_ids"] is True
+        assert received.body["logprobs"] is True
+        messages = received.body["messages"]
+        text = self._replies[sum(message["role"] == "assistant" for message in messages) % len(self._replies)]
+        prompt = [token for message in messages for token in self._message(message)]
+        call = Call([*prompt, BEGIN + ROLES.index("assistant")], self._sampled(text), version=self.version)
+        self.calls.append(call)
+        return web.json_response(self._answer(text, call, received.body["model"]))
+
+    def _message(self, message: dict[str, Any]) -> list[int]:
+        role, text = message["role"], message["content"]
+        kept = role == "assistant" and self._continues
+        return [BEGIN + ROLES.index(role), *(self._sampled(text) if kept else [*text.encode(), END])]
+
+    def _sampled(self, text: str) -> list[int]:
+        return [*(OWN + byte if self._own else byte for byte in text.encode()), END]
+
+    def _answer(self, text: str, call: Call, model: str) -> dict[str, Any]:
+        body = completion(text, model=model)
+        body["usage"] = {"prompt_tokens": len(call.prompt), "completion_tokens": len(call.completion)}
+        body["choices"][0] |= {
+            "token_ids": list(call.completion),
+            "logprobs": {"content": [{"token": "", "logprob": value} for value in call.logprobs]},
+        }
+        return {**body, "prompt_token_ids": list(call.prompt), "policy_version": self.version}

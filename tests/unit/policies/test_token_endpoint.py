@@ -1,0 +1,269 @@
+"""Engines that say which tokens they read and sampled, by bodies as the schemas of vLLM and SGLang have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, ServerError, UnsendableRequestError
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
+from ares_exp.policies.sglang import SglangPolicy
+from ares_exp.policies.token_endpoint import TokenEndpointPolicy
+from ares_exp.policies.vllm import VllmPolicy
+from ares_exp.testing.policy_contract import PolicyContract
+from tests.loopback_endpoint import LoopbackEndpoint, Received, completion, error, json_body
+
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
+LOGPROBS = [
+    {"token": text, "logprob": value, "bytes": [1], "top_logprobs": []} for text, value in (("a", -0.5), ("b", -1))
+]
+ENGINES = {"vllm": VllmPolicy, "sglang": SglangPolicy}
+
+
+def chat_body(engine: str) -> dict[str, Any]:
+    """A chat completion of two tokens after three."""
+    body = completion("ab", tool_calls=[], reasoning_content=None)
+    choice = body["choices"][0] | {"logprobs": {"content": LOGPROBS}}
+    if engine == "vllm":
+        choice |= {"stop_reason": 7, "token_ids": [8, 7], "routed_experts": None}
+        body |= {"prompt_token_ids": [1, 2, 3], "prompt_logprobs": None, "kv_transfer_params": None, "metrics": None}
+    else:
+        choice |= {"matched_stop": 7, "response_token_ids": [8, 7], "prompt_token_ids": [1, 2, 3]}
+        spans = [{"version": "4", "start": 0, "end": 2}]
+        body |= {"metadata": {"weight_version": "4", "weight_versions": spans}}
+    return body | {"choices": [choice]}
+
+
+def completion_body(engine: str, prompt: list[int], text: str, ids: list[int], finish: str = "stop") -> dict[str, Any]:
+    """A text completion of token ids."""
+    tokens = {"tokens": ["?"] * len(ids), "token_logprobs": [-0.5] * len(ids), "text_offset": [], "top_logprobs": []}
+    choice = {"index": 0, "text": text, "logprobs": tokens, "finish_reason": finish}
+    choice |= {"token_ids": ids, "prompt_token_ids": prompt}
+    choice |= {"stop_reason": None} if engine == "vllm" else {"matched_stop": ids[-1]}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+    body = {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
+    return body if engine == "vllm" else {**body, "metadata": {"weight_version": "default"}}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def endpoint(engine: str) -> Iterator[LoopbackEndpoint]:
+    with LoopbackEndpoint(otherwise=json_body(chat_body(engine))) as made:
+        yield made
+
+
+def policy_of(engine: str, endpoint: LoopbackEndpoint, **more: Any) -> TokenEndpointPolicy:
+    made: TokenEndpointPolicy = ENGINES[engine](model="m", base_url=endpoint.url, max_retries=0, **more)
+    return made
+
+
+def ask(text: str = "hello", **more: Any) -> LLMRequest:
+    return LLMRequest([{"role": "user", "content": text}], **more)
+
+
+class TestTokenEndpoint(PolicyContract):
+    @pytest.fixture
+    def engine(self) -> str:
+        return "vllm"
+
+    @pytest.fixture
+    def policy(self, endpoint: LoopbackEndpoint) -> LLMClient:
+        return policy_of("vllm", endpoint)
+
+
+async def test_tokens_are_asked_for_and_read(
+    engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = policy_of(engine, endpoint, policy_version="3", temperature=1.0, extra_body={"top_k": 5})
+    answer = await policy.for_episode(EpisodeSpec("t"))(ask(max_output_tokens=9))
+    await policy.close()
+    body = endpoint.requests[0].body
+    assert (body["return_token_ids"], body["logprobs"], body["max_tokens"], body["top_k"]) == (True, True, 9, 5)
+    assert answer.text == "ab"
+    assert answer.prompt_token_ids == (1, 2, 3)
+    assert answer.completion_token_ids == (8, 7)
+    assert answer.logprobs == (-0.5, -1.0)
+    assert answer.policy_version == ("3" if engine == "vllm" else "4"), "what the engine says comes first"
+    assert caplog.messages == []
+
+
+async def test_an_engine_without_tokens_is_a_warning(
+    engine: str, endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.then(json_body(completion("ab")))
+    policy = policy_of(engine, endpoint)
+    assert (await policy(ask())).text == "ab"
+    await policy.close()
+    (message,) = caplog.messages
+    assert "gives no token ids" in message
+
+
+async def test_weights_that_change_within_an_answer_are_told(endpoint: LoopbackEndpoint, engine: str) -> None:
+    if engine == "vllm":
+        pytest.skip("it does not say")
+    spans = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 2}]
+    endpoint.then(json_body(chat_body(engine) | {"metadata": {"weight_version": "5", "weight_versions": spans}}))
+    policy = policy_of(engine, endpoint)
+    assert (await policy(ask())).policy_version == "4+5"
+    await policy.close()
+
+
+async def test_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Path) -> None:
+    policy = policy_of(engine, endpoint)
+    assert isinstance(policy, UpdatablePolicy)
+    await policy.update("1")
+    with pytest.raises(ConfigError, match="directory" if engine == "sglang" else "own way"):
+        await policy.update("2", {})
+    if engine == "sglang":
+        endpoint.then(json_body({"success": True, "message": "Succeeded", "num_paused_requests": 0}))
+        await policy.update("2", tmp_path)
+        (received,) = endpoint.requests
+        assert received.path == "/update_weights_from_disk"
+        assert received.body == {"model_path": str(tmp_path), "weight_version": "2"}
+        endpoint.then(json_body({"success": False, "message": "no such model"}, status=500))
+        with pytest.raises(ServerError):
+            await policy.update("3", tmp_path / "nowhere")
+    assert policy.policy_version == ("2" if engine == "sglang" else "1")
+    await policy.close()
+
+
+async def test_a_tokenizer_that_is_not_there(endpoint: LoopbackEndpoint, engine: str, tmp_path: Path) -> None:
+    policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path / "nowhere"))
+    with pytest.raises(PreflightError, match=r"saved tokenizer|pip install transformers"):
+        await policy.preflight()
+    await policy.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tests.tiny_model import tiny_tokenizer
+
+    return tiny_tokenizer()
+
+
+class Sampler:
+    """An engine that answers ids with ids: what it says, and its end token."""
+
+    def __init__(self, engine: str, tokenizer: Any, *says: str) -> None:
+        self._engine, self._tokenizer, self._says = engine, tokenizer, list(says)
+
+    async def __call__(self, _: web.Request, received: Received) -> web.StreamResponse:
+        assert received.path == "/v1/completions"
+        text = self._says.pop(0)
+        ids = self._tokenizer(text)["input_ids"]
+        # The engine writes bytes that are no text as one sign: its text is not what it sampled.
+        body = completion_body(self._engine, received.body["prompt"], text.replace("é", "�"), [*ids, 256])
+        return web.json_response(body)
+
+
+@pytest.mark.train
+async def test_a_conversation_goes_on_from_its_ids(
+    engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    endpoint.otherwise = Sampler(engine, tokenizer, "né", "later", "last")
+    policy = policy_of(
+        engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path), seed="episode", policy_version="0"
+    )
+    await policy.preflight()
+    client = policy.for_episode(EpisodeSpec("t", seed=7))
+    first = await client(ask(system_prompt="Be short.", stop_sequences=["STOP"], temperature=0.5))
+    assert first.text == "n�"
+    sent = endpoint.requests[0].body
+    assert tokenizer.decode(sent["prompt"]) == (
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    settings = {name: value for name, value in sent.items() if name != "prompt"}
+    assert settings == {
+        "model": "m", "max_tokens": 2048, "return_token_ids": True, "logprobs": 1, "skip_special_tokens": False,
+        "temperature": 0.5, "stop": ["STOP"], "seed": 7,
+    }  # fmt: skip
+
+    asked = {"system_prompt": "Be short.", "stop_sequences": ["STOP"]}
+    said = [{"role": "assistant", "content": first.text}, {"role": "user", "content": "go on"}]
+    later = LLMRequest([*ask().messages, *said], **asked)
+    second = await client(later)
+    whole = [*(first.prompt_token_ids or ()), *(first.completion_token_ids or ())]
+    assert list(second.prompt_token_ids or ())[: len(whole)] == whole
+    assert tokenizer.decode(list(second.prompt_token_ids or ())[len(whole) :]) == (
+        "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert second.logprobs == (-0.5,) * len(second.completion_token_ids or ())
+    assert second.policy_version == "0"
+    assert second.usage.prompt_tokens == len(second.prompt_token_ids or ())
+
+    resumed = policy.for_episode(EpisodeSpec("t", seed=7))
+    assert hasattr(resumed, "advance")
+    resumed.advance(ask(**asked), first)
+    assert (await resumed(later)).prompt_token_ids == second.prompt_token_ids
+    await policy.close()
+
+
+@pytest.mark.train
+async def test_calls_of_tools_are_read_here(
+    engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    endpoint.otherwise = Sampler(engine, tokenizer, f"I look.\n{call}")
+    policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path))
+    answer = await policy(ask(tools=TOOLS))
+    assert answer.data[0] == TextData("I look.")
+    assert isinstance(answer.data[1], ToolCallData)
+    assert answer.data[1].arguments == '{"command": "ls"}'
+    assert answer.finish_reason == "tool_calls"
+    with pytest.raises(UnsendableRequestError, match="cannot force"):
+        await policy(ask(tools=TOOLS, tool_choice="required"))
+    await policy.close()
+
+
+@pytest.mark.train
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompt_token_ids": [1, 2]}, "says that it read others"),
+        ({"text": None}, "text"),
+        ({"token_ids": ["a"]}, "token_ids"),
+        ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),
+    ],
+)
+async def test_answers_that_are_refused(
+    endpoint: LoopbackEndpoint, engine: str, tokenizer: Any, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    body = completion_body(engine, [1], "x", [5])
+    body["choices"][0] |= changed
+    endpoint.then(json_body(body), error(500), json_body({"choices": []}))
+    policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path))
+    with pytest.raises(MalformedAnswerError, match=said):
+        await policy(ask())
+    with pytest.raises(ServerError):
+        await policy(ask())
+    with pytest.raises(MalformedAnswerError, match="choices"):
+        await policy(ask())
+    await policy.close()
+
+
+def test_what_is_no_chat_completion_is_left_to_its_reader() -> None:
+    policy = VllmPolicy(model="m", base_url="http://127.0.0.1:1/v1")
+    for body in ({}, {"choices": []}, {"choices": ["a"]}, []):
+        with pytest.raises(MalformedAnswerError):
+            policy.read_answer(body, lambda _: None)
+    assert isinstance(policy.read_answer(completion("x"), lambda _: None), LLMResponse)
