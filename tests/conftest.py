@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import importlib.util
+import multiprocessing.util
 import os
 import re
 import signal
@@ -66,8 +67,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Ends what the tests of this process have shared."""
+    """Ends what the tests of this process have shared, and what modules have started."""
     end_warm_start()
+    # Workers of pytest end without: the directory of the sockets of multiprocessing would stay.
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+    gc.unfreeze()  # libraries count what is left at the end
 
 
 def pytest_xdist_auto_num_workers() -> int:

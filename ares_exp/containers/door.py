@@ -31,7 +31,13 @@ Serve = Callable[[socket.socket], Awaitable[None]]
 the connection is being served, and closes the socket in the end."""
 
 
-_D = TypeVar("_D", bound="Door")
+class Opened(Protocol):
+    """What is opened in a container, and ends with it."""
+
+    async def close(self) -> None: ...  # noqa: D102
+
+
+_O = TypeVar("_O", bound=Opened)
 
 
 class Door(Protocol):
@@ -77,15 +83,15 @@ _STOPPED_MEANWHILE = "The container was stopped while a door was being opened in
 
 
 class OpenDoors:
-    """The doors of one container, open or being opened, which end with it."""
+    """The doors (or terminals) of one container, open or being opened, which end with it."""
 
     def __init__(self) -> None:
         """There is none yet."""
-        self._doors: list[Door] = []
+        self._doors: list[Opened] = []
         self._openings: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def open(self, opening: Callable[[], Awaitable[_D]]) -> _D:
+    async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
         """Carries out `opening`, and takes over the door.
 
         Raises:
@@ -107,7 +113,7 @@ class OpenDoors:
         finally:
             self._openings.discard(task)
 
-    async def _taken(self, opening: Callable[[], Awaitable[_D]]) -> _D:
+    async def _taken(self, opening: Callable[[], Awaitable[_O]]) -> _O:
         door = await opening()
         self._doors.append(door)
         return door

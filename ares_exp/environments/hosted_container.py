@@ -109,8 +109,8 @@ class HostedContainer:
     async def _open_terminal(self, columns: int, lines: int) -> TerminalSession:
         if not isinstance(self._container, TerminalContainer):
             raise ContainerError(
-                f"A {type(self._container).__name__} has no terminals. Use container=local or container=docker, or "
-                "another agent."
+                f"A {type(self._container).__name__} has no terminals. Use container=local, container=docker or "
+                "container=daytona, or another agent."
             )
         try:
             opened = self._container.open_terminal(columns=columns, lines=lines, user=self._user, env=self._env)

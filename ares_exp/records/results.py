@@ -181,7 +181,7 @@ class AgentFacts:
 
     Attributes:
         name: Its name.
-        version: Its version, where it is pinned.
+        version: Its version, where it is pinned; of `agent=command` the digest of the files that the container gets.
         requests: HTTP requests for an answer, retries included.
         retries: Those of them that asked for an answer once more; they cost none.
         lanes: Names of its conversations, in the order in which they began.

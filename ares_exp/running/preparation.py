@@ -77,8 +77,8 @@ def _check_terminals(parts: Components) -> None:
     containers, agents = parts.container_factory, parts.playing_agent
     if parts.source.needs_container and agents.needs_terminal and not containers.has_terminals:
         raise ConfigError(
-            f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local or "
-            "container=docker, or agent=tools or agent=shell."
+            f"{agents.name} works in a terminal, and container={containers.name} has none. Use container=local, "
+            "container=docker or container=daytona, or agent=tools or agent=shell."
         )
 
 

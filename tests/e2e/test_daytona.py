@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+import ares_exp
 from ares_exp import LLMResponse
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
@@ -90,6 +91,13 @@ def clean(*words: str) -> str:
 
 
 # Runs that end well
+
+
+def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["agent=terminal", "container=daytona", "policy=oracle", "tracker=none", "env.tasks=write-greeting"]
+    results = ares_exp.run(words, quiet=True)
+    assert [(row.reward, row.format_errors) for row in results.rows] == [(1.0, 0)]
 
 
 def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, cli: Any, tmp_path: Path) -> None:

@@ -57,9 +57,8 @@ def test_a_new_process_goes_on_from_every_step(tmp_path: Path, agent: str) -> No
 
 @pytest.mark.docker
 @pytest.mark.once
-@pytest.mark.parametrize("agent", ["shell", "thorough"])
-def test_a_new_process_goes_on_from_every_step_on_docker(tmp_path: Path, agent: str) -> None:
-    check_every_step(tmp_path, "docker", agent)
+def test_a_new_process_goes_on_from_every_step_on_docker(tmp_path: Path) -> None:
+    check_every_step(tmp_path, "docker", "thorough")
 
 
 def check_every_step(directory: Path, backend: str, agent: str) -> None:

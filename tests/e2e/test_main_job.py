@@ -85,17 +85,13 @@ def test_the_three_wrappers_give_the_same_trajectories(cli: Any, tmp_path: Path)
 
 @pytest.mark.once
 @pytest.mark.docker
-def test_docker_solves_the_same_samples_through_every_wrapper(cli: Any, tmp_path: Path) -> None:
-    found = []
-    for wrapper in ("none", "async", "sync"):
-        done = cli(*QUIET, "container=docker", f"wrapper={wrapper}", f"hydra.run.dir={wrapper}", timeout=100)
-        assert done.returncode == 0, done.stderr
-        results = rows(tmp_path / wrapper)
-        assert len(results) >= 6
-        assert all(row["reward"] == 1.0 for row in results)
-        assert all(row["container_image"].startswith("ares-exp/") for row in results)
-        found.append(essence(tmp_path / wrapper))
-    assert found[0] == found[1] == found[2]
+def test_docker_solves_the_same_samples(cli: Any, tmp_path: Path) -> None:
+    done = cli(*QUIET, "container=docker", "hydra.run.dir=run", timeout=100)
+    assert done.returncode == 0, done.stderr
+    results = rows(tmp_path / "run")
+    assert len(results) >= 6
+    assert all(row["reward"] == 1.0 for row in results)
+    assert all(row["container_image"].startswith("ares-exp/") for row in results)
 
 
 @pytest.mark.once

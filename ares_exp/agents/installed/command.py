@@ -26,7 +26,11 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 class CommandRecipe:
-    """A recipe made of options; see `CommandAgentFactory`."""
+    """A recipe made of options; see `CommandAgentFactory`.
+
+    Attributes:
+        version: Digest of the files and the directory that the container gets; `None` where there are none.
+    """
 
     version: str | None = None
     supports: frozenset[str] = frozenset()
@@ -79,6 +83,10 @@ class CommandRecipe:
                 raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
             source = self._mount.resolve()
             self._mounts = (Mount(source, MOUNT_TARGET, _digest(source)),)
+        parts = [f"{path}\0{text}" for path, text in sorted(self._texts.items())] + [one.digest for one in self._mounts]
+        if parts:
+            whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
+            self.version = f"sha256:{whole.hexdigest()[:16]}"
 
     async def find_program(self, container: AgentContainer) -> str:
         """Finds the mounted directory; what is in it is the user's affair."""

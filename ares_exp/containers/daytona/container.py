@@ -7,6 +7,7 @@ import logging
 import posixpath
 import re
 import secrets
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,14 @@ from ares_exp.containers.daytona.relay import Relay
 from ares_exp.containers.daytona.relay_stream import RelayStream
 from ares_exp.containers.daytona.sandbox_base import kept_base, sandbox_base
 from ares_exp.containers.daytona.sandbox_request import create_params, network_settings, ttl_minutes
+from ares_exp.containers.daytona.terminal import DaytonaTerminal, terminal_script
 from ares_exp.containers.daytona.transfer import FileTransfer
 from ares_exp.containers.door import DOOR_PORT, Door, OpenDoors, Serve
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.owned_directory import short_lived_directory
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.containers.relay_door import open_relay_door
+from ares_exp.containers.terminal import TERM, Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -96,6 +99,7 @@ class DaytonaContainer(Container):
         self._policy: NetworkPolicy | None = spec.network
         self._stopping = asyncio.Lock()
         self._doors = OpenDoors()
+        self._terminals = OpenDoors()
         self._stopped = False
 
     async def start(self) -> None:
@@ -315,6 +319,44 @@ class DaytonaContainer(Container):
             await self._raise_if_dead(error)
             raise
 
+    async def open_terminal(
+        self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
+    ) -> Terminal:
+        """As `TerminalContainer.open_terminal`, by a pseudo-terminal of the service's.
+
+        Raises:
+            ContainerDiedError: The sandbox is gone.
+            ContainerServiceError: The service refused, or does not answer.
+            ContainerError: The shell does not begin.
+        """
+        self._running_relay()
+        user = self._user if user is None else user
+        variables = {**self._image_env, **(env or {}), "TERM": TERM}
+        try:
+            return await self._terminals.open(lambda: self._open_terminal(columns, lines, user, variables))
+        except ContainerError as error:
+            await self._raise_if_dead(error)
+            raise
+
+    async def _open_terminal(self, columns: int, lines: int, user: User, env: Mapping[str, str]) -> DaytonaTerminal:
+        relay, sandbox, connection = self._running_relay(), self._sandbox, self._connection
+        if sandbox is None or connection is None:
+            raise ContainerDiedError("The container has not been started.")
+        mark, path = secrets.token_hex(12), f"{relay.directory}/terminal-{secrets.token_hex(6)}"
+        whose = None if str(user) in _ROOT_NAMES else user
+        script, typed = terminal_script(mark, user=whose, workdir=self._workdir, env=env, keep_in=path)
+        made = await self._run_as_root(f"umask 077; printf %s {shlex.quote(script)} >{path}", timeout_sec=_ASK_SEC)
+        if made.exit_code != 0:
+            raise ContainerError(f"No terminal could be opened in the sandbox: {made.output[-200:]!r}.")
+        terminal = DaytonaTerminal(connection.service, sandbox)
+        try:
+            await terminal.open(columns=columns, lines=lines)
+            await terminal.begin(typed, mark)
+        except BaseException:
+            await terminal.close()
+            raise
+        return terminal
+
     async def set_network(self, policy: NetworkPolicy) -> None:
         """As `Container.set_network`.
 
@@ -375,6 +417,7 @@ class DaytonaContainer(Container):
                 return
             try:
                 await self._doors.close()
+                await self._terminals.close()
                 if self._channels is not None:
                     await self._channels.close()
                 if self._relay is not None:

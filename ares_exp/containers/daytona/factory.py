@@ -29,6 +29,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     name = "daytona"
     harbor_name = "daytona"
+    has_terminals = True
     has_doors = True
     harmless_options = frozenset({"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture"})
 

@@ -95,7 +95,7 @@ def open_script(directory: str, key: str, shell: int, user: User | None) -> str:
         shell: The new one's number.
         user: Who runs it; `None`: root.
     """
-    pump = _PUMP.replace("SHELL", str(shell)).replace("BECOME", "exec sh" if user is None else _become(user))
+    pump = _PUMP.replace("SHELL", str(shell)).replace("BECOME", "exec sh" if user is None else become(user))
     return _one_command(
         f"_home=$PWD _umask=$(umask); umask 077; mkdir -p {directory} && cd {directory} || exit {NO_DIRECTORY}; "
         f"for _needed in {' '.join(_NEEDED)}; do command -v $_needed >/dev/null || "
@@ -210,10 +210,16 @@ echo >&3
 """
 
 
-def _become(user: User) -> str:
-    """Returns source that replaces the shell by one of a user: a name, a number, or `uid:gid`, as engines take them."""
+def become(user: User, program: str = "sh") -> str:
+    """Returns source that replaces the shell by a program of a user.
+
+    Args:
+        user: A name, a number, or `uid:gid`, as engines take them.
+        program: Words of a shell, without single quotes.
+    """
     name, _, group = str(user).partition(":")
-    return _BECOME.replace("USER", shlex.quote(name)).replace("GROUP", shlex.quote(group))
+    source = _BECOME.replace("PROGRAM", program)
+    return source.replace("USER", shlex.quote(name)).replace("GROUP", shlex.quote(group))
 
 
 # busybox's `setpriv` cannot switch users; `su` takes no numbers.
@@ -228,8 +234,8 @@ export HOME="$_home"
 if [ -n "$_group" ]; then set -- --regid="$_group" --clear-groups
 elif [ -n "$_name" ]; then set -- --regid="$_gid" --init-groups
 else set -- --regid="$_gid" --clear-groups; fi
-setpriv --reuid="$_uid" "$@" true 2>/dev/null && exec setpriv --reuid="$_uid" "$@" sh
-[ -n "$_name" ] && [ -z "$_group" ] && exec su -s /bin/sh "$_name" -c 'exec sh'
+setpriv --reuid="$_uid" "$@" true 2>/dev/null && exec setpriv --reuid="$_uid" "$@" PROGRAM
+[ -n "$_name" ] && [ -z "$_group" ] && exec su -s /bin/sh "$_name" -c 'exec PROGRAM'
 printf 'no program here can become user %s' USER
 exit 1"""
 

@@ -20,12 +20,14 @@ class Capabilities:
         disk_quota: Whether it can bound the size of a container's files.
         nvidia_runtime: Whether NVIDIA's container runtime is installed.
         cdi_gpus: Device names of GPUs known by the Container Device Interface.
+        is_podman: Whether it is Podman, which speaks Docker's protocol.
     """
 
     cpus: int = 1
     disk_quota: bool = False
     nvidia_runtime: bool = False
     cdi_gpus: tuple[str, ...] = ()
+    is_podman: bool = False
 
     @property
     def simultaneous_starts(self) -> int:
@@ -41,6 +43,7 @@ def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
         disk_quota=has_disk_quota(info, _MOUNTS.read_text("utf-8", "replace") if _MOUNTS.exists() else ""),
         nvidia_runtime="nvidia" in (info.get("Runtimes") or {}),
         cdi_gpus=tuple(device["ID"] for device in devices if re.fullmatch(r"nvidia\.com/gpu=\d+", device["ID"])),
+        is_podman="BuildahVersion" in info,
     )
 
 

@@ -41,7 +41,10 @@ READINGS = 5
 """Bound on the readings until two agree. Each reads only what changed."""
 
 _ENGINE_FILES = frozenset(
-    ("/.dockerenv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/sbin/docker-init", "/usr/sbin/docker-init")
+    {
+        *("/.dockerenv", "/run/.containerenv"),
+        *("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/sbin/docker-init", "/usr/sbin/docker-init"),
+    }
 )
 
 

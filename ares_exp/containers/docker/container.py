@@ -58,6 +58,7 @@ WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml
 class DockerOptions:
     """The options shared by all containers of a factory; see `DockerContainerFactory`."""
 
+    host: str | None
     network: NetworkOptions
     shell: Shell
     keep_image: bool
@@ -108,7 +109,7 @@ class DockerContainer(Container):
         from docker.errors import ImageNotFound
 
         spec = self._spec
-        engine = self._engine = await connect()
+        engine = self._engine = await connect(self._options.host)
         try:
             self._first_process = await self._create_and_start(engine)
         except ImageNotFound:  # another container's end removed it (`keep_image=False`) before this one was created
@@ -153,7 +154,7 @@ class DockerContainer(Container):
         host_config = engine.api.create_host_config(
             auto_remove=True,
             mounts=mounts,
-            **self._network.create_options,
+            **self._network.create_options(engine),
             security_opt=["no-new-privileges:true"] if options.no_new_privileges else None,
             **limits(spec, engine.capabilities, swap_mb=options.swap_mb, pids_limit=options.pids_limit),
         )

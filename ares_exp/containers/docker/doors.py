@@ -58,7 +58,7 @@ class ContainerDoors:
 
     async def _listening(self, engine: Engine, container: str, serve: Serve, port: int) -> Door | None:
         """Opens a door inside the container's network; `None` where that cannot be."""
-        why = await in_thread(namespace_obstacle)
+        why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:
             found = await in_thread(lambda: engine.api.inspect_container(container), abandon=True)
             listen = functools.partial(_listen, found["State"]["Pid"], found["Id"], port)

@@ -28,6 +28,9 @@ CALL_TIMEOUT_SEC = 120.0
 INQUIRY_TIMEOUT_SEC = 10.0
 """Bound on a request that a healthy engine answers in milliseconds: a hanging engine must not hang us."""
 
+PODMAN_SOCKET = "/podman/podman.sock"
+"""The end of the path of Podman's sockets: the system's, and each user's."""
+
 Lane = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow ones of another kind."""
 
@@ -110,13 +113,13 @@ class Engine:
         return await asyncio.open_connection(url.hostname, url.port or 2375, limit=_STREAM_LIMIT)
 
 
-async def connect() -> Engine:
-    """Connects to the engine of `DOCKER_HOST`, of the current Docker context, or of the default socket.
+async def connect(host: str | None = None) -> Engine:
+    """Connects to the engine at `host`; by default of `DOCKER_HOST`, of the current Docker context, or of the socket.
 
     Raises:
         PreflightError: It does not answer, or its address is not supported.
     """
-    return await in_thread(connect_blocking)
+    return await in_thread(lambda: connect_blocking(host))
 
 
 async def in_thread(function: Callable[[], _T], *, lane: Lane = "calls", abandon: bool = False) -> _T:
@@ -139,9 +142,9 @@ async def in_thread(function: Callable[[], _T], *, lane: Lane = "calls", abandon
         raise
 
 
-def address_of_engine() -> str:
+def address_of_engine(host: str | None = None) -> str:
     """Returns the address that `connect` uses."""
-    return _address(os.environ.get("DOCKER_HOST", ""))[0]
+    return host or _address(os.environ.get("DOCKER_HOST", ""))[0]
 
 
 def engine_errors() -> tuple[type[Exception], ...]:
@@ -169,10 +172,11 @@ def _message(body: bytes) -> str:
 _lock = threading.Lock()
 
 
-def connect_blocking() -> Engine:
+def connect_blocking(host: str | None = None) -> Engine:
     """As `connect`, for a thread."""
+    address = host or os.environ.get("DOCKER_HOST", "")
     with _lock:
-        return _connected(os.getpid(), os.environ.get("DOCKER_HOST", ""), os.environ.get("DOCKER_CONTEXT", ""))
+        return _connected(os.getpid(), address, os.environ.get("DOCKER_CONTEXT", ""))
 
 
 @functools.lru_cache(maxsize=4)
@@ -192,17 +196,26 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
         api = docker.APIClient(base_url=host, timeout=CALL_TIMEOUT_SEC, max_pool_size=sum(_THREADS.values()))
         info = api.info()
         return Engine(host, api, capabilities_of(info), str(info.get("ServerVersion", "")))
-    except PermissionError as error:
-        raise PreflightError(
+    except engine_errors() as error:
+        raise PreflightError(_why_unreachable(host, error)) from error
+
+
+def _why_unreachable(host: str, error: BaseException) -> str:
+    if urlsplit(host).path.endswith(PODMAN_SOCKET):
+        return (
+            f"No Podman service answers at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "
+            "as root without --user; or `podman system service --time=0`), or name another socket in CONTAINER_HOST."
+        )
+    if isinstance(error, PermissionError):
+        return (
             f"This user may not use the Docker engine's socket {host}: {error.strerror}. Have yourself added to the "
             "group that owns it (`sudo usermod -aG docker $USER`, then log in again), set DOCKER_HOST to an engine of "
             "your own, or use container=local."
-        ) from error
-    except engine_errors() as error:
-        raise PreflightError(
-            f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that "
-            "you may use its socket (`docker version`), set DOCKER_HOST to another one, or use container=local."
-        ) from error
+        )
+    return (
+        f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that you "
+        "may use its socket (`docker version`), set DOCKER_HOST to another one, or use container=local."
+    )
 
 
 def _probe(host: str) -> None:

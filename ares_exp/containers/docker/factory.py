@@ -92,6 +92,7 @@ class DockerContainerFactory(ContainerFactoryBase):
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(
+            host=self.default_host(),
             network=NetworkOptions(
                 override=NetworkPolicy(network) if network is not None else None,
                 allowed_hosts=frozenset(allowed_hosts or ()),
@@ -110,6 +111,11 @@ class DockerContainerFactory(ContainerFactoryBase):
         )
         self._capabilities = Capabilities()  # the defaults, until the engine is asked
         self._pool = WarmPool(self._make, ahead=warm, kind_of=_kind_of) if warm else None
+
+    @classmethod
+    def default_host(cls) -> str | None:
+        """Returns the engine's address; `None`: of `DOCKER_HOST`, the current Docker context, or the default socket."""
+        return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
         """Makes a container for `spec`, not started yet."""
@@ -148,7 +154,7 @@ class DockerContainerFactory(ContainerFactoryBase):
         Raises:
             PreflightError: It does not answer, or its address is not supported (TLS, ssh).
         """
-        engine = await connect()
+        engine = await connect(self._options.host)
         self._capabilities = engine.capabilities
         try:
             await in_thread(engine.api.ping)
@@ -176,7 +182,7 @@ class DockerContainerFactory(ContainerFactoryBase):
         """As `ContainerFactoryBase.find_leftovers`."""
         yield from find_locks()
         try:
-            engine = asyncio.run(connect())
+            engine = asyncio.run(connect(cls.default_host()))
             yield from find(engine.api, cached_images=images)
         except engine_errors() as error:
             raise ContainerServiceError(f"The Docker engine cannot list its containers: {reason(error)}.") from error
@@ -190,10 +196,14 @@ class DockerContainerFactory(ContainerFactoryBase):
                 engine elsewhere, or there is no compose program.
             TaskError: It has neither an image nor a Dockerfile, or the Dockerfile or the compose file is malformed.
         """
-        check_mounts(spec)
+        check_mounts(spec, self._options.host)
         if spec.compose_file is not None:
             not_done = check_compose(spec, self._options)
-            return [*not_done, *check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
+            return [
+                *not_done,
+                *check_network(spec, self._options.network, self._options.host),
+                *unenforced(spec, self._capabilities),
+            ]
         context = spec.context_dir
         if spec.docker_image is None and not (context is not None and (context / "Dockerfile").is_file()):
             where = f"in {context}" if context is not None else "anywhere (it has no environment directory)"
@@ -203,7 +213,11 @@ class DockerContainerFactory(ContainerFactoryBase):
             )
         if spec.docker_image is None and context is not None:
             check_buildable(context / "Dockerfile")
-        return [*check_network(spec, self._options.network), *unenforced(spec, self._capabilities)]
+        return self._not_done(spec)
+
+    def _not_done(self, spec: ContainerSpec) -> list[str]:
+        host = self._options.host
+        return [*check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]
 
 
 async def _kind_of(spec: ContainerSpec) -> Hashable:

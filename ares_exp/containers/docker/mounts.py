@@ -38,18 +38,18 @@ _known: dict[tuple[str, str], str] = {}
 """When the volumes were created that this process has found whole, by engine and name."""
 
 
-def check_mounts(spec: ContainerSpec) -> None:
-    """Checks before the start that the container can see directories of this machine.
+def check_mounts(spec: ContainerSpec, host: str | None) -> None:
+    """Checks before the start that a container of the engine at `host` can see directories of this machine.
 
     Raises:
         UnsupportedTaskError: It is the service of a compose file on an engine that runs elsewhere.
     """
-    if spec.mounts and spec.compose_file is not None and _is_elsewhere():
+    if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
             f"The container of {spec.name} is to see directories of this machine ({shown}), but its engine runs "
-            f"elsewhere: DOCKER_HOST is {address_of_engine()}. That can be done without a compose file alone. Use an "
-            "engine of this machine, or container=local, or an agent that is not installed by a mount."
+            f"elsewhere: DOCKER_HOST is {address_of_engine(host)}. That can be done without a compose file alone. Use "
+            "an engine of this machine, or container=local, or an agent that is not installed by a mount."
         )
 
 
@@ -68,7 +68,7 @@ def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mo
     """
     from docker.types import Mount
 
-    if not _is_elsewhere():
+    if not _is_elsewhere(engine.host):
         return [Mount(one.target, str(one.source), type="bind", read_only=True) for one in spec.mounts]
     return [
         Mount(one.target, _volume(engine, one, image), type="volume", read_only=True, no_copy=True)
@@ -76,8 +76,8 @@ def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mo
     ]
 
 
-def _is_elsewhere() -> bool:
-    return urlsplit(address_of_engine()).scheme != "unix"
+def _is_elsewhere(host: str | None) -> bool:
+    return urlsplit(address_of_engine(host)).scheme != "unix"
 
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:

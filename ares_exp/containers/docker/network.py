@@ -33,7 +33,7 @@ PROXY_ADDRESS = ("127.0.0.1", 61080)
 """The proxy's address inside a container, above the ephemeral ports."""
 
 HOST_GATEWAY = "host-gateway"
-_BRIDGE, _NONE = "bridge", "none"
+_NONE = "none"
 _PEER_TIMEOUT_SEC = 2.0
 
 _URL = "http://{}:{}".format(*PROXY_ADDRESS)
@@ -65,7 +65,7 @@ class NetworkOptions:
         return (self.override or policy).with_hosts(self.allowed_hosts)
 
 
-def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
+def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None) -> list[str]:
     """Checks before the start that the network of `spec` can be enforced.
 
     Returns:
@@ -75,7 +75,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
         UnsupportedTaskError: A policy is an allow-list, and no egress proxy can be made.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
-    why = namespace_obstacle() if "allowlist" in modes else None
+    why = namespace_obstacle(host) if "allowlist" in modes else None
     if why is not None:
         raise UnsupportedTaskError(
             f"Task {spec.name} asks for a network with allowed_hosts. container=docker enforces that as root on the "
@@ -87,9 +87,9 @@ def check_network(spec: ContainerSpec, options: NetworkOptions) -> list[str]:
     return []
 
 
-def namespace_obstacle() -> str | None:
+def namespace_obstacle(host: str | None) -> str | None:
     """Returns why no socket can be made inside a container's network, as a clause; `None` when it can. Blocking."""
-    url = urlsplit(address_of_engine())
+    url = urlsplit(address_of_engine(host))
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"
     why = obstacle()
@@ -130,12 +130,15 @@ class ContainerNetwork:
         self._container = ""
         self._line = asyncio.Lock()
 
-    @property
-    def create_options(self) -> dict[str, Any]:
-        """The arguments of docker-py's `create_host_config`."""
-        reaches = any(self._options.in_force(policy) != NO_NETWORK for policy in self._spec.networks)
+    def create_options(self, engine: Engine) -> dict[str, Any]:
+        """Returns the arguments of docker-py's `create_host_config`."""
+        policies = [self._options.in_force(policy) for policy in self._spec.networks]
+        reaches = any(policy != NO_NETWORK for policy in policies)
+        is_public = self._options.in_force(self._spec.network).mode == "public"
+        if engine.capabilities.is_podman:  # it connects none that was made without a network: `start` takes it away
+            is_public = any(policy.mode == "public" for policy in policies)
         return {
-            "network_mode": None if self._options.in_force(self._spec.network).mode == "public" else _NONE,
+            "network_mode": _bridge(engine) if is_public else _NONE,
             "extra_hosts": dict(self._options.extra_hosts) if reaches else None,
         }
 
@@ -154,6 +157,8 @@ class ContainerNetwork:
             ContainerStartError: No egress proxy can be put into it.
         """
         self._engine, self._container = engine, container
+        if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":
+            await in_thread(lambda: _move(engine, container, _NONE))
         if any(self._options.in_force(policy).mode == "allowlist" for policy in self._spec.networks):
             known_hosts = await self._known_hosts(engine)
             proxy = self._proxy = EgressProxy(self._options.in_force(self._spec.network), known_hosts=known_hosts)
@@ -174,7 +179,8 @@ class ContainerNetwork:
             if wanted == self._policy:
                 return
             assert self._engine is not None
-            engine, network = self._engine, _BRIDGE if wanted.mode == "public" else _NONE
+            engine = self._engine
+            network = _bridge(engine) if wanted.mode == "public" else _NONE
             self._policy = None  # unknown until the switch is done
             if self._proxy is not None:
                 await self._proxy.set_policy(wanted)
@@ -200,9 +206,14 @@ class ContainerNetwork:
         return {name: ipaddress.ip_address(address) for name, address in hosts.items()}
 
 
+def _bridge(engine: Engine) -> str:
+    """Returns the name of the engine's default bridge."""
+    return "podman" if engine.capabilities.is_podman else "bridge"
+
+
 def _gateway(engine: Engine) -> str:
     """Returns this machine's address on the default bridge, by default the first of its subnet."""
-    config = engine.api.inspect_network(_BRIDGE)["IPAM"]["Config"][0]
+    config = engine.api.inspect_network(_bridge(engine))["IPAM"]["Config"][0]
     return str(config.get("Gateway") or next(ipaddress.ip_network(config["Subnet"]).hosts()))
 
 
@@ -216,5 +227,5 @@ def _move(engine: Engine, container: str, network: str) -> None:
     connected = set(engine.api.inspect_container(container)["NetworkSettings"]["Networks"])
     for other in connected - {network}:
         engine.api.disconnect_container_from_network(container, other)
-    if network not in connected:
+    if network not in connected and not (network == _NONE and engine.capabilities.is_podman):  # no network of its
         engine.api.connect_container_to_network(container, network)

@@ -158,9 +158,19 @@ def _hidden_in_etc() -> tuple[Path, ...]:
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """Yields the paths that not all users may read, and the host's login scripts."""
-    for entry in os.scandir(directory):
-        mode = entry.stat(follow_symlinks=False).st_mode
+    """Yields the paths that not all users may read, and the host's login scripts.
+
+    What the host's programs remove meanwhile is left out: files are replaced by others that are written beside them.
+    """
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        try:
+            mode = entry.stat(follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            continue
         if stat.S_ISLNK(mode):
             continue
         is_open = mode & stat.S_IROTH and (not stat.S_ISDIR(mode) or mode & stat.S_IXOTH)
@@ -191,7 +201,10 @@ def _age(layer: Path) -> None:
     for directory, _, files in os.walk(layer, topdown=False):
         for path in (*(Path(directory, name) for name in files), Path(directory)):
             host = Path("/", path.relative_to(layer))
-            found = (host if os.path.lexists(host) else host.parent).lstat()
+            try:
+                found = host.lstat()
+            except FileNotFoundError:
+                found = host.parent.lstat()
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
 
 

@@ -21,6 +21,7 @@ from ares_exp.containers.docker.image import image_tag
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.containers.shell_channel import ChannelStream
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import ContainerStartError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.objects import ObjectStore
@@ -120,6 +121,10 @@ class Box:
         """A fresh `sh` of the sandbox's user."""
         running = self._running
         return await (running._open_shell if isinstance(running, LocalContainer) else running.open_shell)(self._user)
+
+    async def open_terminal(self, *, columns: int, lines: int) -> Terminal:
+        """A pseudo-terminal with a shell of the sandbox's user, as the daemon opens it."""
+        return await self._container.open_terminal(columns=columns, lines=lines, user=self._user)
 
     async def set_network(self, *, blocked: bool) -> None:
         """Cuts it off, or lets it out."""

@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from ares_exp.containers.terminal import Terminal
 from tests.daytona.emulator.boxes import Box, Source
 from tests.daytona.emulator.sessions import Session
 from tests.daytona.emulator.wire import now_text
@@ -63,6 +64,7 @@ class Sandbox:
     dies: asyncio.Event = field(default_factory=asyncio.Event)
     life: asyncio.Task[None] | None = None
     sessions: dict[str, Session] = field(default_factory=dict)
+    terminals: dict[str, Terminal] = field(default_factory=dict)
 
     @property
     def is_cut_off(self) -> bool:

@@ -86,6 +86,7 @@ class Sandboxes(Registry):
             dies=asyncio.Event(),
             life=None,
             sessions={},
+            terminals={},
         )
         self._enter(copy, dict(origin.labels))
 
@@ -249,6 +250,9 @@ class Sandboxes(Registry):
         sessions, sandbox.sessions = sandbox.sessions, {}
         for session in sessions.values():
             session.stream.close()
+        terminals, sandbox.terminals = sandbox.terminals, {}
+        for terminal in terminals.values():
+            await terminal.close()
         if sandbox.box is not None:
             await sandbox.box.stop()
         sandbox.box = None

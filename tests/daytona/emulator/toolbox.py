@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import BodyPartReader, web
 from daytona_toolbox_api_client_async import models
 
+from ares_exp.containers.terminal import Terminal
 from tests.daytona.emulator import commands, files
 from tests.daytona.emulator.boxes import Box
 from tests.daytona.emulator.sandbox import GONE, Sandbox
 from tests.daytona.emulator.sessions import Session
+from tests.daytona.emulator.terminals import connected
 from tests.daytona.emulator.wire import BODY, Refusal, answer, check, received
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ class Toolbox:
             web.post(one + "/process/session/{session}/exec", self.session_execute),
             web.get(one + "/process/session/{session}/command/{command}", self.session_command),
             web.get(one + "/process/session/{session}/command/{command}/logs", self.session_logs),
+            web.post(one + "/process/pty", self.create_terminal),
+            web.get(one + "/process/pty/create-connect", self.create_and_connect_terminal),
+            web.get(one + "/process/pty/{terminal}/connect", self.connect_terminal),
+            web.delete(one + "/process/pty/{terminal}", self.delete_terminal),
             web.post(one + "/files/bulk-upload", self.bulk_upload),
             web.post(one + "/files/bulk-download", self.bulk_download),
             web.get(one + "/files/download", self.download),
@@ -104,6 +110,40 @@ class Toolbox:
     async def session_logs(self, request: web.Request) -> web.Response:
         logs = await self._session(request)[1].logs(self._command(request))
         return answer(models.SessionCommandLogsResponse, logs)
+
+    async def create_terminal(self, request: web.Request) -> web.Response:
+        asked = await received(request, models.PtyCreateRequest)
+        await self._open_terminal(request, asked["id"], asked.get("cols") or 80, asked.get("rows") or 24)
+        return answer(models.PtyCreateResponse, {"sessionId": asked["id"]}, status=201)
+
+    async def create_and_connect_terminal(self, request: web.Request) -> web.WebSocketResponse:
+        asked = request.query
+        return await connected(
+            request, await self._open_terminal(request, asked["id"], int(asked["cols"]), int(asked["rows"]))
+        )
+
+    async def connect_terminal(self, request: web.Request) -> web.WebSocketResponse:
+        return await connected(request, self._terminal(request)[1])
+
+    async def delete_terminal(self, request: web.Request) -> web.Response:
+        name, terminal = self._terminal(request)
+        del self._sandbox(request).terminals[name]
+        await terminal.close()
+        return web.json_response({"message": "PTY session deleted"})
+
+    async def _open_terminal(self, request: web.Request, name: str, columns: int, lines: int) -> Terminal:
+        terminals = self._sandbox(request).terminals
+        if name in terminals:
+            raise Refusal(409, f"PTY session with ID '{name}' already exists", "CONFLICT", DAEMON)
+        terminal = await self._box(request).open_terminal(columns=columns, lines=lines)
+        terminals[name] = terminal
+        return terminal
+
+    def _terminal(self, request: web.Request) -> tuple[str, Terminal]:
+        name, terminals = request.match_info["terminal"], self._sandbox(request).terminals
+        if name not in terminals:
+            raise Refusal(404, "PTY session not found", "NOT_FOUND", DAEMON)
+        return name, terminals[name]
 
     async def bulk_upload(self, request: web.Request) -> web.Response:
         box, wrong, targets = self._box(request), [], {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def test_a_program_solves_a_task_without_a_network() -> None:
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 3)
     assert row.agent is not None
     assert (row.agent.name, row.agent.requests, row.agent.retries, row.agent.lanes) == ("command", 3, 0, ("main",))
+    assert row.agent.version is not None
+    assert re.fullmatch(r"sha256:[0-9a-f]{16}", row.agent.version)
     requests = asked()
     assert [len(request["messages"]) for request in requests] == [1, 3, 5]
     assert requests[0]["origin"] == {"wire": "chat_completions", "model": "policy"}
@@ -202,6 +205,23 @@ def test_a_limit_ends_the_program_and_what_it_did_is_scored(limit: str, name: st
     row = play(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, name)
     assert not [words for _, _, _, words in processes() if "sleep 4711" in words]
+
+
+async def test_its_version_is_the_digest_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    versions = []
+    for text in ("a", "b", "a"):
+        (tmp_path / "file").write_text(text)
+        (tmp_path / "mine" / "x").write_text(text)
+        for options in ({"files": {"/x": tmp_path / "file"}}, {"mount": tmp_path / "mine"}):
+            factory = CommandAgentFactory(command="./x", **options)  # type: ignore[arg-type]
+            await factory.preflight()
+            versions.append(factory.recipe.version)
+    assert versions[:2] == versions[4:]
+    assert len({*versions[:4]}) == 4
+    factory = CommandAgentFactory(command="./x")
+    await factory.preflight()
+    assert factory.recipe.version is None
 
 
 def test_mounted_files_and_variables(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.host_root import root_parts, write_layer
+from ares_exp.containers.local.host_root import _hidden, root_parts, write_layer
 from tests.unit.containers.local_containers import ROOT, as_root, needs_local
 
 pytestmark = [needs_local, as_root]
@@ -77,3 +77,16 @@ def test_a_whiteout_hides_and_our_files_replace(tmp_path: Path) -> None:
     assert overlays["/usr"] == ("/usr", str(layer / "usr"))
     assert overlays["/etc"] == ("/etc", str(layer / "etc"))
     assert not {"/root", "/home", "/opt", "/var"} & set(overlays)
+
+
+def test_what_the_host_removes_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """As `useradd` does, which writes `/etc/passwd.4711` and renames it."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).touch(0o600)
+    (tmp_path / "d").mkdir()
+    found = _hidden(tmp_path)
+    first = next(found)
+    for path in tmp_path.iterdir():
+        if path != first:
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert list(found) == []

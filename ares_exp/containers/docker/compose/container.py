@@ -133,7 +133,7 @@ class ComposeContainer(Container):
         spec, options = self._spec, self._options
         if spec.changes is not None:
             raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
-        engine = self._engine = await connect()
+        engine = self._engine = await connect(options.host)
         ours = Ours(
             labels=owner_labels(),
             env=options.env,

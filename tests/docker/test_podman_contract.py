@@ -1,0 +1,69 @@
+"""The contracts of containers and of their doors, on Podman.
+
+Of both, what an engine has a part in; the rest too when `ARES_EXP_WHOLE_CONTRACT` is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ares_exp.containers.container import ContainerFactory, ContainerSpec
+from ares_exp.containers.docker.podman import PodmanContainerFactory
+from ares_exp.containers.network_namespace import obstacle
+from ares_exp.testing.container_contract import ContainerContract
+from ares_exp.testing.door_contract import DoorContract
+from tests.docker.podman_service import IMAGE, missing_program, podman_service
+
+pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.slow]  # an image comes from the Docker engine
+
+OF_THE_ENGINE = {
+    "test_result_of_a_command",
+    "test_the_environment_is_as_declared",
+    "test_user",
+    "test_everything_stopped",
+    "test_upload_of_a_directory",
+    "test_download_of_a_directory",
+    "test_the_network_follows_the_policy",
+    "test_a_box_can_be_stopped_again_and_then_refuses_commands",
+    "test_it_is_open_under_every_network",
+    "test_a_stop_while_one_is_being_opened",
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if lacking := missing_program():
+        pytest.skip(f"{lacking} is not to be had here")
+    if os.getuid() != 0:
+        pytest.skip("the service of these tests is root's")
+    with podman_service(tmp_path_factory.mktemp("podman")) as address:
+        yield address
+
+
+class OnPodman:
+    @pytest.fixture
+    def factory(self, service: str, monkeypatch: pytest.MonkeyPatch) -> ContainerFactory:
+        monkeypatch.setenv("CONTAINER_HOST", service)
+        return PodmanContainerFactory()
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("contract", docker_image=IMAGE, env={"FROM_SPEC": "spec", "BOTH": "spec"})
+
+
+class TestPodmanContainer(OnPodman, ContainerContract):
+    networks = ContainerContract.networks - ({"allowlist"} if obstacle() else set())
+
+
+class TestPodmanDoors(OnPodman, DoorContract):
+    pass
+
+
+if not os.environ.get("ARES_EXP_WHOLE_CONTRACT"):
+    for _class, _contract in ((TestPodmanContainer, ContainerContract), (TestPodmanDoors, DoorContract)):
+        for _name in vars(_contract):
+            if _name.startswith("test_") and _name not in OF_THE_ENGINE:
+                setattr(_class, _name, None)
