@@ -34,6 +34,9 @@ VERBS: tuple[Verb, ...] = ("pause", "resume", "set", "cancel", "retry", "snapsho
 OF_EPISODES = ("cancel", "retry", "snapshot")
 """Orders that name a task or an episode."""
 
+SNAPSHOT_TAKEN = "Snapshot {} is taken."
+"""What is noted of `snapshot`."""
+
 _Name = Annotated[str, Field(min_length=1, max_length=500)]
 _Value = StrictBool | StrictInt | StrictFloat | Annotated[str, Field(max_length=1000)] | None
 

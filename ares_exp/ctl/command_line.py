@@ -24,6 +24,13 @@ terminal, another machine with the same disk, or a script. Who may write in the 
   pause --now          the policy is asked for nothing more, either; no time limit runs meanwhile
   resume               the end of a pause
   stop                 as Ctrl-C once: episodes are ended as cancelled, `resume=` goes on with them
+  set KEY=VALUE ...    changes concurrency, budget.*, retry.*, policy.max_concurrency, policy.max_retries,
+                       stall_warn_sec or monitor_interval_sec, until this session ends
+  cancel TASK|EPISODE  ends what plays of it as cancelled, and takes the rest off the queue; `resume=` plays it
+  cancel … --verify    ends it and scores it on what there is
+  retry TASK|EPISODE   plays attempts without a reward again, next, with their recorded answers
+  snapshot EPISODE     takes a snapshot as soon as it waits for the policy
+  branch EPISODE       takes a snapshot, and prints the command that branches off it (--go: runs it)
 
 A sweep passes an order on to all its jobs, those that begin later included. Each order is noted in control.jsonl, with
 who gave it, why, and what came of it.
@@ -33,12 +40,15 @@ Examples:
   %(prog)s latest status
   %(prog)s outputs/grid pause --for 10m --reason "the endpoint is rate-limited"
   %(prog)s latest status --json | jq .status.waiting
+  %(prog)s latest set concurrency=32 budget.cost=20 --reason "more budget"
+  %(prog)s latest branch fix-bug__0__1a2b3c4d --n 8
 
 Exit codes: 0 done; 1 refused by the run, or not taken in time; 2 the command line is wrong, or nothing is under way.
 """
 
 WITHOUT_WORDS = ("status", "pause", "resume", "stop")
-ORDERS = (*WITHOUT_WORDS,)
+OF_EPISODES = ("cancel", "retry", "snapshot", "branch")
+ORDERS = (*WITHOUT_WORDS, "set", *OF_EPISODES)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
@@ -52,10 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep's; {MEANING}")
     parser.add_argument("order", choices=ORDERS, metavar="ORDER", help=", ".join(ORDERS))
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="KEY=VALUE, or a task or an episode")
     parser.add_argument("--now", action="store_true", help="pause: hold what plays, too, at its next request")
     parser.add_argument(
         "--for", dest="for_sec", type=_seconds, metavar="TIME", help="pause: resume by itself after 90s, 10m, 1h30m"
     )
+    parser.add_argument("--verify", action="store_true", help="cancel: score it on what there is")
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="branch: how many branches [1]")
+    parser.add_argument("--go", action="store_true", help="branch: run the command that is printed")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -67,16 +81,82 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from ares_exp.ctl.targets import target_of
 
+    words = _checked_words(arguments)
     target = target_of(arguments.path)
     if arguments.order == "status":
         return _print_status(target, as_json=arguments.json)
-    return _give(target, _order(arguments), arguments)
+    if arguments.order == "branch":
+        return _branch(target, words[0], arguments)
+    return _give(target, _order(arguments.order, words, arguments), arguments)
 
 
-def _order(arguments: argparse.Namespace) -> Any:
+def _checked_words(arguments: argparse.Namespace) -> Sequence[str]:
+    """Returns the words behind the order.
+
+    Raises:
+        ConfigError: There are too many or too few.
+    """
+    from ares_exp.errors import ConfigError
+
+    order, words = arguments.order, arguments.what
+    if order in WITHOUT_WORDS and words:
+        raise ConfigError(f"Expected nothing behind `{order}`, got {' '.join(words)!r:.100}.")
+    if order in OF_EPISODES and len(words) != 1:
+        raise ConfigError(f"Expected one task or episode behind `{order}`, got {len(words)}.")
+    if order == "set" and not (words and all("=" in word for word in words)):
+        raise ConfigError("Expected `set KEY=VALUE …`, such as `set concurrency=8`.")
+    if arguments.n < 1 or ((arguments.go or arguments.n != 1) and order != "branch"):
+        raise ConfigError("Expected `--n` of at least 1 and `--go` of `branch` alone.")
+    return [*words]
+
+
+def _order(verb: Any, words: Sequence[str], arguments: argparse.Namespace) -> Any:
     from ares_exp.control.orders import Order
 
-    return Order.made(arguments.order, reason=arguments.reason, now=arguments.now, for_sec=arguments.for_sec)
+    values = dict(_pair(word) for word in words) if verb == "set" else {}
+    return Order.made(
+        verb,
+        reason=arguments.reason,
+        now=arguments.now,
+        for_sec=arguments.for_sec,
+        verify=arguments.verify,
+        what=words[0] if verb != "set" and words else None,
+        values=values,
+    )
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    import yaml
+
+    key, _, text = word.partition("=")
+    try:
+        return key, yaml.safe_load(text)
+    except yaml.YAMLError:
+        return key, text
+
+
+def _branch(target: Any, episode: str, arguments: argparse.Namespace) -> int:
+    """Has a snapshot taken, and prints the command that branches off it, or runs it."""
+    import shlex
+    import subprocess
+
+    from ares_exp.control.orders import SNAPSHOT_TAKEN
+    from ares_exp.ctl.giving import give_to_run, give_to_sweep
+    from ares_exp.ctl.targets import SweepTarget
+
+    order = _order("snapshot", [episode], arguments)
+    if isinstance(target, SweepTarget):
+        give_to_sweep(target, order, wait_sec=0.0)  # refuses: an episode is of one job
+    answer = give_to_run(target, order, wait_sec=arguments.wait)
+    before, _, after = SNAPSHOT_TAKEN.partition("{}")
+    if answer.outcome != "done":
+        sys.stdout.write(f"{answer.path}: {answer.outcome}. {answer.says}\n")
+        return EXIT_NOT_DONE
+    name = answer.says.removeprefix(before).removesuffix(after)
+    words = [f"branch_from={target.path}/{name}", f"branches={arguments.n}"]
+    sys.stdout.write(f"ares-exp {shlex.join(words)}\n")
+    sys.stdout.flush()
+    return subprocess.call([sys.executable, "-m", "ares_exp", *words]) if arguments.go else EXIT_OK
 
 
 def _give(target: Any, order: Any, arguments: argparse.Namespace) -> int:

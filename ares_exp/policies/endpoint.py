@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
+    ConfigError,
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, DefaultAioHttpClient
 
 SHOWN_CHARS = 500
+MAX_CONNECTIONS = 1024
+"""What `max_concurrency` may be raised to while a run goes on."""
 DRAIN_SEC = 1.0
 """How long is waited behind a streamed answer for the end of its stream: then the connection can be used again."""
 
@@ -124,6 +127,20 @@ class Endpoint:
         """Bounds the requests under way at once: hold one while trying."""
         return self._connect().slots
 
+    def check_size(self, max_concurrency: int) -> None:
+        """Raises `ConfigError` where so many connections are not to be had any more."""
+        most = max(self._max_concurrency, MAX_CONNECTIONS)
+        if max_concurrency > most:
+            raise ConfigError(
+                f"Expected policy.max_concurrency of at most {most:,} while the run goes on, got {max_concurrency:,}."
+            )
+
+    def resize(self, max_concurrency: int) -> None:
+        """Changes the bound on requests under way at once, which `check_size` took."""
+        self._max_concurrency = max_concurrency
+        if self._connection is not None:
+            self._connection.slots.resize(max_concurrency)
+
     async def post(self, body: Mapping[str, Any], *, timeout_sec: float) -> Any:
         """Tries to post a request once. Returns the parsed JSON body of the answer; of a streamed one, what it makes.
 
@@ -204,7 +221,7 @@ class Endpoint:
         try:
             from openai import DefaultAioHttpClient
 
-            most = self._max_concurrency
+            most = max(self._max_concurrency, MAX_CONNECTIONS)
             limits = _http_library().Limits(max_connections=most, max_keepalive_connections=most)
             return DefaultAioHttpClient(limits=limits, timeout=None)
         except (ImportError, RuntimeError):  # RuntimeError: openai is there, aiohttp is not.

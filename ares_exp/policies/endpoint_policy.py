@@ -19,7 +19,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from ares_exp.asking.waiting import OnWait
-from ares_exp.errors import EndpointError, MalformedAnswerError, PreflightError, RefusalError
+from ares_exp.errors import ConfigError, EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
@@ -207,6 +207,22 @@ class EndpointPolicy(Policy):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(model={self._model!r}, base_url={self._endpoint.base_url!r})"
+
+    def adjust(self, name: str, value: Any) -> Callable[[], None]:
+        """Returns what changes `max_concurrency` or `max_retries`."""
+        least = {"max_concurrency": 1, "max_retries": 0}.get(name)
+        if least is None:
+            return super().adjust(name, value)
+        if type(value) is not int or value < least:
+            raise ConfigError(f"Expected policy.{name} to be an int of at least {least}, got {value!r:.80}.")
+        if name == "max_concurrency":
+            self._endpoint.check_size(value)
+            return lambda: self._endpoint.resize(value)
+
+        def change() -> None:
+            self._backoff = replace(self._backoff, max_retries=value)
+
+        return change
 
     async def preflight(self) -> None:
         """Checks that there are a model, the client and a key, and that the endpoint answers and takes the key.

@@ -109,6 +109,14 @@ class Policy(LLMClient):
         """Returns what the policy has to say of the whole run, when it is over. Default: nothing."""
         return None
 
+    def adjust(self, name: str, value: Any) -> Callable[[], None]:
+        """Returns what changes a setting of the policy while the run goes on; it raises nothing. Default: nothing can.
+
+        Raises:
+            ConfigError: This one cannot change, or not to that value.
+        """
+        raise ConfigError(f"`policy.{name}` of this policy cannot change while the run goes on. Set it with `resume=`.")
+
     async def close(self) -> None:
         """Releases connections. Idempotent."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -12,13 +13,64 @@ MAX_PAUSES = 20
 """Pauses that one request sits out before it tries all the same, so that it never waits for ever."""
 
 
+class _Places:
+    """A semaphore, first come first served, whose size can change."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._used = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one has to wait for a place."""
+        return self._used >= self._count or bool(self._waiting)
+
+    async def acquire(self) -> None:
+        """Takes a place."""
+        if not self.is_full:
+            self._used += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._waiting = deque(other for other in self._waiting if other is not place)
+            else:  # it came at the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives a place back."""
+        self._used -= 1
+        self._give()
+
+    def resize(self, count: int) -> None:
+        """Changes how many there are; with fewer, those that are taken are given back in their time."""
+        self._count = count
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting and self._used < self._count:
+            place = self._waiting.popleft()
+            if not place.done():
+                self._used += 1
+                place.set_result(None)
+
+
 class RequestSlots:
     """Bounds the requests under way at once. When the endpoint asks one of them to wait, all wait."""
 
     def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        self._free = asyncio.Semaphore(count)
+        self._free = _Places(count)
         self._sleep = sleep
         self._paused_until = 0.0
+
+    def resize(self, count: int) -> None:
+        """Changes the bound; what is under way above a smaller one goes on."""
+        self._free.resize(count)
 
     def pause(self, seconds: float) -> None:
         """Gives out no slot for that long."""
@@ -47,7 +99,7 @@ class RequestSlots:
             self._free.release()
 
     async def _acquire(self, on_wait: OnWait) -> None:
-        if not self._free.locked():
+        if not self._free.is_full:
             await self._free.acquire()
             return
         with reported(on_wait):

@@ -132,9 +132,14 @@ class BudgetMeter:
         self._by_environments: dict[str, Spent] = {}
         self._row = _Row()
         self._run_dir = run_dir
-        self._sweep_dir = sweep_dir if budget.sweep != Limits() else None
+        self._sweep_dir = sweep_dir
         self._jobs: dict[Path, _Job] = {}
         self._spent_by_jobs = Spent()
+
+    def replace(self, budget: Budget) -> None:
+        """Puts other limits in force."""
+        self._budget = budget
+        self._is_unlimited = budget == Budget()
 
     def add_answer(self, episode_id: str, answer: LLMResponse) -> None:
         """Counts a paid answer of a running episode.
@@ -171,7 +176,7 @@ class BudgetMeter:
         """
         from ares_exp.sweeps.job_folder import job_folders
 
-        if self._sweep_dir is None:
+        if self._sweep_dir is None or self._budget.sweep == Limits():
             return
         own = self._run_dir.resolve() if self._run_dir is not None else None
         folders = (path for path in job_folders(self._sweep_dir) if path.resolve() != own)

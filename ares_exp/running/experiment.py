@@ -22,14 +22,16 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
 from ares_exp.resume.previous_sessions import PreviousSessions
 from ares_exp.rollout import run_episode
-from ares_exp.running.budget import BudgetMeter
+from ares_exp.running.budget import Budget, BudgetMeter
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
 from ares_exp.running.gathered_calls import GatheredCalls
 from ares_exp.running.gc_pause import collecting_seldom
+from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.running.preparation import planned_episodes, prepare
+from ares_exp.running.played_again import played_again
+from ares_exp.running.preparation import check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.run_control import RunControl
 from ares_exp.running.run_orders import RunOrders
@@ -70,6 +72,8 @@ class Experiment:
         self._run_dir = run_dir
         self._quiet = quiet
         self._results: list[EpisodeResult] = []
+        self._planned: Sequence[PlannedEpisode] = ()
+        self._retry = components.retry
         self._running: dict[str, RunningEpisode] = {}
         self._tries: dict[tuple[str, int], int] = {}
         self._gate = Gate()
@@ -136,7 +140,7 @@ class Experiment:
         began = time.monotonic()
         earlier = earlier or PreviousSessions()
         trainer = self._parts.trainer
-        planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
+        self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
         self._results = self._earlier_results(earlier, planned)
         for result in self._results:
             if result.reward is None and result.outcome not in UNFINISHED:
@@ -218,15 +222,7 @@ class Experiment:
             stall_warn_sec=self._settings.stall_warn_sec,
         )
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
-        orders = RunOrders(scheduler=self._scheduler, gate=self._gate, live=self._live, interrupt=self.interrupt)
-        control = RunControl(
-            run_dir=self._run_dir,
-            sweep_dir=self._settings.sweep_dir,
-            orders=orders,
-            live=self._live,
-            note=self._log_order,
-            interval_sec=self._settings.monitor_interval_sec,
-        )
+        control = self._control(monitor)
         try:
             async with monitor, control:
                 watching = asyncio.create_task(self._watch_budget())
@@ -237,6 +233,55 @@ class Experiment:
                     self._live.has_ended = True
         finally:
             self._max_loop_lag_sec = monitor.max_loop_lag_sec
+
+    def _control(self, monitor: RunnerMonitor) -> RunControl:
+        """Makes what takes orders."""
+        settings = LiveSettings(
+            budget=self._parts.budget,
+            retry=self._retry,
+            policy=self._parts.policy,
+            monitor=monitor,
+            resize=self._resize,
+            set_budget=self._set_budget,
+            set_retry=partial(setattr, self, "_retry"),
+            set_interval=lambda seconds: setattr(control, "interval_sec", seconds),
+        )
+        orders = RunOrders(
+            scheduler=self._scheduler,
+            gate=self._gate,
+            live=self._live,
+            interrupt=self.interrupt,
+            running=lambda: list(self._running.values()),
+            settings=settings,
+            again=self._again,
+        )
+        control = RunControl(
+            run_dir=self._run_dir,
+            sweep_dir=self._settings.sweep_dir,
+            orders=orders,
+            live=self._live,
+            note=self._log_order,
+            interval_sec=self._settings.monitor_interval_sec,
+        )
+        return control
+
+    def _resize(self, concurrency: int) -> Callable[[], None]:
+        check_collectors(self._parts.collectors.values(), concurrency)
+        return lambda: self._scheduler.resize(concurrency)
+
+    def _set_budget(self, budget: Budget) -> None:
+        self._live.budget = budget
+        self._meter.replace(budget)
+        self._check_budget()
+
+    async def _again(self, what: str) -> Sequence[PlannedEpisode]:
+        """Plans further tries of attempts without a reward, and expects them."""
+        results, busy = tuple(self._results), self._scheduler.slots
+        find = partial(played_again, self._run_dir, self._planned, results, busy)
+        found = await asyncio.to_thread(find, run_seed=self._settings.seed, what=what)
+        for _ in found:
+            self._progress.expect_another()
+        return found
 
     def _start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
         """Starts the tracker with the results of earlier sessions; episodes lost there are logged as new retries."""
@@ -323,8 +368,8 @@ class Experiment:
             await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
         except asyncio.CancelledError as cancelled:
             worker = asyncio.current_task()
-            is_wanted = self._scheduler.interrupted or self._is_dismissed(planned)
-            if worker is not None and worker.cancelling() and not is_wanted:
+            is_ordered = self._scheduler.interrupted or episode.is_cancelled or self._is_dismissed(planned)
+            if worker is not None and worker.cancelling() and not is_ordered:
                 raise  # the run itself is being cancelled
             failure = self._exhausted or cancelled
         except Exception as error:
@@ -354,7 +399,7 @@ class Experiment:
             earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log has replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
         tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
-        wait_sec = self._parts.retry.wait_sec(failure, result.outcome, tries)
+        wait_sec = self._retry.wait_sec(failure, result.outcome, tries)
         if wait_sec is None:
             return None
         seed = episode_seed(self._settings.seed, *planned.slot, retry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -13,6 +13,7 @@ from ares_exp.errors import ConfigError, UserError
 from ares_exp.resume.episode_plan import PlannedEpisode, plan_episodes
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import EpisodeMaker
+from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 
@@ -34,12 +35,7 @@ async def prepare(
     Raises:
         UserError: One or several problems; nothing was started.
     """
-    for collector in parts.collectors.values():
-        if settings.concurrency > 1 and not collector.keeps_apart:
-            raise ConfigError(
-                f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
-                "`episode`. Set `concurrency=1`."
-            )
+    check_collectors(parts.collectors.values(), settings.concurrency)
     if parts.branching is not None and not parts.source.exports_state:
         raise ConfigError(
             f"Expected environments that can be branched, and those of {name_of(parts.source)} have no "
@@ -63,6 +59,16 @@ async def prepare(
     episode_parts = maker.episode_parts(settings.seed)
     await asyncio.to_thread(parts.source.check, episode_parts, report=warn)
     return names
+
+
+def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
+    """Raises `ConfigError` where a collector cannot record so many episodes at once."""
+    for collector in collectors:
+        if concurrency > 1 and not collector.keeps_apart:
+            raise ConfigError(
+                f"{name_of(collector)} records one episode at a time: its `record_step` takes no "
+                "`episode`. Set `concurrency=1`."
+            )
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import random
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, validate_call
 
@@ -65,11 +65,36 @@ class RetryRules:
             Outcome.ERRORED: errored,
         }
         self._by_class = {name: tries for name, tries in (errors or {}).items() if tries is not None}
+        self._given: dict[str, Any] = {
+            **{outcome.value: tries for outcome, tries in self._by_outcome.items()},
+            "errors": dict(errors or {}),
+            "base_sec": base_sec,
+            "max_wait_sec": max_wait_sec,
+            "seed": seed,
+        }
         self._base_sec = base_sec
         self._max_wait_sec = max_wait_sec
         self._rng = random.Random(seed)
         for name in errors or {}:
             _check_class(name)
+
+    def changed(self, changes: Mapping[str, Any]) -> RetryRules:
+        """Returns the rules with other values: `container_error`, `base_sec`, `errors.RateLimitError`.
+
+        Raises:
+            ConfigError: There is no such rule or no such class of errors.
+            ValidationError: A value is wrong.
+        """
+        given = {**self._given, "errors": dict(self._given["errors"])}
+        for name, value in changes.items():
+            group, _, error = name.partition(".")
+            if group == "errors" and error:
+                given["errors"][error] = value
+            elif name in given and name != "errors":
+                given[name] = value
+            else:
+                raise ConfigError(f"There is no `retry.{name}`.{close_matches(name, given)}")
+        return RetryRules(**given)
 
     def wait_sec(self, error: BaseException, outcome: Outcome, tries: int) -> float | None:
         """Returns the seconds to wait before the retry; `None` for no retry.

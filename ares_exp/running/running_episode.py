@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, TimeStep
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, Replayed
 from ares_exp.resume.answer_log import AnswerLog, answers
@@ -45,6 +46,7 @@ class RunningEpisode(EpisodeEvents):
         started_at: Epoch seconds.
         finished_at: Epoch seconds; `None` until the episode has ended, and when no environment could be made for it.
         environment: The environment, without the recording wrapper; `None` until it is made.
+        limited: The limits around the environment; `None` until it is made.
         log: The answer log; `None` until it is made.
         given_again: Answers that the policy took over from an earlier try; `None` until the policy is made.
         from_snapshot: Number of exchanges of an earlier try that the restored snapshot contains.
@@ -52,6 +54,7 @@ class RunningEpisode(EpisodeEvents):
         collector_failures: Number of collector calls that raised.
         result: The row; `None` until the episode has ended.
         retry: The retry that follows, if any.
+        is_cancelled: Whether somebody ordered that it be cancelled.
     """
 
     planned: PlannedEpisode = field(kw_only=True)
@@ -67,6 +70,8 @@ class RunningEpisode(EpisodeEvents):
     collector_failures: int = 0
     result: EpisodeResult | None = None
     retry: Retry | None = None
+    is_cancelled: bool = False
+    limited: LimitedEnvironment | None = field(default=None, repr=False)
 
     def report(self) -> EpisodeReport:
         """Returns the environment's report; an empty one before the environment is made."""
@@ -98,6 +103,12 @@ class RunningEpisode(EpisodeEvents):
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
+
+    def cut_short(self) -> None:
+        """Ends the episode, scored on what there is, when it has done what it is doing."""
+        if self.limited is not None:
+            self.limited.end_early()
+        super().cut_short()
 
     def has_room(self, answers: int) -> bool:
         """Whether no limit on steps, tokens or cost is reached by then, with all that is paid for so far."""

@@ -6,13 +6,15 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ares_exp
+from ares_exp.control.status import read_status
 from ares_exp.control.stop_file import STOP
 from ares_exp.ctl.command_line import main
 from ares_exp.records.run_dir import SWEEP_RECORD
@@ -24,7 +26,14 @@ SLOW = """\
 _target_: tests.slow_policy.SlowPolicy
 delay_sec: 0.05
 replies: ["```bash\\ntrue\\n```"]
+repeat_last: true
 """
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_SEC):
+        while not is_so():  # noqa: ASYNC110 - files are looked at
+            await asyncio.sleep(0.02)
 
 
 class Live:
@@ -50,7 +59,14 @@ async def live(
     (tmp_path / "conf" / "policy").mkdir(parents=True)
     (tmp_path / "conf" / "policy" / "slow.yaml").write_text(SLOW)
     path = tmp_path / "run"
-    words = ["policy=slow", "env.tasks=[write-greeting]", "attempts=3", "container=local", "tracker=none"]
+    words = [
+        "policy=slow",
+        "env.tasks=[write-greeting]",
+        "attempts=3",
+        "container=local",
+        "tracker=none",
+        "snapshot=manual",
+    ]
     limits = ["step_limit=10000", "concurrency=2", "monitor_interval_sec=60", f"hydra.run.dir={path}"]
     playing = asyncio.create_task(ares_exp.arun([*words, *limits], config_dirs=[tmp_path / "conf"], quiet=True))
     try:
@@ -91,6 +107,37 @@ async def test_a_run_is_told_paused_resumed_and_ended(live: Live) -> None:
     assert list((live.path / "control").glob("*.json")) == []
 
 
+async def test_settings_episodes_snapshots_and_branches(live: Live) -> None:
+    code, said = await live.ctl("set", "concurrency=3", "budget.cost=2.5", "--reason", "more")
+    assert (code, "In force: concurrency=3, budget.cost=2.5." in said) == (0, True)
+    assert "budget.cost=2.5: 0 spent" in (await live.ctl("status"))[1]
+    assert (await live.ctl("set", "seed=3"))[0] == 1
+    told = json.loads((await live.ctl("status", "--json"))[1])["status"]
+    first, second = (one["episode_id"] for one in told["episodes"][:2])
+    code, said = await live.ctl("branch", first, "--n", "2")
+    assert code == 0
+    [branch] = re.findall(rf"branch_from={live.path}/({first}@\d+) branches=2", said)
+    assert (live.path / "snapshots" / branch / "snapshot.json").exists()
+    assert "1 episode ended and scored" in (await live.ctl("cancel", first, "--verify"))[1]
+    assert "1 episode cancelled" in (await live.ctl("cancel", second))[1]
+
+    def rows() -> dict[str, dict[str, Any]]:
+        lines = (live.path / "episodes.jsonl").read_text().splitlines()
+        return {row["episode_id"]: row for row in map(json.loads, lines)}
+
+    await until(lambda: {first, second} <= set(rows()))
+    assert (rows()[first]["outcome"], rows()[first]["reward"]) == ("truncated", 0.0)
+    assert rows()[second]["outcome"] == "cancelled"
+    code, said = await live.ctl("retry", second)
+    assert "1 attempt next in the queue, 1 with recorded answers" in said
+
+    def retries() -> list[int]:
+        status = read_status(live.path / "status.json")
+        return [one.retry for one in status.episodes] if status is not None else []
+
+    await until(lambda: 1 in retries())
+
+
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_of(tmp_path / "ended", [row("a", 0, 1.0)])
     assert main([str(tmp_path), "status"]) == 2
@@ -100,6 +147,8 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (tmp_path / "ended" / "control").exists()
     assert main([str(tmp_path / "ended"), "resume", "--now"]) == 2
     assert "`now`" in capsys.readouterr().err
+    for words in (["status", "x"], ["cancel"], ["retry", "a", "b"], ["set", "concurrency"], ["stop", "--go"]):
+        assert main([str(tmp_path / "ended"), *words]) == 2, words
     for wrong in (["explode"], ["pause", "--for", "soon"], ["pause", "--for", "10"]):
         with pytest.raises(SystemExit):
             main([str(tmp_path / "ended"), *wrong])

@@ -251,3 +251,122 @@ async def test_a_disk_without_room_ends_no_run(
     async with controlled(tmp_path, count=2) as run:
         assert len((await run.end()).scored) == 2
     assert sum("cannot be written" in record.message for record in caplog.records if record.levelname == "WARNING") == 1
+
+
+async def test_more_and_fewer_at_once_in_one_run_and_nothing_is_interrupted(tmp_path: Path) -> None:
+    async with controlled(tmp_path, count=12, concurrency=2) as run:
+        await run.until(lambda: len(run.policy.asked) == 2)
+        noted = await run.order("set", values={"concurrency": 8})
+        assert noted["says"] == "In force: concurrency=8."
+        await run.until(lambda: len(run.policy.asked) == 8)
+        await run.order("set", values={"concurrency": 1})
+        await run.until(lambda: run.status is not None and run.status.concurrency == 1)
+        assert run.status is not None
+        assert run.status.running == 8
+        summary = await run.end()
+    assert len(summary.scored) == 12
+    assert {row["outcome"] for row in rows(tmp_path)} == {"completed"}
+    assert len(run.policy.asked) == 12
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"concurrency": 0}, "positive int"),
+    ({"concurrency": True}, "positive int"),
+    ({"concurrency": 8, "seed": 1}, "`seed` cannot change while the run goes on"),
+    ({"budget.cost": -1}, "expected `cost`"),
+    ({"budget.coast": 1}, "no `budget.coast`. Did you mean `cost`"),
+    ({"budget.sweep": 1}, "no `budget.sweep`"),
+    ({"retry.container_error": -1}, "container_error"),
+    ({"retry.errors.Nothing": 1}, "classes of errors"),
+    ({"retry.often": 1}, "no `retry.often`"),
+    ({"policy.max_concurrency": 3}, "cannot change while the run goes on"),
+    ({"stall_warn_sec": "soon"}, "positive number of seconds"),
+]
+
+
+async def test_what_cannot_be_set_changes_nothing(tmp_path: Path) -> None:
+    async with controlled(tmp_path, count=2) as run:
+        await run.until(lambda: run.policy.asked)
+        for values, why in REFUSED:
+            noted = await run.order("set", values=values)
+            assert noted["outcome"] == "refused", noted
+            assert why in noted["says"], noted
+        assert run.made._scheduler.concurrency == 1
+        await run.order("set", values={"retry.policy_error": 2, "stall_warn_sec": 5, "monitor_interval_sec": 3.5})
+        assert run.made._retry.changed({})._given["policy_error"] == 2
+        assert len((await run.end()).scored) == 2
+
+
+async def test_a_budget_that_is_set_is_in_force_at_once(tmp_path: Path) -> None:
+    async with controlled(tmp_path, count=3) as run:
+        await run.until(lambda: run.policy.asked)
+        await run.order("set", values={"budget.cost": 5, "budget.sweep.tokens": 100})
+        await run.until(lambda: run.status is not None and run.status.budget == {"cost": 5, "sweep.tokens": 100})
+        await run.order("set", values={"budget.cost": None, "budget.wall_sec": 0.001})
+        summary = await run.end()
+    assert "budget.wall_sec=0.001" in str(summary.ended_by)
+
+
+async def test_a_task_is_cancelled_alone_and_played_again(tmp_path: Path) -> None:
+    async with controlled(tmp_path, count=4, concurrency=2, source=StepsSource(4, no_delay)) as run:
+        await run.until(lambda: sorted(run.policy.asked) == ["task-0", "task-1"])
+        assert "no episode under way or queued of nobody" in (await run.order("cancel", what="nobody"))["says"]
+        assert (await run.order("cancel", what="task-0"))["outcome"] == "done"
+        assert "1 attempt taken off the queue" in (await run.order("cancel", what="task-3"))["says"]
+        await run.until(lambda: "task-2" in run.policy.asked)
+        assert [(row["task_name"], row["outcome"]) for row in rows(tmp_path)] == [("task-0", "cancelled")]
+        for what in ("task-0", "task-3"):
+            assert "1 attempt next in the queue" in (await run.order("retry", what=what))["says"]
+        for what, why in {"task-1": "nothing to play again", "nobody": "no task and no episode"}.items():
+            noted = await run.order("retry", what=what)
+            assert (noted["outcome"], why in noted["says"]) == ("refused", True)
+        summary = await run.end()
+    played = {one.task_name: one.reward for one in summary.final}
+    assert played == dict.fromkeys(["task-0", "task-1", "task-2", "task-3"], 1.0)
+    assert summary.exit_code == 0
+
+
+async def test_what_was_cancelled_is_left_for_a_resume(tmp_path: Path) -> None:
+    async with controlled(tmp_path, count=2, concurrency=2) as run:
+        await run.until(lambda: len(run.policy.asked) == 2)
+        await run.order("cancel", what="task-0")
+        summary = await run.end()
+    assert summary.exit_code == 1
+    assert not summary.interrupted
+
+
+class Truncated(Steps):
+    """Scores what there is."""
+
+    async def truncate(self, limit: str) -> TimeStep[Any]:
+        return TimeStep("LAST", 0.5, 1.0, LLMRequest([]))
+
+
+class TruncatedSource(Source):
+    def make(self, task_name: str, parts: object) -> OneStep:
+        return Truncated(task_name, self.trouble)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_an_episode_is_ended_and_scored_on_what_there_is(tmp_path: Path, is_held: bool) -> None:
+    async with controlled(tmp_path, count=1, source=TruncatedSource(1, no_delay)) as run:
+        await run.until(lambda: run.policy.asked)
+        if is_held:
+            await run.order("pause", now=True)
+        noted = await run.order("cancel", what="task-0", verify=True)
+        assert "ended and scored on what there is" in noted["says"]
+        assert run.playing is not None
+        async with asyncio.timeout(LIMIT_SEC):
+            summary = await run.playing
+    [row] = rows(tmp_path)
+    assert (row["outcome"], row["reward"], row["error"]["message"]) == ("truncated", 0.5, "limit reached: order")
+    assert summary.exit_code == 0
+
+
+async def test_a_snapshot_needs_a_run_that_takes_some(tmp_path: Path) -> None:
+    async with controlled(tmp_path, count=1) as run:
+        await run.until(lambda: run.policy.asked)
+        [episode_id] = run.made._running
+        assert "takes no snapshots" in (await run.order("snapshot", what=episode_id))["says"]
+        assert episode_id in (await run.order("snapshot", what="nobody"))["says"]
+        await run.end()
