@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ares_exp.presets.registry import register_env as register_env
     from ares_exp.presets.registry import register_preset as register_preset
     from ares_exp.rollout import run_episode as run_episode
-    from ares_exp.scripting.driven import driven as driven
     from ares_exp.scripting.rollouts import FinishedEpisode as FinishedEpisode
     from ares_exp.scripting.rollouts import rollouts as rollouts
     from ares_exp.scripting.run import arun as arun
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from ares_exp.scripting.run_results import RunResults as RunResults
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor import load_task as load_task
+    from ares_exp.training.driven import driven as driven
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
@@ -70,7 +70,7 @@ _OWNERS = {
     "make": "ares_exp.presets.registry",
     "register_env": "ares_exp.presets.registry",
     "register_preset": "ares_exp.presets.registry",
-    "driven": "ares_exp.scripting.driven",
+    "driven": "ares_exp.training.driven",
     "rollouts": "ares_exp.scripting.rollouts",
     "run": "ares_exp.scripting.run",
     "run_episode": "ares_exp.rollout",
