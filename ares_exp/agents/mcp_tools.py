@@ -237,7 +237,7 @@ def _start_script(server: _Server) -> str:
     # The FIFO is open for reading and writing, so that it has no end when a request has been written.
     run = f"exec {words} 0<>{folder}/in 1>>{folder}/out 2>{folder}/err"
     return (
-        f"if [ -e {folder}/pid ]; then kill $(cat {folder}/pid) 2>/dev/null; fi; rm -rf {folder}; "
+        f"if {_lives(folder)}; then kill $(cat {folder}/pid); fi; rm -rf {folder}; "
         f"mkdir -p {folder} && mkfifo {folder}/in && : >{folder}/out && : >{folder}/err || exit 1; "
         f"$(command -v setsid) sh -c {shlex.quote(run)} </dev/null >/dev/null 2>&1 & echo $! >{folder}/pid; "
         f"until {_lives(folder)}; do [ -e /proc/$!/exe ] || {_ends(folder)}; {_SLEEP}; done"

@@ -63,6 +63,16 @@ async def test_a_server_in_the_container(box: Any) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_a_process_that_has_the_number_of_a_server_that_is_gone_is_left_alone(box: Any) -> None:
+    folder = "/tmp/.ares_exp_mcp/0"  # as in a container that was restored
+    other = f"rm -rf {folder}; mkdir -p {folder}; mkfifo {folder}/in; sleep 4321 & echo $! >{folder}/pid"
+    await box.exec(f"{{ {other}; }} </dev/null >/dev/null 2>&1; cp {folder}/pid /other", timeout_sec=60)
+    tools = await opened(box, STDIO)
+    assert (await tools.call(McpCall(ADD, {"by": 7}))).startswith("7 ")
+    assert (await box.exec("kill $(cat /other)", timeout_sec=60)).exit_code == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_over_http(box: Any) -> None:
     connect = "import socket; socket.create_connection(('127.0.0.1', 8123))"
     until = f'until python3 -c "{connect}" 2>/dev/null; do sleep 0.1; done'
