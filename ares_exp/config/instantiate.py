@@ -26,6 +26,7 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "retry": ("retry rules", ("wait_sec",)),
     "budget": ("a budget", ("sweep",)),
     "executor": ("an executor", ("checks", "open", "room")),
+    "trainer": ("a trainer", ("check", "train")),
 }
 """What the options of a group make, and what that has at least."""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 GROUPS = (
     *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget"),
     "executor",
+    "trainer",
 )
 
 
@@ -51,6 +52,7 @@ class ExperimentConfig:
     retry: Any = field(default="???")
     budget: Any = field(default="???")
     executor: Any = field(default="???")
+    trainer: Any = field(default="???")
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
     attempts: int = _key(1, "episodes per task", least=1)
     concurrency: int = _key(4, "episodes at the same time", least=1)

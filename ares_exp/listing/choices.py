@@ -26,6 +26,7 @@ GROUP_OF: Mapping[str, str] = {
     "retries": "retry",
     "budgets": "budget",
     "executors": "executor",
+    "trainers": "trainer",
     "scorers": "scorer",
     "experiments": "experiment",
 }
