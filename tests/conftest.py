@@ -57,6 +57,7 @@ SLOW = (
 """Folders and files whose tests have the marker `slow`."""
 
 MARKED_SLOW = re.compile(r"\bmark\.(slow|browser)\b")
+WITHOUT_SLOW = re.compile(r"not slow($| and )")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,13 +81,21 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves files without slow tests unread where only slow ones are asked for: to collect all takes seconds."""
-    if not config.getoption("markexpr").startswith("slow and ") or collection_path.suffix != ".py":
+    """Leaves files unread where no test of theirs is asked for: to collect all takes each worker many seconds."""
+    asked = config.getoption("markexpr")
+    if collection_path.suffix != ".py":
         return None
-    name = collection_path.relative_to(Path(__file__).parent).as_posix()
-    if name.startswith(SLOW) or MARKED_SLOW.search(collection_path.read_text(encoding="utf-8")):
+    if WITHOUT_SLOW.match(asked) and is_slow(collection_path):
+        return True
+    if not asked.startswith("slow and ") or is_slow(collection_path):
         return None
-    return True
+    return None if MARKED_SLOW.search(collection_path.read_text(encoding="utf-8")) else True
+
+
+def is_slow(path: Path) -> bool:
+    """Whether all tests of a file are slow."""
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return name.startswith(SLOW) and not name.startswith(QUICK)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,8 +111,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of `SLOW`, but for those of `QUICK`."""
     for item in items:
-        name = item.path.relative_to(Path(__file__).parent).as_posix()
-        if name.startswith(SLOW) and not name.startswith(QUICK):
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
 
 

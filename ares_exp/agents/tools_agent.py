@@ -24,6 +24,7 @@ from ares_exp.agents.conversing_factory import (
     Tokens,
 )
 from ares_exp.agents.file_editor import EditError, FileEditor
+from ares_exp.agents.mcp_tools import McpCall, McpError, McpTools
 from ares_exp.agents.observation import render_result
 from ares_exp.agents.prior_messages import as_plain_chat
 from ares_exp.agents.shell_agent import SUBMIT
@@ -31,7 +32,7 @@ from ares_exp.agents.skills import find_skills
 from ares_exp.agents.templating import compile_templates
 from ares_exp.agents.tool_calls import (
     BashCall,
-    EditCall,
+    Call,
     SubmitCall,
     ToolName,
     UnusableCall,
@@ -42,7 +43,7 @@ from ares_exp.agents.tool_calls import (
 from ares_exp.containers.container import ExecResult
 from ares_exp.errors import ConfigError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient, Message
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, ToolCallData
 from ares_exp.tasks.agent_context import AgentContext
 
 TEMPLATES = Path(__file__).parent / "tools_templates"
@@ -64,6 +65,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
             files that it lacks are taken from the package. For summaries `summarise.j2` and `handoff.j2`.
     """
 
+    supports = ConversingAgentFactory.supports | {"mcp_servers"}
     templates_folder = TEMPLATES
     own_options = ("tools", "command_timeout_sec", "max_command_timeout_sec", "max_output_chars")
     harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
@@ -133,6 +135,7 @@ class ToolsAgent:
         self._container = container
         self._llm = llm_client
         self._editor = FileEditor(container, timeout_sec=options.command_timeout_sec)
+        self._mcp: McpTools | None = None
         self._templates = options.templates
         self._context = AgentContext()
         self._in_a_row = 0
@@ -147,9 +150,15 @@ class ToolsAgent:
         """Works on `task` until the LLM submits.
 
         Raises:
+            AgentError: An MCP server of the task cannot be used.
             RepeatedFormatError: Too many replies in a row had no usable call.
         """
-        tools = self._options.tools
+        tools, options = self._options.tools, self._options
+        if self._context.mcp_servers:
+            self._mcp = McpTools(
+                self._container, self._context.mcp_servers, timeout_sec=options.max_command_timeout_sec
+            )
+            await self._mcp.open()
         beginning = as_plain_chat(self._context.messages)
         beginning.append(Message(role="user", content=await self._told(task)))
         conversation = Conversation(
@@ -157,7 +166,7 @@ class ToolsAgent:
             beginning,
             compaction=self._options.shortening,
             system_prompt=self._templates.system.render(tools=tools),
-            tools=definitions(tools),
+            tools=[*definitions(tools), *(self._mcp.definitions if self._mcp is not None else ())],
         )
         while (results := await self._act(await conversation.ask())) is not None:
             conversation.add(*results)
@@ -175,7 +184,7 @@ class ToolsAgent:
         """Carries out the calls of an answer, in order. Returns the messages of both; `None` when it submitted."""
         message, pieces = as_message(answer, self._calls)
         self._calls += len(pieces)
-        calls = [read_call(piece, self._options.tools) for piece in pieces]
+        calls = [self._read(piece) for piece in pieces]
         self._count_format(any(not isinstance(call, UnusableCall) for call in calls))
         if not pieces:
             told = self._templates.format_error.render(tools=self._options.tools, finish_reason=answer.finish_reason)
@@ -188,7 +197,11 @@ class ToolsAgent:
             messages.append(Message(role="tool", tool_call_id=piece.id, content=result))
         return messages
 
-    async def _result_of(self, call: BashCall | EditCall | SubmitCall | UnusableCall) -> str | None:
+    def _read(self, piece: ToolCallData) -> Call | McpCall:
+        of_server = None if self._mcp is None else self._mcp.read(piece)
+        return read_call(piece, self._options.tools) if of_server is None else of_server
+
+    async def _result_of(self, call: Call | McpCall) -> str | None:
         """Carries out one call; `None` for the last one of the episode."""
         if isinstance(call, SubmitCall):
             return None
@@ -197,8 +210,11 @@ class ToolsAgent:
         try:
             if isinstance(call, UnusableCall):
                 raise EditError(call.why)
+            if isinstance(call, McpCall):
+                assert self._mcp is not None
+                return self._cut(await self._mcp.call(call))
             return self._cut(await self._editor.edit(call))
-        except EditError as error:
+        except (EditError, McpError) as error:
             return f"<error>{self._cut(str(error))}</error>"
 
     def _count_format(self, usable: bool) -> None:

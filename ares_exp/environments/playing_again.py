@@ -105,15 +105,18 @@ class PlayedAgain:
         began = time.perf_counter()
         time_step = await episode.begin()
         played = [_past_step(episode, time_step, None, began)]
-        for step in range(self._step):
+        for step in range(self._step + 1):
             assert time_step.observation is not None
             asked = serialize_llm_request(time_step.observation)
             exchange = left.next_of(asked, lambda old, new: _is_same(RequestComparison(normalisers), old, new))
+            is_shown_as_it_was = all(edit.step != step for edit in self._edits)
+            if exchange is not None and is_shown_as_it_was and not _is_same(comparison, exchange.request, asked):
+                differing.append(step)
+            if step == self._step:
+                break
             if exchange is None or exchange.answer is None:
                 raise self._diverged(step, "it asks more than was recorded of that conversation")
             left.use(asked)
-            if not _is_same(comparison, exchange.request, asked):
-                differing.append(step)
             began = time.perf_counter()
             time_step = await episode.step(exchange.answer)
             if time_step.last():

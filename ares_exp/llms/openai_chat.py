@@ -20,7 +20,7 @@ A field that is not known here and empty (`null`, `[]`, `{}`, `""`) counts as ab
 | `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`; some count them beside the completion \
 tokens, as the total shows: then they are added to these |
 | `cost` | `usage.cost`, OpenRouter's extension |
-| `latency_sec`, `sampling`, `policy_version` | the same names, extensions of ours |
+| `latency_sec`, `sampling`, `policy_version`, `activations` | the same names, extensions of ours |
 
 Of an answer, what only describes the call is left out on purpose: `id`, `object`, `created`, `system_fingerprint`,
 `service_tier`, and the rest of the break-down inside `usage`.
@@ -61,7 +61,8 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
     "service_tier": (str,),
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
-_ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", "latency_sec", "sampling", "policy_version"}
+_OWN_KEYS = {"latency_sec", "sampling", "policy_version", "activations"}
+_ANSWER_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
 _MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls", *REASONING_FIELDS}
@@ -153,6 +154,8 @@ def response_to_body(
         body["sampling"] = response.sampling
     if response.policy_version is not None:
         body["policy_version"] = response.policy_version
+    if response.activations is not None:
+        body["activations"] = response.activations
     return body
 
 
@@ -199,6 +202,7 @@ def _response(body: Any, lose: Report) -> LLMResponse:
         latency_sec=optional(body, "latency_sec", *_NUMBER),
         sampling=optional(body, "sampling", Mapping),
         policy_version=optional(body, "policy_version", str),
+        activations=optional(body, "activations", Mapping),
     )
 
 

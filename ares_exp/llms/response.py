@@ -84,6 +84,8 @@ class LLMResponse:
         latency_sec: Seconds from sending the request to having the whole answer, retries included.
         sampling: Sampling parameters that the engine was sent, by their names on the wire, when known.
         policy_version: Version of the weights that generated it, as the engine or the trainer names it, when known.
+        activations: Where hidden states of it are kept, by the name of the module: `file` below the run's directory
+            (`.npy`), `rows`, and which `positions` they are of.
     """
 
     data: Sequence[Piece]
@@ -97,6 +99,7 @@ class LLMResponse:
     latency_sec: float | None = None
     sampling: Mapping[str, Any] | None = None
     policy_version: str | None = None
+    activations: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Turns lists into tuples, so that a response equals the one that is read back from a file."""

@@ -19,6 +19,7 @@ from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, U
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
+from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
@@ -28,7 +29,6 @@ from ares_exp.policies.in_process.chat_template import (
     with_template,
 )
 from ares_exp.policies.in_process.engine import LoadedModel, ModelThread
-from ares_exp.policies.in_process.generation import NoWatcher
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 
@@ -69,6 +69,10 @@ class TransformersPolicy(Policy):
         timeout_sec: Seconds = 1800.0,
         policy_version: str | None = None,
         strict: bool = True,
+        activations: list[int | KeptStates] | None = None,
+        activations_max_bytes: Count = 2**30,
+        hooks: list[Hook] | None = None,
+        output_dir: Path | None = None,
     ) -> None:
         """Checks the settings; the model is loaded by `preflight`, or by the first request.
 
@@ -99,6 +103,13 @@ class TransformersPolicy(Policy):
             policy_version: Name of the weights that are loaded, for the records.
             strict: Whether what the agent asks for and cannot be had (a tool that must be called) is an error (or a
                 warning).
+            activations: Hidden states that are kept of each answer: numbers of layers, of whose outputs those are kept
+                from which the tokens were sampled, or `{layer: -1, positions: all}`, `{module: model.layers.0.mlp,
+                positions: [0, 1]}`.
+            activations_max_bytes: Bound on all of them; an answer that does not fit is without.
+            hooks: Functions that see states in every forward pass, and may return others in their place:
+                `{layer: 3, function: my_module.steer}`.
+            output_dir: Directory of the run: states are kept in `activations` below it.
         """
         self._model = self.model_name = model
         self._tokenizer = tokenizer
@@ -121,6 +132,8 @@ class TransformersPolicy(Policy):
         self._timeout_sec = timeout_sec
         self._version = policy_version
         self._strict = strict
+        kept = [KeptStates(layer=one) if isinstance(one, int) else one for one in activations or ()]
+        self._watcher = StateWatcher(kept, hooks or (), output_dir, activations_max_bytes)
         self._given: tuple[Any, Any] | None = None
         self._thread: ModelThread | None = None
         self._without_episode: _Episode | None = None
@@ -210,6 +223,7 @@ class TransformersPolicy(Policy):
             latency_sec=time.perf_counter() - began,
             sampling=sampling.to_dict() | ({} if seed is None else {"seed": seed}),
             policy_version=ended.version,
+            activations=ended.kept,
         )
         episode.conversations.add(request, answer)
         return answer
@@ -222,8 +236,8 @@ class TransformersPolicy(Policy):
                 version=self._version,
                 max_batch_size=self._max_batch_size,
                 batch_wait_sec=self._batch_wait_sec,
-                watcher=NoWatcher(),
-                on_end=_nothing,
+                watcher=self._watcher,
+                on_end=self._watcher.links,
             )
             self._thread.start()
         thread = self._thread
@@ -235,6 +249,7 @@ class TransformersPolicy(Policy):
             self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
         )
         tokenizer = with_template(tokenizer, self.model_name, self._chat_template)
+        self._watcher.check(model)
         ends = {tokenizer.eos_token_id, ChatTemplate(tokenizer).end_of_answer()}
         own = model.generation_config.eos_token_id
         ends |= set(own) if isinstance(own, list | tuple) else {own}
@@ -383,10 +398,6 @@ def _no_progress_bars() -> Iterator[None]:
         yield
     finally:
         library_logging.enable_progress_bar()
-
-
-def _nothing(_: Row) -> None:
-    """Keeps nothing of a row."""
 
 
 def _ignore(_: float) -> None:

@@ -40,8 +40,14 @@ _OF_THE_ENDPOINT = (
     *("api_key_env", "timeout_sec", "max_retries", "retry_base_sec", "max_retry_wait_sec", "max_concurrency"),
     *("max_answer_bytes", "preflight_timeout_sec", "stream", "stream_idle_sec"),
 )
+_OF_THE_MODEL = ("output_dir", "max_batch_size", "batch_wait_sec", "activations_max_bytes")
 _OF_FETCHING = ("env.cache_dir", "env.git_timeout_sec")
-KEYS_THAT_MAY_CHANGE = (*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING, *(f"policy.{name}" for name in _OF_THE_ENDPOINT))
+KEYS_THAT_MAY_CHANGE = (
+    *_GROUPS,
+    *_TOP_LEVEL,
+    *_OF_FETCHING,
+    *(f"policy.{name}" for name in (*_OF_THE_ENDPOINT, *_OF_THE_MODEL)),
+)
 """Keys that may change when a run is resumed, because they change no result."""
 
 logger = logging.getLogger(__name__)

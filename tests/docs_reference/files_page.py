@@ -45,6 +45,7 @@ NAMED: Mapping[str, str] = {
 
 OTHERS: Mapping[str, str] = {
     "trajectories.jsonl": "of `collector=jsonl`",
+    "activations/": "`<task>__<attempt>__<retry>/<answer>/<module>.npy`: hidden states, of `policy.activations`",
     "atif/": "of `collector=atif`",
     "parquet/": "of `collector=parquet`",
     "report.html": "of `ares-exp report RUN`",

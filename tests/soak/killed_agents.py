@@ -73,7 +73,7 @@ def main(agent: str, count: int, seed: int, backend: str, overrides: Sequence[st
                 except (AssertionError, OSError, subprocess.TimeoutExpired):
                     failed += 1
                     says = f"FAILED: {traceback.format_exc()}\n{run.said}"
-                told["asked twice"] += own.asked.total() - len(own.asked)
+                told["calls under way that were lost"] += own.asked.total() - len(own.asked)
                 told["kills"] += run.kills
             print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
     print(f"{agent}: {count} moments, {failed} failed, {dict(told)}, seed {seed}, {time.monotonic() - began:.0f} s")

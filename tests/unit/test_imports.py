@@ -26,10 +26,11 @@ FLOORS = (
     ("environments", "reporting", "sweeps"),
     ("scoring",),
     ("running", "harbor_export", "testing", "report", "ctl"),
-    ("presets", "view", "training"),
+    ("presets", "view"),
     ("wrappers", "listing", "authoring"),
     ("gym", "cli"),
     ("scripting",),
+    ("training",),
     ("__main__", "compare", "merge", "list", "export_job"),
 )
 """From the bottom to the top. A room imports only rooms of floors below its own; lazy and type-only imports count."""

@@ -25,14 +25,6 @@ class Watcher(Protocol):
         ...
 
 
-class NoWatcher:
-    """Looks at nothing."""
-
-    def watching(self, model: Any, rows: Sequence[Row], width: int) -> contextlib.AbstractContextManager[None]:
-        """Does nothing."""
-        return contextlib.nullcontext()
-
-
 def generate(
     model: Any,
     rows: Sequence[Row],

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MEASURED = frozenset(
     {
         "cost", "usage", "latency_sec", "model", "sampling", "policy_version", "logprobs", "prompt_token_ids",
-        "completion_token_ids",
+        "completion_token_ids", "activations",
     }
 )  # fmt: skip
 """What of a response does not count."""

@@ -141,6 +141,8 @@ def test_branches_are_played_again_up_to_the_step_each_in_a_container_of_its_own
         drawn.append(pending["messages"][-1]["content"])
         assert shown["messages"][-1]["content"] == drawn[-1], "the file of its own is there"
     assert len({*drawn}) == 2, "each has played by itself"
+    differs = "Played again up to step 4, the episode differs from the recorded one in 1 request, from step 4 on."
+    assert Path("branches/run.log").read_text().count(differs) == 1
 
 
 def test_a_branch_that_cannot_come_to_its_step_says_why() -> None:

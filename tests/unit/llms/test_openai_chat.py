@@ -120,6 +120,7 @@ responses = st.builds(
     model=st.none() | text.filter(bool),
     latency_sec=st.none() | st.floats(0, 1000),
     policy_version=st.none() | st.text(min_size=1, max_size=3),
+    activations=st.none() | st.just({"layer": {"file": "activations/a.npy", "rows": 2}}),
     sampling=st.none() | st.dictionaries(st.sampled_from(["temperature", "seed"]), st.floats(0, 2), max_size=2),
 )
 

@@ -15,6 +15,7 @@ import pytest
 from ares_exp.errors import ConfigError, ContextOverflowError, PolicyError, PreflightError, UnsendableRequestError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
+from ares_exp.policies.in_process.activations import ForwardPass, read_activations
 from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
 from ares_exp.policies.transformers_policy import TransformersPolicy
 from ares_exp.testing.policy_contract import PolicyContract
@@ -347,3 +348,132 @@ async def test_a_model_that_gives_no_numbers(tokenizer: Any) -> None:
     await policy.update("mended", fine)
     assert (await policy.for_episode(episode())(ask("hello"))).policy_version == "mended"
     await policy.close()
+
+
+def watched(model: Any, tokenizer: Any, directory: Path, **more: Any) -> TransformersPolicy:
+    return TransformersPolicy.of(model, tokenizer, max_output_tokens=6, output_dir=directory, **more)
+
+
+def states(model: Any, answer: LLMResponse, module: str) -> Any:
+    """What a module gives for an answer's whole row, by one forward pass."""
+    import torch
+
+    seen = []
+    handle = model.get_submodule(module).register_forward_hook(
+        lambda _, given, output: seen.append(output[0] if isinstance(output, tuple) else output)
+    )
+    with torch.no_grad():
+        model(torch.tensor([all_ids(answer)]))
+    handle.remove()
+    return seen[0][0].numpy()
+
+
+async def test_hidden_states_are_kept_beside_the_trajectory(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    import numpy as np
+
+    kept = [
+        0,
+        {"layer": -1, "positions": "all"},
+        {"module": "model.layers.0.mlp", "positions": [0, 2]},
+        {"module": "model.embed_tokens", "positions": "prompt"},
+    ]
+    policy = watched(model, tokenizer, tmp_path, activations=kept)
+    requests = [ask("hi"), ask("a longer question"), ask("hello")]
+    answers = await asyncio.gather(*(policy.for_episode(episode(n))(one) for n, one in enumerate(requests)))
+    await policy.close()
+    for answer in answers:
+        read = read_activations(tmp_path, answer)
+        prompt, whole = len(answer.prompt_token_ids or ()), len(all_ids(answer))
+        expected = {
+            "model.layers.0": slice(prompt - 1, whole - 1),
+            "model.layers.1": slice(0, whole - 1),
+            "model.layers.0.mlp": [prompt - 1, prompt + 1],
+            "model.embed_tokens": slice(0, prompt),
+        }
+        assert read.keys() == expected.keys()
+        for name, positions in expected.items():
+            assert isinstance(read[name], np.memmap)
+            np.testing.assert_allclose(read[name], states(model, answer, name)[positions], atol=1e-5)
+            assert answer.activations is not None
+            assert answer.activations[name]["rows"] == len(read[name])
+        assert (answer.activations or {})["model.layers.0"]["first_position"] == prompt - 1
+    again = watched(model, tokenizer, tmp_path, activations=kept)
+    resumed = await again.for_episode(episode(0))(requests[0])
+    await again.close()
+    assert resumed.activations != answers[0].activations, "what is there is not written over"
+    outside = LLMResponse((), activations={"layer": {"file": "../elsewhere.npy"}})
+    with pytest.raises(ConfigError, match="to be a file of"):
+        read_activations(tmp_path / "activations", outside)
+
+
+async def test_hidden_states_are_bounded(
+    tokenizer: Any, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state has 32 numbers of 4 bytes, and an answer 6 states: there is room for two answers."""
+    policy = watched(model, tokenizer, tmp_path, activations=[0], activations_max_bytes=2 * 6 * 32 * 4 + 8)
+    answers = [await policy.for_episode(episode(n))(ask("hello")) for n in range(4)]
+    await policy.close()
+    assert [answer.usage.generated_tokens for answer in answers] == [6] * 4
+    assert [answer.activations is None for answer in answers] == [False, False, True, True]
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 2
+    assert ["no more states are kept" in message for message in caplog.messages] == [True]
+
+
+async def test_nothing_is_left_of_an_answer_that_is_given_up(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    policy = watched(model, tokenizer, tmp_path, activations=[0])
+    policy._sampling["max_output_tokens"] = None
+    await policy.preflight()
+    asked = asyncio.ensure_future(policy.for_episode(episode())(ask("hello", max_output_tokens=8000)))
+    while not list(tmp_path.rglob("*.part")):  # noqa: ASYNC110 - written by the model's thread
+        await asyncio.sleep(0.01)
+    asked.cancel()
+    await policy.close()
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    import torch
+
+    seen: list[ForwardPass] = []
+
+    def silence(states: Any, forward: ForwardPass) -> Any:
+        seen.append(forward)
+        return torch.zeros_like(states)
+
+    plain = TransformersPolicy.of(model, tokenizer, max_output_tokens=6)
+    before = await plain.for_episode(episode())(ask("hello"))
+    await plain.close()
+    hooked = watched(model, tokenizer, tmp_path, activations=[1], hooks=[{"layer": -1, "function": silence}])
+    after = await hooked.for_episode(episode())(ask("hello"))
+    await hooked.close()
+    uniform = -torch.log(torch.tensor(float(len(tokenizer)))).item()
+    assert after.logprobs == pytest.approx([uniform] * 6, abs=1e-4)
+    assert not read_activations(tmp_path, after)["model.layers.1"].any(), "what is kept is what was made of it"
+    assert [forward.num_generated for forward in seen] == list(range(6))
+    assert seen[0].episodes == [episode()]
+    assert seen[0].prompt_lengths == [len(after.prompt_token_ids or ())]
+    assert before.logprobs != pytest.approx([uniform] * 6, abs=1e-3)
+
+    looking = TransformersPolicy.of(
+        model, tokenizer, max_output_tokens=6, hooks=[{"module": "model.norm", "function": lambda states, _: None}]
+    )
+    assert (await looking.for_episode(episode())(ask("hello"))).completion_token_ids == before.completion_token_ids
+    await looking.close()
+
+
+async def test_modules_that_are_not_there(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    for given, said in (
+        ({"activations": [2]}, "which has 2, got 2"),
+        ({"activations": [{"module": "nowhere"}]}, "'nowhere'"),
+        ({"hooks": [{"layer": -3, "function": "math.sqrt"}]}, "got -3"),
+    ):
+        policy = watched(model, tokenizer, tmp_path, **given)
+        with pytest.raises(PreflightError, match=said):
+            await policy.preflight()
+        await policy.close()
+    with pytest.raises(ValueError, match="one of `layer` and `module`"):
+        TransformersPolicy(model="m", activations=[{"positions": "all"}])
+    with pytest.raises(ConfigError, match=r"policy\.output_dir"):
+        TransformersPolicy(model="m", activations=[0])
+    with pytest.raises(ConfigError):
+        TransformersPolicy(model="m", hooks=[{"layer": 0, "function": "nowhere.at.all"}])

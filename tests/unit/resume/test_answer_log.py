@@ -39,6 +39,7 @@ ANSWERS = [
         model="m-1",
         latency_sec=0.5,
         policy_version="3",
+        activations={"layer": {"file": "activations/a.npy", "rows": 2}},
         prompt_token_ids=(1, 2, 3),
         completion_token_ids=(4, 5),
         logprobs=(-0.5, -0.25),

@@ -110,6 +110,7 @@ def responses(draw: st.DrawFn, prompt: list[int] | None) -> LLMResponse:
         model=draw(st.sampled_from([None, "local/tiny", "local/other"])),
         latency_sec=draw(st.none() | seconds),
         policy_version=draw(st.sampled_from([None, "3"])),
+        activations=draw(st.sampled_from([None, {"layer": {"file": "activations/a.npy", "rows": 2}}])),
     )
 
 

@@ -34,6 +34,7 @@ FULL_RESPONSE = LLMResponse(
     model="m",
     latency_sec=0.1,
     policy_version="3",
+    activations={"layer": {"file": "activations/a.npy", "rows": 2}},
 )
 
 

@@ -1,0 +1,343 @@
+"""Tools of a task's MCP servers (https://modelcontextprotocol.io), as tools of an agent.
+
+Everything takes place in the container, by commands of the agent's: a server of the transport `stdio` runs there, reads
+a FIFO and writes a file; one of `streamable-http` is asked by `curl`, or else `python3`. So a request is a command like
+any other: in the agent's journal, with a time limit, with the rights of its user. In a container that was restored a
+server is started again, without what it kept in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ares_exp.agents.code_agent import AgentContainer
+from ares_exp.agents.tool_calls import UnusableCall
+from ares_exp.errors import AgentError, WireFormatError
+from ares_exp.llms.response import ToolCallData
+from ares_exp.llms.server_sent_events import EventReader
+from ares_exp.llms.wire import list_of, optional, required, shorten, typed
+from ares_exp.tasks.mcp_server import McpServer
+
+PROTOCOL_VERSION = "2025-06-18"
+MAX_TOOLS = 128
+MAX_PAGES = 20
+MAX_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 4000
+MAX_SCHEMA_CHARS = 20_000
+MAX_ANSWER_BYTES = 4 * 2**20
+
+_FOLDER = "/tmp/.ares_exp_mcp"
+_GONE, _NO_CLIENT = 75, 77
+_SLEEP = "{ sleep 0.02 2>/dev/null || sleep 1; }"
+_OTHER_CHARS = re.compile(r"[^A-Za-z0-9_-]")
+
+logger = logging.getLogger(__name__)
+
+
+class McpError(Exception):
+    """A server gave no usable answer; says why, to the LLM."""
+
+
+class ServerGoneError(McpError):
+    """A server does not run, or does not know its session any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpCall:
+    """A call of a server's tool.
+
+    Attributes:
+        name: The tool's, as the LLM knows it.
+        arguments: Its arguments, which the server checks.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass
+class _Server:
+    """A server of a task.
+
+    Attributes:
+        about: As the task has it.
+        folder: Where its FIFO and its output are.
+        session: The id that an HTTP server has given its session.
+        asked: Number of requests.
+    """
+
+    about: McpServer
+    folder: str
+    session: str | None = None
+    asked: int = 0
+
+
+class McpTools:
+    """The tools of all servers of a task. `open` it before all else.
+
+    Attributes:
+        definitions: The tools, in the chat-completions form.
+    """
+
+    def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
+        """Takes the servers.
+
+        Args:
+            container: Where they are.
+            servers: The task's.
+            timeout_sec: Bound on each request.
+        """
+        self._container = container
+        self._servers = [_Server(about, f"{_FOLDER}/{place}") for place, about in enumerate(servers)]
+        self._timeout_sec = timeout_sec
+        self._tools: dict[str, tuple[_Server, str]] = {}
+        self.definitions: list[dict[str, Any]] = []
+
+    async def open(self) -> None:
+        """Starts the servers and asks for their tools.
+
+        Raises:
+            AgentError: One cannot be used; with the reason.
+        """
+        for server in self._servers:
+            about = server.about
+            if about.transport == "sse":
+                raise AgentError(
+                    f"The MCP server {about.name!r} of the task has the transport sse, which the protocol gave up. "
+                    "agent=tools has streamable-http and stdio."
+                )
+            if any("${" in value for value in about.headers.values()):
+                raise AgentError(
+                    f"The MCP server {about.name!r} of the task wants headers of host variables: agent=tools sends "
+                    "none, because what it sends is on record."
+                )
+            try:
+                await self._begin(server)
+                await self._list(server)
+            except (McpError, WireFormatError) as error:
+                raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
+
+    def read(self, piece: ToolCallData) -> McpCall | UnusableCall | None:
+        """Reads a call; `None` if it is of no tool here."""
+        if piece.name not in self._tools:
+            return None
+        try:
+            arguments = json.loads(piece.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return UnusableCall(f"The arguments of {piece.name} are not valid JSON: {error}.")
+        if not isinstance(arguments, dict):
+            return UnusableCall(f"The arguments of {piece.name} are no JSON object.")
+        return McpCall(piece.name, arguments)
+
+    async def call(self, call: McpCall) -> str:
+        """Carries out a call; returns the result as text.
+
+        Raises:
+            McpError: The tool failed, or there is no usable answer.
+        """
+        server, name = self._tools[call.name]
+        asked = {"name": name, "arguments": call.arguments}
+        try:
+            try:
+                return _result(await self._ask(server, "tools/call", asked))
+            except ServerGoneError:
+                await self._begin(server)
+                again = _result(await self._ask(server, "tools/call", asked))
+                return f"(The server was started again; what it kept in memory is gone.)\n{again}"
+        except WireFormatError as error:
+            raise McpError(f"The MCP server {server.about.name} answers what is no answer: {error}") from None
+
+    async def _begin(self, server: _Server) -> None:
+        """Starts a server, or a session with it."""
+        server.session = None
+        if server.about.transport == "stdio":
+            await self._run(_start_script(server))
+        client = {"name": "ares_exp", "version": "1"}
+        offered = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
+        await self._ask(server, "initialize", offered)
+        await self._send(server, {"jsonrpc": "2.0", "method": "notifications/initialized"}, None)
+
+    async def _list(self, server: _Server) -> None:
+        """Asks a server for its tools."""
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await self._ask(server, "tools/list", {} if cursor is None else {"cursor": cursor})
+            for tool in list_of(page, "tools", Mapping) or ():
+                self._add(server, tool)
+            cursor = optional(page, "nextCursor", str)
+            if not cursor:
+                return
+
+    def _add(self, server: _Server, tool: Mapping[str, Any]) -> None:
+        name, schema = required(tool, "name", str), required(tool, "inputSchema", Mapping)
+        known_as = _OTHER_CHARS.sub("_", f"mcp__{server.about.name}__{name}")[:MAX_NAME_CHARS]
+        too_much = len(self._tools) >= MAX_TOOLS or len(json.dumps(schema)) > MAX_SCHEMA_CHARS
+        if too_much or known_as in self._tools or schema.get("type") != "object":
+            logger.warning(
+                "The tool %.80r of the MCP server %r is left out: at most %d tools, with names of their own and "
+                "schemas of objects of at most %d characters, are offered.",
+                *(name, server.about.name, MAX_TOOLS, MAX_SCHEMA_CHARS),
+            )
+            return
+        self._tools[known_as] = server, name
+        described = (optional(tool, "description", str) or "")[:MAX_DESCRIPTION_CHARS]
+        function = {"name": known_as, "description": described, "parameters": schema}
+        self.definitions.append({"type": "function", "function": function})
+
+    async def _ask(self, server: _Server, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the result of a request."""
+        server.asked += 1
+        number = f"ares-{server.asked}"
+        said = await self._send(server, {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
+        for answer in _answers(said):
+            if answer.get("id") == number and isinstance(error := answer.get("error"), Mapping):
+                raise McpError(f"{method} failed: {str(error.get('message'))[:1000]}")
+            if answer.get("id") == number:
+                return required(answer, "result", Mapping)  # type: ignore[no-any-return]
+        raise McpError(f"{method} has no answer, but {shorten(said)}")
+
+    async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
+        """Sends a message; returns what is said until the answer to it, where it has a number."""
+        line = json.dumps(message)
+        if server.about.transport == "stdio":
+            return await self._run(_stdio_script(server, line, number))
+        said = await self._run(_http_script(server, line, int(self._timeout_sec) + 1))
+        head, _, body = said.partition("\n\n")
+        status, _, session = head.partition("\n")
+        server.session = session.strip() or server.session
+        if status == "404" and server.session is not None:
+            raise ServerGoneError("The server has ended the session.")
+        if not status.startswith("2"):
+            raise McpError(f"The server answered {status[:20]!r}: {shorten(body)}")
+        return body
+
+    async def _run(self, script: str) -> str:
+        result = await self._container.exec(
+            script, timeout_sec=self._timeout_sec, max_output_bytes=MAX_ANSWER_BYTES, shell="sh -c"
+        )
+        if result.timed_out:
+            raise McpError(f"The server gave no answer within {self._timeout_sec:g} s.")
+        if result.exit_code == _GONE:
+            raise ServerGoneError(f"The server does not run. It said: {result.output[-500:]!r}.")
+        if result.exit_code == _NO_CLIENT:
+            raise McpError("The image has neither curl nor python3, by which servers of streamable-http are asked.")
+        if result.exit_code != 0:
+            raise McpError(f"A request failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
+        return result.output
+
+
+def _start_script(server: _Server) -> str:
+    folder, words = server.folder, shlex.join([str(server.about.command), *server.about.args])
+    # The FIFO is open for reading and writing, so that it has no end when a request has been written.
+    run = f"exec {words} 0<>{folder}/in 1>>{folder}/out 2>{folder}/err"
+    return (
+        f"if {_lives(folder)}; then kill $(cat {folder}/pid); fi; rm -rf {folder}; "
+        f"mkdir -p {folder} && mkfifo {folder}/in && : >{folder}/out && : >{folder}/err || exit 1; "
+        f"$(command -v setsid) sh -c {shlex.quote(run)} </dev/null >/dev/null 2>&1 & echo $! >{folder}/pid; "
+        f"until {_lives(folder)}; do [ -e /proc/$!/exe ] || {_ends(folder)}; {_SLEEP}; done"
+    )
+
+
+def _lives(folder: str) -> str:
+    """Returns a condition: the process with the recorded number reads the FIFO. In a restored container none does."""
+    return f'[ "$(readlink /proc/$(cat {folder}/pid 2>/dev/null || echo none)/fd/0)" = {folder}/in ]'
+
+
+def _ends(folder: str) -> str:
+    return f"{{ tail -c 500 {folder}/err 2>/dev/null; exit {_GONE}; }}"
+
+
+def _stdio_script(server: _Server, line: str, number: str | None) -> str:
+    folder, gone = server.folder, f"{_lives(server.folder)} || {_ends(server.folder)}"
+    send = f"{gone}; : >{folder}/out; printf '%s\\n' {shlex.quote(line)} 1<>{folder}/in"
+    if number is None:
+        return send
+    answered = f"""grep -q '"id" *: *"{number}"' {folder}/out && [ -z "$(tail -c 1 {folder}/out)" ]"""
+    wait = f"until {answered}; do {gone}; {_SLEEP}; done"
+    return f"{send}; {wait}; cat {folder}/out"
+
+
+def _http_script(server: _Server, line: str, seconds: int) -> str:
+    """Returns a script that prints the status, the id of the session, an empty line and the body."""
+    headers = {
+        **server.about.headers,
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": PROTOCOL_VERSION,
+    }
+    if server.session is not None:
+        headers["Mcp-Session-Id"] = server.session
+    url, head = shlex.quote(str(server.about.url)), f"{server.folder}.head"
+    given = " ".join(f"-H {shlex.quote(f'{name}: {value}')}" for name, value in headers.items())
+    curl = (
+        f"mkdir -p {_FOLDER}; printf %s {shlex.quote(line)} | curl -sS --max-time {seconds} -D {head} "
+        f"-o {head}.body {given} -H Expect: --data-binary @- {url} || exit 1; "
+        f"sed -n '1s/[^ ]* \\([0-9]*\\).*/\\1/p' {head}; "
+        f"tr -d '\\r' <{head} | sed -n 's/^[Mm][Cc][Pp]-[Ss]ession-[Ii][Dd]: *//p' | head -n 1; echo; cat {head}.body"
+    )
+    python = f"python3 -c {shlex.quote(_POST)} {url} {shlex.quote(json.dumps(headers))} {shlex.quote(line)} {seconds}"
+    return (
+        f"if command -v curl >/dev/null; then {curl}; elif command -v python3 >/dev/null; then {python}; "
+        f"else exit {_NO_CLIENT}; fi"
+    )
+
+
+_POST = """
+import json, sys, urllib.error, urllib.request
+url, headers, line, seconds = sys.argv[1:]
+request = urllib.request.Request(url, line.encode(), json.loads(headers), method="POST")
+try:
+    answer = urllib.request.urlopen(request, timeout=float(seconds))
+except urllib.error.HTTPError as error:
+    answer = error
+except OSError as error:
+    sys.exit(str(error))
+print(answer.status, answer.headers.get("Mcp-Session-Id") or "", sep="\\n", end="\\n\\n", flush=True)
+sys.stdout.buffer.write(answer.read())
+"""
+
+
+def _answers(said: str) -> list[Mapping[str, Any]]:
+    """Reads the messages in lines of JSON, in one JSON body, or in events; what is none is left out."""
+    stripped = said.lstrip()
+    is_events = stripped.startswith(("event:", "data:", "id:", ":"))
+    texts = list(EventReader().feed(said.encode() + b"\n\n")) if is_events else stripped.splitlines()
+    found: list[Mapping[str, Any]] = []
+    for text in texts:
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        found += [message] if isinstance(message, dict) else []
+    return found
+
+
+def _result(result: Mapping[str, Any]) -> str:
+    """Returns the text of a result.
+
+    Raises:
+        McpError: It says that the tool failed.
+    """
+    parts = [_part(part) for part in list_of(result, "content", Mapping) or ()]
+    if not parts and result.get("structuredContent") is not None:
+        parts = [json.dumps(result["structuredContent"])]
+    text = "\n".join(parts)
+    if result.get("isError") is True:
+        raise McpError(text or "The tool failed.")
+    return text
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    kind = required(part, "type", str)
+    if kind == "text":
+        return str(required(part, "text", str))
+    resource = typed(part.get("resource") or {}, "resource", Mapping)
+    if isinstance(resource.get("text"), str):
+        return str(resource["text"])
+    return f"[{kind} {str(part.get('mimeType') or resource.get('uri') or part.get('uri') or '')[:200]}]"

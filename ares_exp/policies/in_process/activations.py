@@ -1,0 +1,382 @@
+"""Hidden states of a model, kept beside the trajectory or changed by functions, while it generates.
+
+A state is what a module gives at one position. `generated` are the states from which the tokens of an answer were
+sampled: one for each token, the first at the last position of the prompt. Each is a row of a `.npy` file of float32,
+which numpy maps into memory without reading it; a file is complete when it has its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as settings
+
+from ares_exp.config.targets import import_target
+from ares_exp.errors import ConfigError, PreflightError
+from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.in_process.sampling import Row
+from ares_exp.policies.policy import EpisodeSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+logger = logging.getLogger(__name__)
+
+HEADER_BYTES = 128
+_UNSAFE = re.compile(r"[^\w.-]+")
+
+Positions = Literal["generated", "prompt", "all"]
+
+
+@settings(frozen=True, config={"extra": "forbid"})
+class KeptStates:
+    """States that are kept.
+
+    Attributes:
+        layer: Number of a decoder layer, from 0, or from -1 backwards; what it gives is the residual stream after it.
+        module: Name of any module, in the place of `layer`: `model.layers.3.mlp`.
+        positions: `generated`, `prompt`, `all` (both), or numbers of generated tokens, from 0.
+    """
+
+    layer: int | None = None
+    module: str | None = None
+    positions: Positions | list[Annotated[int, Field(ge=0)]] = "generated"
+
+    def __post_init__(self) -> None:
+        """Checks that it names one of the two."""
+        if (self.layer is None) == (self.module is None):
+            raise ValueError("expected one of `layer` and `module`")
+
+
+@settings(frozen=True, config={"extra": "forbid", "arbitrary_types_allowed": True})
+class Hook:
+    """A function that sees the states of a module in every forward pass, and may return others in their place.
+
+    Attributes:
+        function: Its dotted name; in a script the function itself. Called with the states (rows of the batch,
+            positions, width) and a `ForwardPass`; `None` leaves them as they are.
+        layer: As of `KeptStates`; likewise `module`.
+    """
+
+    function: str | Callable[[Any, Any], Any]
+    layer: int | None = None
+    module: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that it names one of the two."""
+        if (self.layer is None) == (self.module is None):
+            raise ValueError("expected one of `layer` and `module`")
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """Which forward pass a hook sees.
+
+    Attributes:
+        module: Name of the module.
+        episodes: Of each row of the batch, the episode.
+        prompt_lengths: Of each row, the tokens of its prompt; shorter prompts have padding before them.
+        num_generated: Tokens of the answers before this pass: 0 when it reads the prompts.
+    """
+
+    module: str
+    episodes: Sequence[EpisodeSpec]
+    prompt_lengths: Sequence[int]
+    num_generated: int
+
+
+def module_name(model: Any, layer: int | None, module: str | None) -> str:
+    """Returns the name of the module that a layer's number or a name means.
+
+    Raises:
+        PreflightError: The model has no such module.
+    """
+    names = [name for name, _ in model.named_modules()]
+    if module is not None:
+        if module not in names:
+            raise PreflightError(
+                f"Expected a module of the model, got {module!r}. It has: {', '.join(names[1:]):.400}…"
+            )
+        return module
+    assert layer is not None
+    count = model.config.get_text_config().to_dict()["num_hidden_layers"]
+    number = layer + count if layer < 0 else layer
+    found: str | None = next(
+        (name for name in names if re.search(rf"(^|\.)(layers|h|blocks|block)\.{number}$", name)), None
+    )
+    if found is None or not 0 <= number < count:
+        raise PreflightError(f"Expected a layer of the model, which has {count}, got {layer}; or name its `module`.")
+    return found
+
+
+class StateWatcher:
+    """Keeps and changes states while batches are generated; all of it in the model's thread."""
+
+    def __init__(
+        self, kept: Sequence[KeptStates], hooks: Sequence[Hook], output_dir: Path | None, max_bytes: int
+    ) -> None:
+        """Takes what is watched.
+
+        Args:
+            kept: What is kept.
+            hooks: What is changed.
+            output_dir: Directory of the run; it is kept in `activations` below it.
+            max_bytes: Bound on all that is there.
+        """
+        if kept and output_dir is None:
+            raise ConfigError("policy.activations needs a directory to keep states in: set policy.output_dir.")
+        self._kept = kept
+        self._hooks = [(hook, import_target(hook.function) if isinstance(hook.function, str) else hook.function)
+                       for hook in hooks]  # fmt: skip
+        self._directory = None if output_dir is None else output_dir / "activations"
+        self._max_bytes = max_bytes
+        self._left: int | None = None
+        self._open: dict[Row, _States] = {}
+        self._is_full = False
+
+    def check(self, model: Any) -> None:
+        """Finds the modules.
+
+        Raises:
+            PreflightError: The model lacks one.
+        """
+        for kept in self._kept:
+            module_name(model, kept.layer, kept.module)
+        for hook, _ in self._hooks:
+            module_name(model, hook.layer, hook.module)
+
+    @contextlib.contextmanager
+    def watching(self, model: Any, rows: Sequence[Row], width: int) -> Iterator[None]:
+        """As `Watcher.watching`."""
+        modules = dict(model.named_modules())
+        handles = []
+        try:
+            for hook, function in self._hooks:
+                name = module_name(model, hook.layer, hook.module)
+                see = functools.partial(_change, name=name, function=function, rows=rows, passes=itertools.count())
+                handles.append(modules[name].register_forward_hook(see))
+            for kept in self._kept:
+                name = module_name(model, kept.layer, kept.module)
+                see = functools.partial(self._keep, kept, name, rows, width, itertools.count())
+                handles.append(modules[name].register_forward_hook(see))
+            yield
+        except BaseException:
+            self._drop(rows)
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._drop([row for row in rows if row.finish not in ("stop", "length")])
+
+    def _drop(self, rows: Sequence[Row]) -> None:
+        """Removes what was kept of rows that nobody gets."""
+        for row in rows:
+            if (states := self._open.pop(row, None)) is not None:
+                self._give_back(states.drop())
+
+    def links(self, row: Row) -> Mapping[str, Any] | None:
+        """Completes the files of a row that has ended. Returns where its states are, by module; `None` without any."""
+        states = self._open.pop(row, None)
+        return None if states is None or states.is_dropped else states.complete()
+
+    def _keep(
+        self, kept: KeptStates, name: str, rows: Sequence[Row], width: int, passes: Iterator[int], *seen: Any
+    ) -> None:
+        """Keeps the states of one forward pass."""
+        states, number = _states_of(seen[-1], name), next(passes)
+        for row_number, row in enumerate(rows):
+            if row.finish is not None or row.given_up.is_set():
+                continue
+            one = states[row_number]
+            if number == 0:
+                prompt = one[width - len(row.prompt) :]
+                chosen = _of_prompt(kept.positions, prompt)
+                first = 0 if kept.positions in ("prompt", "all") else len(row.prompt) - 1
+            else:
+                chosen = one[-1:] if _wants(kept.positions, number) else one[:0]
+                first = 0
+            self._append(row, kept, name, chosen, first)
+
+    def _append(self, row: Row, kept: KeptStates, name: str, chosen: Any, first: int) -> None:
+        states = self._open.get(row)
+        if states is None:
+            states = self._open[row] = _States(self._place(row))
+        if states.is_dropped:
+            return
+        rows = chosen.detach().float().cpu().numpy()
+        if self._take(rows.nbytes):
+            states.append(name, kept.positions, first, rows)
+        else:
+            self._give_back(states.drop())
+
+    def _take(self, size: int) -> bool:
+        """Takes bytes of what is left, if there are so many."""
+        assert self._directory is not None
+        if self._left is None:
+            there = sum(file.stat().st_size for file in self._directory.rglob("*.npy"))
+            self._left = self._max_bytes - there
+        if size > self._left:
+            if not self._is_full:
+                self._is_full = True
+                logger.warning(
+                    f"{self._directory} has reached policy.activations_max_bytes={self._max_bytes}: no more states are "
+                    "kept of answers that do not fit."
+                )
+            return False
+        self._left -= size
+        return True
+
+    def _give_back(self, size: int) -> None:
+        if self._left is not None:
+            self._left += size
+
+    def _place(self, row: Row) -> Path:
+        """Makes the directory of an answer, numbered within its episode."""
+        assert self._directory is not None
+        spec: EpisodeSpec = row.tag
+        episode = f"{_UNSAFE.sub('_', spec.task_name) or '_'}__{spec.attempt}__{spec.retry}"
+        for number in itertools.count():
+            place = self._directory / episode / f"{number:05d}"
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(parents=True)
+                return place
+        raise AssertionError("unreachable")
+
+
+class _States:
+    """The files of one answer."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._arrays: dict[str, GrowingArray] = {}
+        self._links: dict[str, dict[str, Any]] = {}
+        self.is_dropped = False
+
+    def append(self, name: str, positions: Any, first: int, rows: np.ndarray[Any, Any]) -> None:
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = GrowingArray(self._place / f"{name}.npy")
+            at = {"tokens": list(positions)} if isinstance(positions, list) else {"first_position": first}
+            file = array.path.relative_to(self._place.parents[2]).as_posix()
+            self._links[name] = {"file": file, "positions": positions if isinstance(positions, str) else "tokens"} | at
+        array.append(rows)
+
+    def complete(self) -> Mapping[str, Any]:
+        """Gives the files their names; returns where they are."""
+        for name, array in self._arrays.items():
+            array.complete()
+            self._links[name]["rows"] = array.count
+        return self._links
+
+    def drop(self) -> int:
+        """Removes the files; returns how many bytes they had."""
+        self.is_dropped = True
+        size = sum(array.drop() for array in self._arrays.values())
+        self._arrays = {}
+        with contextlib.suppress(OSError):
+            self._place.rmdir()
+        return size
+
+
+@dataclass(slots=True)
+class GrowingArray:
+    """An array of rows of float32 in an `.npy` file, which grows until it is complete.
+
+    Attributes:
+        path: Where it is when it is complete.
+        count: Its rows so far.
+        width: Length of a row.
+    """
+
+    path: Path
+    count: int = 0
+    width: int = 0
+    _file: IO[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def _part(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.part")
+
+    def append(self, rows: np.ndarray[Any, Any]) -> None:
+        """Adds rows."""
+        if self._file is None:
+            self._file = self._part.open("xb")
+            self._file.write(bytes(HEADER_BYTES))
+        self._file.write(rows.astype("<f4").tobytes())
+        self.count, self.width = self.count + rows.shape[0], rows.shape[1]
+
+    def complete(self) -> None:
+        """Writes the header, and gives the file its name."""
+        assert self._file is not None
+        about = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.count}, {self.width}), }}"
+        with self._file as file:
+            file.seek(0)
+            length = HEADER_BYTES - 10
+            file.write(b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + about.ljust(length - 1).encode() + b"\n")
+        self._part.rename(self.path)
+
+    def drop(self) -> int:
+        """Removes the file; returns the bytes of its rows."""
+        if self._file is not None:
+            self._file.close()
+        self._part.unlink(missing_ok=True)
+        return self.count * self.width * 4
+
+
+def _change(
+    module: Any, given: Any, output: Any, *, name: str, function: Any, rows: Sequence[Row], passes: Iterator[int]
+) -> Any:
+    """Lets a function change what a module gives."""
+    lengths = [len(row.prompt) for row in rows]
+    made = function(_states_of(output, name), ForwardPass(name, [row.tag for row in rows], lengths, next(passes)))
+    if made is None:
+        return None
+    return (made, *output[1:]) if isinstance(output, tuple) else made
+
+
+def _states_of(output: Any, name: str) -> Any:
+    states = output[0] if isinstance(output, tuple) else output
+    if states.ndim != 3:
+        raise ConfigError(f"Expected states of rows, positions and width from {name}, got shape {tuple(states.shape)}.")
+    return states
+
+
+def _of_prompt(positions: Any, prompt: Any) -> Any:
+    if positions in ("prompt", "all"):
+        return prompt
+    return prompt[-1:] if _wants(positions, 0) else prompt[:0]
+
+
+def _wants(positions: Any, token: int) -> bool:
+    """Tells whether the state from which a generated token was sampled is kept."""
+    return token in positions if isinstance(positions, list) else positions in ("generated", "all")
+
+
+def read_activations(run_dir: Path, answer: LLMResponse) -> dict[str, np.ndarray[Any, Any]]:
+    """Maps the states of an answer into memory, by the names of their modules.
+
+    Args:
+        run_dir: Directory of the run.
+        answer: The answer, as the trajectory has it.
+
+    Raises:
+        ConfigError: It links what is no file of the run.
+    """
+    import numpy as np
+
+    found = {}
+    for name, link in (answer.activations or {}).items():
+        path = (run_dir / link["file"]).resolve()
+        if not path.is_relative_to(run_dir.resolve()) or not path.is_file():
+            raise ConfigError(f"Expected {link['file']} of {name} to be a file of {run_dir}, which it is not.")
+        found[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found

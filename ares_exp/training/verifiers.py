@@ -1,0 +1,181 @@
+"""An environment of verifiers that plays episodes of this package: a taskset, and a harness that runs in its process.
+
+```
+# file: greetings.py
+from ares_exp.training.verifiers import make_plugin
+
+Greetings, GreetingsHarness = make_plugin(env="harbor_samples", overrides=["env.tasks=[write-greeting]"])
+__all__ = ["Greetings", "GreetingsHarness"]
+```
+
+verifiers finds it by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`. Each
+rollout is an episode; the LLM calls of its agent go to the endpoint of the rollout, where verifiers takes the tokens,
+and the reward is that of the episode. Code runs in containers of this package, so the runtime of the rollout may be
+`subprocess`. Needs the package verifiers, 0.4 (`import verifiers.v1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ares_exp.errors import ConfigError, EndpointError, PolicyError
+from ares_exp.llms.openai_chat import request_to_body, response_from_body
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+from ares_exp.scripting.parts_given import PartsGiven
+from ares_exp.scripting.rollouts import FinishedEpisode, rollouts
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What is played, as `rollouts` takes it; tasks are chosen by `env.tasks`."""
+
+    env: str
+    agent: Any
+    container: Any
+    overrides: Sequence[str]
+    config_dirs: Sequence[str | Path]
+
+    def task_names(self) -> Sequence[str]:
+        """Reads the names of the tasks."""
+        parts = {"env": self.env, "policy": "nothing", "agent": self.agent, "container": self.container}
+        values = {"attempts": 1, "concurrency": 1, "seed": 0}
+        given = PartsGiven(parts, values, self.overrides, [Path(folder) for folder in self.config_dirs])
+        return given.make().parts.source.load(lambda _: None)
+
+    async def play(self, task: str, policy: Any, *, seed: int) -> FinishedEpisode:
+        """Plays a task once."""
+        playing = rollouts(
+            env=self.env,
+            policy=policy,
+            agent=self.agent,
+            container=self.container,
+            seed=seed,
+            overrides=[*self.overrides, f"env.tasks=['{task}']"],
+            config_dirs=self.config_dirs,
+        )
+        async with aclosing(playing) as episodes:
+            return await anext(episodes)
+
+
+def make_plugin(
+    *,
+    env: str,
+    agent: Any = None,
+    container: Any = None,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    request_timeout_sec: float = 600.0,
+) -> tuple[type, type]:
+    """Makes the classes that a plugin of verifiers exports.
+
+    Args:
+        env: Name of the option; it must take `env.tasks`, as those of tasks in Harbor's format do.
+        agent: The agent, as `ares_exp.rollouts` takes it.
+        container: The backend, likewise.
+        overrides: Likewise.
+        config_dirs: Likewise.
+        request_timeout_sec: Seconds for one answer.
+
+    Returns:
+        The taskset's class and the harness's.
+
+    Raises:
+        ConfigError: verifiers is not installed.
+    """
+    try:
+        import verifiers.v1 as vf
+    except ImportError:
+        raise ConfigError("An environment of verifiers needs the package: `pip install 'verifiers>=0.4'`.") from None
+    played = _Played(env, agent, container, overrides, config_dirs)
+
+    class EpisodeState(vf.State):  # type: ignore[misc]
+        """What the episode of a rollout came to."""
+
+        episode_reward: float | None = None
+
+    class EpisodeTask(vf.Task[vf.TaskData, EpisodeState]):  # type: ignore[misc]
+        """A task, by its name."""
+
+        @property
+        def key(self) -> str:
+            """Its name, whatever its place among the tasks."""
+            return str(self.data.name)
+
+        @vf.reward  # type: ignore[untyped-decorator]
+        async def episode_reward(self, trace: vf.Trace) -> float:
+            """Returns the reward of the episode."""
+            return float(trace.state.episode_reward or 0.0)
+
+    class EpisodeTaskset(vf.Taskset[EpisodeTask, vf.TasksetConfig]):  # type: ignore[misc]
+        """The tasks of the environment."""
+
+        def load(self) -> Iterator[EpisodeTask]:
+            """Yields them; the prompt is the name, as the agent asks for itself."""
+            for name in played.task_names():
+                yield EpisodeTask(vf.TaskData(name=name, prompt=name), self.config.task)
+
+    class EpisodeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
+        """Plays an episode in this process; code runs in a container of this package."""
+
+        EXECUTES_CODE = False
+        NEEDS_CONTAINER = False
+
+        async def launch(
+            self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
+        ) -> Any:
+            """Plays the episode of a rollout, and keeps its reward in the rollout's state."""
+            policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
+            episode = await played.play(data.name, policy, seed=int(trace.id[:7], 16))
+            trace.state.episode_reward = episode.reward
+            if episode.reward is not None:
+                return vf.ProgramResult(exit_code=0, stdout=str(episode.outcome), stderr="")
+            error = episode.error
+            told = "no reward" if error is None else f"{error.type}: {error.message}"
+            return vf.ProgramResult(exit_code=1, stdout="", stderr=told)
+
+    return EpisodeTaskset, EpisodeHarness
+
+
+@dataclass(frozen=True)
+class RolloutEndpoint:
+    """A policy that asks the endpoint of one rollout of verifiers, which chooses model and sampling itself.
+
+    Attributes:
+        url: The endpoint.
+        secret: The rollout's key.
+        model: The model that is named to it.
+        timeout_sec: Seconds for one answer.
+    """
+
+    url: str
+    secret: str
+    model: str
+    timeout_sec: float
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        """Answers one request.
+
+        Raises:
+            EndpointError: The endpoint gave no answer.
+            MalformedAnswerError: What it gave is none.
+        """
+        body = request_to_body(request, model=self.model, strict=False, report=lambda _: None)
+        limit = aiohttp.ClientTimeout(total=self.timeout_sec)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=limit, headers={"Authorization": f"Bearer {self.secret}"}) as session,
+                session.post(f"{self.url.rstrip('/')}/chat/completions", json={**body, "stream": False}) as answer,
+            ):
+                if answer.status != 200:
+                    raise EndpointError(f"The endpoint answers {answer.status}: {await answer.text():.200}")
+                read = await answer.json()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise PolicyError(f"The endpoint of the rollout gave no answer: {type(error).__name__}: {error}") from error
+        return response_from_body(read, strict=False, report=lambda _: None)

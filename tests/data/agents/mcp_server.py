@@ -1,0 +1,61 @@
+"""A small MCP server over stdin and stdout, or with a port over HTTP; its count tells it from another one."""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+count = 0
+SCHEMA = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
+
+
+def answered(message):
+    global count
+    method, params = message["method"], message.get("params", {})
+    if method == "initialize":
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {}, "serverInfo": {"name": "c"}}
+    if method == "tools/list":
+        if "cursor" in params:
+            return {"tools": [{"name": "die", "inputSchema": {"type": "object"}}]}
+        wrong = {"name": "wrong", "inputSchema": {"type": "string"}}
+        return {"tools": [{"name": "add/it", "description": "Adds.", "inputSchema": SCHEMA}, wrong], "nextCursor": "2"}
+    if params["name"] == "die":
+        print("I die.", file=sys.stderr, flush=True)
+        sys.exit(3)
+    if not isinstance(params["arguments"].get("by"), int):
+        return {"isError": True, "content": [{"type": "text", "text": "by is no number"}]}
+    count += params["arguments"]["by"]
+    return {"content": [{"type": "text", "text": f"{count} ünits"}, {"type": "image", "mimeType": "image/png"}]}
+
+
+def reply(message):
+    return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answered(message)})
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if message["method"] != "initialize" and self.headers["Mcp-Session-Id"] != "s-1":
+            self.send_error(404)
+            return
+        if "id" not in message:
+            self.send_response(202)
+            self.end_headers()
+            return
+        is_stream = message["method"] == "tools/call"
+        text = reply(message)
+        body = (f"event: message\ndata: {text}\n\n" if is_stream else text).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream" if is_stream else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Mcp-Session-Id", "s-1")
+        self.end_headers()
+        self.wfile.write(body)
+
+
+if len(sys.argv) > 1:
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+for line in sys.stdin:
+    said = json.loads(line)
+    print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}), flush=True)
+    if "id" in said:
+        print(reply(said), flush=True)

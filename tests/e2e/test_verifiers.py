@@ -1,0 +1,73 @@
+"""Episodes as rollouts of verifiers, over its own interception, in containers. Needs the package (skipped without)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ares_exp.errors import ConfigError
+from ares_exp.training.verifiers import make_plugin
+from tests.e2e.conftest import SUBMIT
+from tests.e2e.test_training_rows import GREET
+from tests.loopback_endpoint import LoopbackEndpoint, answer, error
+
+pytestmark = pytest.mark.local
+PLUGIN = """
+from ares_exp.training.verifiers import make_plugin
+
+Greetings, GreetingsHarness = make_plugin(env="harbor_samples", overrides=["env.tasks=[write-greeting]"])
+__all__ = ["Greetings", "GreetingsHarness"]
+"""
+
+
+def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    with pytest.raises(ConfigError, match="pip install 'verifiers"):
+        make_plugin(env="harbor_samples")
+
+
+async def rollout(endpoint: LoopbackEndpoint, vf: Any) -> Any:
+    """One rollout of the environment that verifiers loads by the name of the plugin."""
+    runtime = {"type": "subprocess"}
+    environment = vf.load_environment(
+        vf.SingleAgentEnvConfig(
+            taskset={"id": "greetings"},
+            agent={"runtime": runtime, "model": "policy"},
+            interception={"type": "server"},
+        )
+    )
+    [task] = list(environment.taskset)
+    client = vf.EvalClientConfig(base_url=endpoint.url, api_key_var="ROLLOUT_KEY")
+    async with environment.serving():
+        return await environment.run_episode(task, vf.ModelContext("policy", client))
+
+
+@pytest.fixture
+def vf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = pytest.importorskip("verifiers.v1")
+    (tmp_path / "greetings.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ROLLOUT_KEY", "sk-of-the-trainer")
+    return module
+
+
+async def test_an_episode_is_a_rollout_with_its_calls_and_its_reward(vf: Any) -> None:
+    with LoopbackEndpoint() as endpoint:
+        endpoint.then(answer(GREET), answer(SUBMIT))
+        played = await rollout(endpoint, vf)
+    assert played.ok, played.errors
+    [trace] = played.traces
+    assert (trace.reward, trace.task.key, trace.num_turns) == (1.0, "write-greeting", 2)
+    assert [message.content for message in trace.assistant_messages] == [GREET, SUBMIT]
+    assert {one.headers["authorization"] for one in endpoint.requests} == {"Bearer sk-of-the-trainer"}
+
+
+async def test_an_episode_without_an_answer_is_a_rollout_that_failed(vf: Any) -> None:
+    with LoopbackEndpoint(otherwise=error(400, "no such model")) as endpoint:
+        played = await rollout(endpoint, vf)
+    assert not played.ok
+    assert played.traces[0].has_error
