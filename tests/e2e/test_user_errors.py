@@ -59,7 +59,6 @@ CHAT = ("policy=chat_completions", "policy.model=m")
         (["policy.model=m"], "`policy=chat_completions` or another one: choose that option"),
         (["collector=null"], "Options: atif, json, jsonl, memory, none, parquet."),
         (["container=null"], "`container=null` chooses no option of the group `container`. Options: daytona,"),
-        (["agent=terminal", "container=daytona"], "container=daytona has none. Use container=local"),
         (["budget=5"], "`budget.cost=…`"),
         (["attempts"], "Did you mean `attempts=…`"),
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),
