@@ -92,7 +92,7 @@ class Components:
             budget=part("budget"),
             trainer=part("trainer"),
             executor=as_executor(part("executor")),
-            recipe=Recipe.of(config),
+            recipe=None if objects else Recipe.of(config),
         )
 
 
