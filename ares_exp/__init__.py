@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ares_exp.scripting.run_results import RunResults as RunResults
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor import load_task as load_task
+    from ares_exp.training.driven import driven as driven
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
@@ -69,6 +70,7 @@ _OWNERS = {
     "make": "ares_exp.presets.registry",
     "register_env": "ares_exp.presets.registry",
     "register_preset": "ares_exp.presets.registry",
+    "driven": "ares_exp.training.driven",
     "rollouts": "ares_exp.scripting.rollouts",
     "run": "ares_exp.scripting.run",
     "run_episode": "ares_exp.rollout",

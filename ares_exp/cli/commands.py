@@ -14,6 +14,7 @@ from ares_exp.trackers.commands.command_line import COMMANDS as OF_TRACKERS
 from ares_exp.trajectories.commands.command_line import COMMANDS as OF_TRAJECTORIES
 
 COMMANDS: Mapping[str, Runnable] = {
+    "train": CommandModule("train the policy on the episodes of a run", "ares_exp.cli.train"),
     "new-task": CommandModule("make a small task, to be edited", "ares_exp.authoring.new_task"),
     "check-task": CommandModule("tell whether the tests of tasks test", "ares_exp.authoring.check_task"),
     "list": CommandModule("list what can be chosen, and the tasks of an environment", "ares_exp.listing.command_line"),

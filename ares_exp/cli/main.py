@@ -24,8 +24,11 @@ def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
     _find_modules_here()
     exit_code = run_word(sys.argv[1:], program())
-    if exit_code is not None:
-        return exit_code
+    return play() if exit_code is None else exit_code
+
+
+def play() -> int:
+    """Plays what the overrides in `sys.argv` say, or answers its flags; returns the exit code."""
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")

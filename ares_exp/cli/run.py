@@ -76,13 +76,16 @@ class Run:
         self._interrupted = False
 
     @classmethod
-    def of(cls, config: DictConfig, hydra: HydraConf, *, quiet: bool = False) -> Self:
+    def of(
+        cls, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
+    ) -> Self:
         """Validates a composed config, and makes the run that it describes.
 
         Args:
             config: The config; where a run is gone on with it becomes what that recorded.
             hydra: Hydra's own part of it.
             quiet: Whether neither progress nor the summary is printed.
+            given: Components that a script gives in place of the config's, by group.
 
         Raises:
             UserError: Something is wrong.
@@ -103,7 +106,9 @@ class Run:
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
         settings = Settings.of(values, sweep_dir=sweep_dir)
-        return cls(Components.of(config), settings, run_dir, scrub(values), group, job, quiet=quiet)
+        parts = Components.of(config, given or {})
+        values |= {one: {"_object_": type(part).__name__} for one, part in (given or {}).items()}
+        return cls(parts, settings, run_dir, scrub(values), group, job, quiet=quiet)
 
     @property
     def run_dir(self) -> RunDir:

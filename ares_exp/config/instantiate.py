@@ -25,6 +25,7 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "snapshot": ("a snapshot schedule", ("check", "around", "collect_garbage")),
     "retry": ("retry rules", ("wait_sec",)),
     "budget": ("a budget", ("sweep",)),
+    "trainer": ("a trainer", ("check", "train")),
 }
 """What the options of a group make, and what that has at least."""
 

@@ -18,7 +18,10 @@ from ares_exp.records.results import Outcome
 if TYPE_CHECKING:
     pass
 
-GROUPS = ("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget")
+GROUPS = (
+    *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "retry", "budget"),
+    "trainer",
+)
 
 
 def _key(
@@ -47,6 +50,7 @@ class ExperimentConfig:
     snapshot: Any = field(default="???")
     retry: Any = field(default="???")
     budget: Any = field(default="???")
+    trainer: Any = field(default="???")
     name: str = _key("default", "name of the experiment: outputs/<name>/<date>_<time>")
     attempts: int = _key(1, "episodes per task", least=1)
     concurrency: int = _key(4, "episodes at the same time", least=1)

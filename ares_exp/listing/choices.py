@@ -25,6 +25,7 @@ GROUP_OF: Mapping[str, str] = {
     "snapshots": "snapshot",
     "retries": "retry",
     "budgets": "budget",
+    "trainers": "trainer",
     "scorers": "scorer",
     "experiments": "experiment",
 }

@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "max_completion_tokens", "max_tokens",
     "max_output_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "reasoning",
-    "thinking", "output_config", "logprobs", "top_logprobs", "n",
+    "thinking", "output_config", "logprobs", "top_logprobs", "n", "typical_p", "min_tokens", "logit_bias", "bad_words",
+    "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "json_schema", "regex", "ebnf",
 )  # fmt: skip
 """Fields of a request's body that are kept with the response: what a result depends on, and no secrets."""
 

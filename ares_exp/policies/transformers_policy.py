@@ -178,6 +178,14 @@ class TransformersPolicy(Policy):
         self._without_episode = self._without_episode or _Episode(self, EpisodeSpec("", 0))
         return await self._without_episode(request)
 
+    async def in_memory(self) -> tuple[Any, Any]:
+        """Returns the module and its tokenizer, for a trainer in this process.
+
+        It may change the weights while no answer is under way, and tells of it by `update`, without weights.
+        """
+        _, loaded = await self._running()
+        return loaded.model, loaded.tokenizer
+
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """As `UpdatablePolicy.update`. A directory is one of `save_pretrained`, with `*.safetensors`."""
         thread, _ = await self._running()

@@ -210,6 +210,8 @@ class RunDir:
         self.replay = path / "replay.json"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
+        self.training = path / "training.jsonl"
+        self.checkpoints = path / "checkpoints"
         self.log = path / "run.log"
         self.status = path / "status.json"
         self.control = path / "control"
@@ -251,6 +253,7 @@ class RunDir:
         """Refuses links in place of the run's folders: a run deletes files there, and the directory is untrusted."""
         folders = (
             *(self.trajectories, self.files, self.answers, self.snapshots, self.branch_point, self.tensorboard),
+            self.checkpoints,
             self.control,
         )
         if links := [path.name for path in folders if path.is_symlink()]:
@@ -279,7 +282,14 @@ class RunDir:
 
         Skips the folders in which tasks, snapshots and trackers keep their files.
         """
-        others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
+        others = (
+            self.files,
+            self.snapshots,
+            self.branch_point,
+            self.tensorboard,
+            self.checkpoints,
+            self.path / "wandb",
+        )
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
         for folder in (self.path, *(folder for folder in folders if folder not in others)):
             for path in folder.glob(".*.tmp"):

@@ -51,11 +51,12 @@ class PlannedEpisode:
 
 def plan_episodes(task_names: Sequence[str], *, attempts: int, seed: int) -> list[PlannedEpisode]:
     """Plans every task `attempts` times, attempts outermost: an interrupted run has played many tasks at least once."""
-    return [
-        PlannedEpisode(_new_id(name, attempt), name, attempt, episode_seed(seed, name, attempt))
-        for attempt in range(attempts)
-        for name in task_names
-    ]
+    return [plan_attempt(name, attempt, seed=seed) for attempt in range(attempts) for name in task_names]
+
+
+def plan_attempt(task_name: str, attempt: int, *, seed: int) -> PlannedEpisode:
+    """Plans one attempt, with its seed derived from that of the run."""
+    return PlannedEpisode(_new_id(task_name, attempt), task_name, attempt, episode_seed(seed, task_name, attempt))
 
 
 def _new_id(task_name: str, attempt: int) -> str:

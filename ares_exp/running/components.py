@@ -19,6 +19,7 @@ from ares_exp.resume.resumable_policy import OnDivergence
 from ares_exp.running.branching import Branching, BranchOptions
 from ares_exp.running.budget import Budget
 from ares_exp.running.retries import RetryRules
+from ares_exp.running.trainer import NoTrainer, Trainer
 from ares_exp.scoring.scored_source import make_scored_source
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.time_limits import TimeLimits
@@ -46,6 +47,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
+    trainer: Trainer = field(default_factory=NoTrainer)
 
     @property
     def playing_agent(self) -> AgentFactoryBase:
@@ -53,24 +55,34 @@ class Components:
         return _solver() if self.policy.needs_solution and self.agent_factory.needs_door else self.agent_factory
 
     @classmethod
-    def of(cls, config: DictConfig) -> Self:
+    def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
         """Makes every component of a composed config; their constructors validate their arguments and touch nothing.
+
+        Args:
+            config: The config.
+            given: Components that are there already, by group: the config's are not made.
 
         Raises:
             ConfigError: One cannot be made.
         """
+        objects = given or {}
+
+        def part(group: str) -> Any:
+            return objects[group] if group in objects else instantiate_group(config, group)
+
         return cls(
             source=make_scored_source(config),
-            agent_factory=as_agent_factory(instantiate_group(config, "agent")),
-            container_factory=as_container_factory(instantiate_group(config, "container")),
-            policy=as_policy(instantiate_group(config, "policy")),
-            wrapper=instantiate_group(config, "wrapper"),
+            agent_factory=as_agent_factory(part("agent")),
+            container_factory=as_container_factory(part("container")),
+            policy=as_policy(part("policy")),
+            wrapper=part("wrapper"),
             collectors={name: as_collector(one) for name, one in instantiate_several(config, "collector").items()},
             tracker=SeveralTrackers(instantiate_several(config, "tracker")),
-            snapshots=instantiate_group(config, "snapshot"),
+            snapshots=part("snapshot"),
             branching=_branching(config),
-            retry=instantiate_group(config, "retry"),
-            budget=instantiate_group(config, "budget"),
+            retry=part("retry"),
+            budget=part("budget"),
+            trainer=part("trainer"),
         )
 
 

@@ -16,7 +16,7 @@ from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentWrapper
 from ares_exp.errors import BudgetExhaustedError, ConfigError, ResumeDivergedError, SnapshotError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult
+from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
@@ -37,6 +37,8 @@ from ares_exp.running.run_control import RunControl
 from ares_exp.running.run_orders import RunOrders
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.running.scheduler import Retry, Scheduler
+from ares_exp.running.trained_run import PlayedOnRequest, train
+from ares_exp.running.trainer import Trainer, trains
 from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 BUDGET_INTERVAL_SEC = 2.0
 """Seconds between two checks of the budgets while nothing is paid for."""
+
+TRAINER_GRACE_SEC = 60.0
+"""Seconds that an interrupted trainer has to finish the step that it is in."""
 
 SHOWN_TASKS = 5
 
@@ -77,6 +82,7 @@ class Experiment:
         self._scheduler = Scheduler(settings.concurrency, self._play)
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
         self._rows = GatheredCalls(self._write)
+        self._trained: PlayedOnRequest | None = None
         self._interrupted = False
         self._exhausted: BudgetExhaustedError | None = None
         self._max_loop_lag_sec = 0.0
@@ -94,6 +100,8 @@ class Experiment:
         """
         parts = self._parts
         names = await prepare(parts, self._settings, self._maker, self._warn)
+        if trains(parts.trainer):
+            await asyncio.to_thread(parts.trainer.check, parts.policy, names)
         if parts.policy.knows_prices and not self._limits_spending:
             self._warn(
                 "Nothing limits what is spent. `budget.cost=20` ends the run at 20 US dollars, `cost_limit=0.5` an "
@@ -119,7 +127,9 @@ class Experiment:
         earlier: PreviousSessions | None = None,
         redo: Sequence[str] = (),
     ) -> RunSummary:
-        """Plays all episodes that are still due. A failed episode is a normal result; `interrupt` ends the run early.
+        """Plays all episodes that are still due, or those that the trainer asks for.
+
+        A failed episode is a normal result; `interrupt` ends the run early.
 
         Args:
             task_names: The selected tasks.
@@ -129,9 +139,9 @@ class Experiment:
         """
         began = time.monotonic()
         earlier = earlier or PreviousSessions()
-        self._planned = planned = planned_episodes(self._parts, self._settings, task_names)
-        asked = {one.slot for one in planned}
-        self._results = [result for result in earlier.results if (result.task_name, result.attempt) in asked]
+        trainer = self._parts.trainer
+        self._planned = planned = [] if trains(trainer) else planned_episodes(self._parts, self._settings, task_names)
+        self._results = self._earlier_results(earlier, planned)
         for result in self._results:
             if result.reward is None and result.outcome not in UNFINISHED:
                 slot = result.task_name, result.attempt
@@ -158,19 +168,47 @@ class Experiment:
         if not self._quiet:
             self._progress.start()
         try:
-            if owed:
+            if owed or trains(trainer):
                 await self._prepare_branching()
                 with collecting_seldom():
                     async with self._watched():
-                        await self._scheduler.run(owed)
+                        if trains(trainer):
+                            await self._train(trainer, task_names, earlier)
+                        else:
+                            await self._scheduler.run(owed)
                 for episode in list(self._running.values()):
                     await self.record(episode, self._exhausted or asyncio.CancelledError("it did not end in time"))
         finally:
             self._progress.stop()
             await finish(asyncio.to_thread(self._maker.close))
-        summary = self._summarise(len(planned), earlier.wall_sec + time.monotonic() - began)
+        num_planned = len(planned) if self._trained is None else len(final_results(self._results))
+        summary = self._summarise(num_planned, earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary
+
+    def _earlier_results(self, earlier: PreviousSessions, planned: Sequence[PlannedEpisode]) -> list[EpisodeResult]:
+        """Returns those of the plan; all of them where a trainer makes the plan as it goes."""
+        if trains(self._parts.trainer):
+            return list(earlier.results)
+        asked = {one.slot for one in planned}
+        return [result for result in earlier.results if (result.task_name, result.attempt) in asked]
+
+    async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
+        self._trained = PlayedOnRequest(
+            self._parts,
+            self._settings,
+            self._run_dir,
+            self._scheduler,
+            task_names,
+            earlier,
+            self._warn,
+            self._expect_another,
+        )
+        await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
+
+    def _expect_another(self) -> None:
+        self._live.planned += 1
+        self._progress.expect_another()
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
@@ -315,6 +353,11 @@ class Experiment:
 
     async def _play(self, planned: PlannedEpisode) -> Retry | None:
         """Plays one try of an attempt. Returns the retry that follows, if any."""
+        if self._trained is None:
+            return await self._play_try(planned)
+        return await self._trained.play_try(planned, self._play_try)
+
+    async def _play_try(self, planned: PlannedEpisode) -> Retry | None:
         self._progress.episode_started(planned.task_name)
         episode = self._running[planned.episode_id] = RunningEpisode(
             planned=planned, recorder=self, limits=self._settings.limits
@@ -325,7 +368,7 @@ class Experiment:
             await run_episode(environment, policy, episode, policy_timeout_sec=self._settings.policy_timeout_sec)
         except asyncio.CancelledError as cancelled:
             worker = asyncio.current_task()
-            is_ordered = self._scheduler.interrupted or episode.is_cancelled
+            is_ordered = self._scheduler.interrupted or episode.is_cancelled or self._is_dismissed(planned)
             if worker is not None and worker.cancelling() and not is_ordered:
                 raise  # the run itself is being cancelled
             failure = self._exhausted or cancelled
@@ -334,7 +377,12 @@ class Experiment:
             failure = error
         await self.record(episode, failure)
         del failure  # its traceback refers to this frame: without that cycle the whole episode is freed at once
+        if self._trained is not None:
+            self._trained.tried(episode)
         return episode.retry
+
+    def _is_dismissed(self, planned: PlannedEpisode) -> bool:
+        return self._trained is not None and self._trained.is_cancelled(planned.slot)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
         """Returns the retry that follows this try, if any."""

@@ -42,7 +42,7 @@ class Scheduler:
         self._playing: dict[_Playing, PlannedEpisode] = {}
         self._ended: deque[_Playing] = deque()
         self._changed = asyncio.Event()
-        self._interrupted = self._paused = self._is_over = False
+        self._interrupted = self._paused = self._is_over = self._waits_for_more = False
 
     @property
     def interrupted(self) -> bool:
@@ -124,15 +124,30 @@ class Scheduler:
         waiting = (planned for planned, _ in self._waiting.values())
         return {one.slot for one in (*self._playing.values(), *self._ready, *waiting)}
 
-    async def run(self, owed: Sequence[PlannedEpisode]) -> None:
+    def append(self, planned: PlannedEpisode) -> None:
+        """Puts a try at the end of the queue."""
+        self._ready.append(planned)
+        self._changed.set()
+
+    def end(self) -> None:
+        """Says that nothing more is added: `run` returns when all have their results."""
+        self._waits_for_more = False
+        self._changed.set()
+
+    async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
         """Plays all of them. After an interrupt returns early, at most `INTERRUPT_GRACE_SEC` later.
+
+        Args:
+            owed: What is to be played.
+            waits_for_more: Whether it goes on with what is added, until `end`.
 
         Raises:
             Exception: What `play` raised.
         """
         self._ready.extend(owed)
+        self._waits_for_more = waits_for_more
         try:
-            while not self.interrupted and (self._playing or self._ready or self._waiting):
+            while not self.interrupted and (self._waits_for_more or self._playing or self._ready or self._waiting):
                 self._begin()
                 await self._changed.wait()
                 self._changed.clear()

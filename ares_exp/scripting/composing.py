@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,20 @@ class ComposedJob:
     logging: Mapping[str, Any]
 
 
-def compose_job(overrides: Sequence[str], config_dirs: Sequence[Path], *, quiet: bool) -> ComposedJob:
+def compose_job(
+    overrides: Sequence[str],
+    config_dirs: Sequence[Path],
+    *,
+    quiet: bool,
+    given: Mapping[str, Any] | None = None,
+) -> ComposedJob:
     """Composes overrides as the command does, makes the run directory with Hydra's records, and makes the run.
+
+    Args:
+        overrides: As on the command line.
+        config_dirs: Folders of options.
+        quiet: Whether neither progress nor the summary is printed.
+        given: Components in place of the config's, by group.
 
     Raises:
         UserError: Something is wrong; what was made of the run directory is removed again.
@@ -46,18 +59,19 @@ def compose_job(overrides: Sequence[str], config_dirs: Sequence[Path], *, quiet:
         raise ConfigError(objection)
     log_problems(config_dirs)
     with ONE_AT_A_TIME:
+        from ares_exp.cli.run import Run
         from ares_exp.config.option_files import OptionSearchPath
 
         before = OptionSearchPath.config_dirs
         set_up_hydra(config_dirs)
         fresh_dir.cache_clear()  # a run of before may have begun in the same second
         try:
-            return _compose(overrides, config_dirs, quiet=quiet)
+            return _compose(overrides, config_dirs, partial(Run.of, quiet=quiet, given=given))
         finally:
             OptionSearchPath.config_dirs = before
 
 
-def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], *, quiet: bool) -> ComposedJob:
+def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Callable[..., Run]) -> ComposedJob:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -76,21 +90,19 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], *, quiet: bo
         flags, lines = flags_and_overrides(command.argv)
         if {"-m", "--multirun"} & {*flags} or any(one.lstrip("+").startswith("hydra.mode=") for one in lines):
             raise ConfigError("A sweep is resumed by the command: `python -m ares_exp resume=<sweep>`.")
-        return _run_hydra(root_config, in_full(lines, root_config), quiet=quiet)
+        return _run_hydra(root_config, in_full(lines, root_config), make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides that {source} recorded are in force, too.)" if source is not None else ""
         said = explain(error, overrides, root_config).replace(_HYDRAS_SWEEP, "To play each of them, loop over runs")
         raise ConfigError(f"{said}{taken}") from error
 
 
-def _run_hydra(root_config: str, overrides: list[str], *, quiet: bool) -> ComposedJob:
+def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., Run]) -> ComposedJob:
     """Has Hydra compose the config and prepare the job, which is to make the run and no more."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
-
-    from ares_exp.cli.run import Run
 
     made: list[ComposedJob | Exception] = []
 
@@ -98,7 +110,7 @@ def _run_hydra(root_config: str, overrides: list[str], *, quiet: bool) -> Compos
         hydra = HydraConfig.get()
         logging: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
         try:
-            made.append(ComposedJob(Run.of(config, hydra, quiet=quiet), logging))
+            made.append(ComposedJob(make_run(config, hydra), logging))
         except Exception as error:  # Hydra would print that there was one
             RunDir(Path(hydra.runtime.output_dir)).discard()
             made.append(error)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,17 +93,13 @@ class _Playing:
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
         """Starts the thread. Raises `ConfigError` when another run of this process is under way."""
         self.results: Future[RunResults] = Future()
-        self._overrides = _checked(overrides)
+        self._overrides = checked_overrides(overrides)
         self._config_dirs = [Path(folder) for folder in config_dirs]
         self._quiet = quiet
         self._loop: asyncio.AbstractEventLoop | None = None
         self._run: Run | None = None
         self._interrupted = False
-        if not _under_way.acquire(blocking=False):
-            raise ConfigError(
-                "Expected one run at a time in a process, and another one is under way: wait for it first, or play "
-                "several at once as a sweep, `python -m ares_exp -m hydra/launcher=joblib …`."
-            )
+        _claim()
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(self._play,), name="ares_exp run", daemon=True).start()
 
@@ -146,7 +142,25 @@ class _Playing:
         return RunResults(run.run_dir.path, summary)
 
 
-def _checked(overrides: Sequence[str]) -> list[str]:
+@contextmanager
+def only_run() -> Iterator[None]:
+    """Claims this process for a run inside the block. Raises `ConfigError` when another one is under way."""
+    _claim()
+    try:
+        yield
+    finally:
+        _under_way.release()
+
+
+def _claim() -> None:
+    if not _under_way.acquire(blocking=False):
+        raise ConfigError(
+            "Expected one run at a time in a process, and another one is under way: wait for it first, or play "
+            "several at once as a sweep, `python -m ares_exp -m hydra/launcher=joblib …`."
+        )
+
+
+def checked_overrides(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides.
 
     Raises:

@@ -30,8 +30,8 @@ class JsonlTracker(TrackerBase):
 
     Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each
     time that the run is resumed. `episode`: a finished try, and the running totals. `system`: the runner's own metrics.
-    `order`: an order to the run (`ares-exp ctl`). `finish`: the totals. The lines survive `kill -9`; a number that is
-    not finite is `null`.
+    `training`: numbers of an optimizer step. `order`: an order to the run (`ares-exp ctl`). `finish`: the totals. The
+    lines survive `kill -9`; a number that is not finite is `null`.
     """
 
     @pydantic.validate_call
@@ -106,6 +106,10 @@ class JsonlTracker(TrackerBase):
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Appends the line of a sample. Returns at once."""
         self._append("system", lambda: sample)
+
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Appends the line of an optimizer step. Returns at once."""
+        self._append("training", lambda: {"step": step, **values})
 
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Appends the line of an order. Returns at once."""

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.parts import completed
@@ -71,6 +72,11 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         """Hands the sample to every one."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_system, sample)
+
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Hands the numbers to every one."""
+        for name, tracker in self._trackers.items():
+            self._guard(name, partial(tracker.log_training, step=step), values)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Hands the order to every one."""

@@ -28,9 +28,9 @@ _BINS = 30
 class TensorboardTracker(TrackerBase):
     """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
 
-    Scalars of a finished try have the number of finished tries as their step, also in a resumed run; the runner's own
-    scalars have the whole seconds since the run began. At the end come the totals and, over the attempts,
-    histograms. Config and provenance are texts.
+    Scalars of a finished try have the number of finished tries as their step, also in a resumed run; those of a
+    training have the optimizer step, and the runner's own the whole seconds since the run began. At the end come the
+    totals and, over the attempts, histograms. Config and provenance are texts.
     """
 
     @pydantic.validate_call
@@ -78,6 +78,10 @@ class TensorboardTracker(TrackerBase):
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Writes a sample. Returns at once."""
         self._write(lambda events, now: events.add_system(sample, now))
+
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Writes the numbers at their optimizer step. Returns at once."""
+        self._write(lambda events, now: events.add_training(values, step, now))
 
     def finish(self, summary: RunSummary) -> None:
         """Writes the totals and closes the file, within `finish_timeout_sec`. Idempotent."""
@@ -129,6 +133,9 @@ class _EventFile:
 
     def add_system(self, sample: Mapping[str, float], now: float) -> None:
         self._add_scalars(sample, max(int(now - self._began), 0), now)
+
+    def add_training(self, values: Mapping[str, float], step: int, now: float) -> None:
+        self._add_scalars(values, step, now)
 
     def end(self, summary: RunSummary, now: float) -> None:
         try:

@@ -95,5 +95,8 @@ class TrackerBase(Tracker):
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Records how the runner itself does (`system/loop_lag_sec`, …). Returns at once. Default: not at all."""
 
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Records numbers of a training (`train/reward`, …) at an optimizer step. Default: not at all."""
+
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Records an order to the run, as a line of `control.jsonl` has it. Returns at once. Default: not at all."""

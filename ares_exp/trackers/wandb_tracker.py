@@ -137,6 +137,12 @@ class WandbTracker(TrackerBase):
             recording, now = self._session[0], time.time()
             self._numbers.do(lambda: recording.add_system(sample, now))
 
+    def log_training(self, values: Mapping[str, float], *, step: int) -> None:
+        """Records numbers of the training. Returns at once."""
+        if self._session is not None:
+            recording = self._session[0]
+            self._numbers.do(lambda: recording.add_training(values, step))
+
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Records an order to the run in its config. Returns at once."""
         if self._session is not None and self._numbers.waiting < MAX_WAITING:

@@ -36,6 +36,10 @@ NAMED: Mapping[str, str] = {
     "replay": "of a replay: every step compared, the diffs, rewards, determinism scores by task",
     "metrics": "of `tracker=jsonl`",
     "tensorboard": "of `tracker=tensorboard`",
+    "training": "of a training: a line for each session, round (its attempts, before they are played), evaluation and "
+    "optimizer step",
+    "checkpoints": "`checkpoint-<step>/` of a training: weights, tokenizer, optimizer, and what the curriculum knew; "
+    "the last ones",
     "log": "the log, with tracebacks",
     "status": "the state of a run under way: what waits for what, what is spent ([control.md](../control.md))",
     "control": "orders that the run has not taken yet, of `ares-exp ctl`",

@@ -28,6 +28,7 @@ SURFACE = {
     "TimeStep",
     "TrajectoryCollectingEnvironment",
     "arun",
+    "driven",
     "info",
     "list_presets",
     "load_task",

@@ -23,12 +23,13 @@ from ares_exp.trackers.wandb_recording.service import Report, close_run, first_l
 if TYPE_CHECKING:
     import wandb
 
-FINISHED, WALL_SEC = "progress/finished", "progress/wall_sec"
-"""The two axes: finished episodes, and seconds since the run was first begun."""
+FINISHED, WALL_SEC, OPTIMIZER_STEP = "progress/finished", "progress/wall_sec", "progress/optimizer_step"
+"""The axes: finished episodes, seconds since the run was first begun, and steps of a training."""
 OBJECTIVE = "objective"
 """In the summary: the metric that a sweep is to maximise; the config key of that name chooses it."""
 BY_NUMBER = ("episode/*", "outcome/*", "progress/mean_reward")
 BY_TIME = ("system/*", FINISHED)
+BY_STEP = ("train/*", "heldout/*")
 STEPS_AHEAD, RENEWED_AFTER = 1000, 200
 """So many W&B steps are written down as used before they are; renewed after so many rows, tables come in between."""
 
@@ -66,6 +67,7 @@ class WandbRecording:
         self._rows_left = 0
         self._start = min((result.started_at for result in info.earlier), default=time.time())
         self._rows = EpisodeRows()
+        self._has_training_axis = False
 
     def begin(self) -> None:
         """Opens the W&B run."""
@@ -99,6 +101,16 @@ class WandbRecording:
         numbers = {key: value for key, value in sample.items() if isinstance(value, int | float)}
         with self.reported("refused a sample"):
             self._log({**numbers, WALL_SEC: self._seconds(at)})
+
+    def add_training(self, values: Mapping[str, float], step: int) -> None:
+        """Logs numbers of a training at an optimizer step."""
+        with self.reported("refused numbers of the training"):
+            if self.run is not None and not self._has_training_axis:
+                self._has_training_axis = True
+                self.run.define_metric(OPTIMIZER_STEP, hidden=True)
+                for key in BY_STEP:
+                    self.run.define_metric(key, step_metric=OPTIMIZER_STEP)
+            self._log({**values, OPTIMIZER_STEP: step})
 
     def add_order(self, line: Mapping[str, Any]) -> None:
         """Puts an order to the run into the config, by its id."""

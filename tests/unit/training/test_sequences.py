@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ares_exp.errors import UntrainableError
 from ares_exp.llms.request import LLMRequest
+from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
+from ares_exp.training.sampled_calls import NEUTRAL
 from ares_exp.training.sequences import SequenceCounts, sequences_of
 from ares_exp.trajectories import JsonTrajectoryCollector, load
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -139,6 +141,11 @@ def test_what_is_no_sampling_from_the_policy_is_refused_by_name(broken: dict[str
 def test_requests_whose_answers_are_no_sampling_are_refused(request_: LLMRequest, message: str) -> None:
     with pytest.raises(UntrainableError, match=message):
         sequences_of(episode([FIRST], request=request_))
+
+
+def test_whatever_alters_sampling_is_recorded_by_policies_that_ask_endpoints() -> None:
+    """What is not on record could not be refused."""
+    assert set(NEUTRAL) - set(SAMPLING_FIELDS) == set()
 
 
 def test_sampling_that_is_not_on_record_is_that_of_the_request() -> None:

@@ -1,0 +1,51 @@
+"""The command line of `train`: a run with a trainer, composed by Hydra as any other."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DEFAULTS = {"trainer": "grpo", "name": "train"}
+"""What is chosen where the command line does not say: the run directory is outputs/train/<date>_<time>."""
+NAMING_A_RUN = "resume"
+DESCRIPTION = """\
+Trains the policy: plays the episodes that a trainer asks for, in one run, and has it learn from them. Options and keys
+are those of a run; `attempts` has no effect. `python -m ares_exp trainer --help` lists what a trainer takes.
+"""
+EPILOG = """\
+Examples:
+  %(prog)s env=harbor_samples agent=tools policy=transformers policy.model=path/to/model trainer.steps=200
+  %(prog)s env=harbor env.path=tasks 'trainer.heldout=["test-*"]' trainer.zero_std_groups=refill …
+  %(prog)s resume=outputs/train/2026-01-01_12-00-00
+  %(prog)s -m trainer.learning_rate=1e-6,1e-5 …
+
+Exit codes: those of a run.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of the command."""
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run")
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep of trainings")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options of your own, as for a run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    from ares_exp.cli.main import play
+
+    flags = ["-m"] if arguments.multirun else []
+    if arguments.config_dir is not None:
+        flags.append(f"--config-dir={arguments.config_dir}")
+    sys.argv[1:] = [*flags, *with_defaults(arguments.overrides)]
+    return play()
+
+
+def with_defaults(overrides: Sequence[str]) -> list[str]:
+    """Puts the defaults before what was typed; a run that is resumed has them in its record."""
+    keys = {one.lstrip("+").partition("=")[0] for one in overrides}
+    if NAMING_A_RUN in keys:
+        return [*overrides]
+    return [*(f"{key}={value}" for key, value in DEFAULTS.items() if key not in keys), *overrides]

@@ -1,0 +1,109 @@
+"""`driven`: a run whose episodes a script asks for, as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.cancellation import finish
+from ares_exp.errors import UserError
+from ares_exp.policies.policy import Policy, as_policy
+from ares_exp.scripting.run import checked_overrides, only_run
+from ares_exp.training.driver import EpisodeDriver
+
+if TYPE_CHECKING:
+    from ares_exp.llms.request import LLMClient
+    from ares_exp.running.trainer import TrainedRun
+
+
+@asynccontextmanager
+async def driven(
+    overrides: Sequence[str] = (),
+    *,
+    policy: LLMClient | None = None,
+    max_staleness: int | None = None,
+    config_dirs: Sequence[str | Path] = (),
+    quiet: bool = True,
+) -> AsyncIterator[EpisodeDriver]:
+    """Begins a run, or resumes one (`resume=outputs/first`), that plays what the body submits to its driver.
+
+    ```
+    async with ares_exp.driven(["env=harbor_samples", "agent=tools"], policy=my_policy) as driver:
+        async for episode in driver.submit(["hello-world"], n=8):
+            learn_from(episode)
+        await driver.update("1")
+    ```
+
+    At the end of the body, however it comes, what is under way is cancelled, every container released and the run
+    closed. Plays on the event loop of the caller.
+
+    Args:
+        overrides: As on the command line. `attempts` and `trainer` have no effect.
+        policy: Answers the requests, in place of an option of `policy`; it is closed with the run.
+        max_staleness: As for `EpisodeDriver`.
+        config_dirs: Folders of options, as `--config-dir`.
+        quiet: Whether neither progress nor the summary is printed.
+
+    Yields:
+        The driver.
+
+    Raises:
+        UserError: Something is wrong with the overrides or with what they name; no container was started.
+    """
+    from ares_exp.scripting.composing import compose_job
+    from ares_exp.scripting.run_log import run_log
+
+    folders = [Path(folder) for folder in config_dirs]
+    body = Body(max_staleness)
+    given: dict[str, Any] = {"trainer": body}
+    if policy is not None:
+        given["policy"] = as_policy(policy)
+    with only_run():
+        job = await asyncio.to_thread(compose_job, checked_overrides(overrides), folders, quiet=quiet, given=given)
+        with run_log(job.logging, overrides):
+            playing: asyncio.Task[Any] = asyncio.create_task(job.run.play())
+            try:
+                yield await _begun(playing, body)
+            except UserError:
+                job.run.run_dir.discard()
+                raise
+            finally:
+                body.ended.set()
+                await finish(asyncio.wait({playing}))
+            playing.result()
+
+
+async def _begun(playing: asyncio.Task[Any], body: Body) -> EpisodeDriver:
+    """Returns the driver when there is one. Raises what the run raised before."""
+    begun: asyncio.Task[Any] = asyncio.create_task(body.begun.wait())
+    try:
+        await asyncio.wait({playing, begun}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        begun.cancel()
+    if body.driver is None:
+        await playing
+        raise UserError("The run was interrupted before it began.")
+    return body.driver
+
+
+class Body:
+    """The trainer of a run that the body of a `with` statement is."""
+
+    def __init__(self, max_staleness: int | None) -> None:
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.driver: EpisodeDriver | None = None
+        self._max_staleness = max_staleness
+
+    def check(self, policy: Policy, task_names: Sequence[str]) -> None:
+        """Refuses nothing: the body knows what it wants."""
+
+    async def train(self, run: TrainedRun) -> None:
+        """Hands a driver to the body, and waits for its end."""
+        async with EpisodeDriver(run, max_staleness=self._max_staleness) as driver:
+            self.driver = driver
+            self.begun.set()
+            await self.ended.wait()

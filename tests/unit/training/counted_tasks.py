@@ -1,0 +1,77 @@
+"""An environment source without containers, for trainings: two steps, and a reward that the answers decide.
+
+Where there is a file `kill` with a number, the process is killed when so many episodes of it have begun.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ares_exp.environment import EnvironmentWrapper, TimeStep, restart, termination, transition
+from ares_exp.environments.source import EpisodeParts, Report, SourceBase
+from ares_exp.llms.request import LLMRequest
+
+TASKS = ("apple", "bread", "cider")
+KILL = Path("kill")
+
+
+class Counted:
+    """Asks twice; its reward is the share of answers with `yes`. Counts its open episodes."""
+
+    open_ = 0
+    begun = 0
+
+    def __init__(self, task_name: str, *, forgets: bool) -> None:
+        self._forgets = forgets
+        self._right: list[bool] = []
+        self._messages: list[Any] = [{"role": "user", "content": task_name}]
+
+    async def reset(self) -> TimeStep[Any]:
+        Counted.open_ += 1
+        Counted.begun += 1
+        if KILL.exists() and Counted.begun == int(KILL.read_text()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return restart(LLMRequest(list(self._messages)))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self._right.append("yes" in action.text)
+        if len(self._right) == 2:
+            return termination(sum(self._right) / 2)
+        said = [] if self._forgets else [{"role": "assistant", "content": action.text}]
+        self._messages = [
+            *(self._messages if not self._forgets else ()),
+            *said,
+            {"role": "user", "content": "the file"},
+        ]
+        return transition(LLMRequest(list(self._messages)))
+
+    async def close(self) -> None:
+        Counted.open_ -= 1
+
+
+class CountedTasks(SourceBase):
+    path = None
+    needs_container = False
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self._forgets = forgets
+
+    def load(self, report: Report) -> Sequence[str]:
+        return TASKS
+
+    def check(self, parts: EpisodeParts, *, report: Report) -> None:
+        pass
+
+    def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
+        return EnvironmentWrapper(Counted(task_name, forgets=self._forgets))
+
+
+def options(folder: Path) -> Path:
+    """Writes the option `env=counted`; returns the folder of options."""
+    (folder / "env").mkdir(parents=True)
+    (folder / "env" / "counted.yaml").write_text(f"_target_: {__name__}.CountedTasks\n")
+    return folder

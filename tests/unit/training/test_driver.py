@@ -1,0 +1,182 @@
+"""Episodes that a trainer submits: as they finish, no further than they are taken, by version, in one run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ares_exp
+from ares_exp import LLMRequest, LLMResponse
+from ares_exp.errors import ConfigError
+from ares_exp.policies.policy import Policy, Weights
+from ares_exp.training.driver import EpisodeDriver
+from tests.unit.training.counted_tasks import TASKS, Counted, options
+
+
+class Answers(Policy):
+    """Says `yes` while it may; its `gate` holds every answer back until it is open."""
+
+    policy_version: str | None = "0"
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._asked = asyncio.Semaphore(0)
+
+    async def was_asked(self, times: int) -> None:
+        for _ in range(times):
+            await self._asked.acquire()
+
+    async def __call__(self, request: LLMRequest) -> LLMResponse:
+        self._asked.release()
+        version = self.policy_version
+        await self.gate.wait()
+        return LLMResponse.from_text("yes", policy_version=version)
+
+    async def update(self, version: str, weights: Weights | None = None) -> None:
+        self.policy_version = version
+
+
+@pytest.fixture
+def policy() -> Answers:
+    return Answers()
+
+
+@pytest.fixture(autouse=True)
+def everything_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    options(tmp_path / "options")
+    yield
+    assert Counted.open_ == 0
+
+
+@asynccontextmanager
+async def driver(policy: Any, *overrides: str, **arguments: Any) -> AsyncIterator[EpisodeDriver]:
+    place = [] if any(one.startswith("resume=") for one in overrides) else ["hydra.run.dir=run", "env=counted"]
+    common = ["concurrency=2", "tracker=jsonl", *place, *overrides]
+    async with ares_exp.driven(common, policy=policy, config_dirs=["options"], **arguments) as driver:
+        yield driver
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+
+
+async def test_attempts_at_a_task_have_numbers_of_their_own(policy: Answers) -> None:
+    async with driver(policy) as driving:
+        first = [episode async for episode in driving.submit(["apple", "bread"], n=2)]
+        second = [episode async for episode in driving.submit(["apple"], n=1)]
+    assert sorted(one.slot for one in first) == [("apple", 0), ("apple", 1), ("bread", 0), ("bread", 1)]
+    assert [one.slot for one in second] == [("apple", 2)]
+    assert all(one.reward == 1.0 and one.versions == ("0",) for one in (*first, *second))
+    assert len({row["seed"] for row in rows()}) == len(rows()) == 5
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["planned"], summary["scored"], summary["mean_reward"]) == (5, 5, 1.0)
+
+
+async def test_it_gets_no_further_ahead_than_its_episodes_are_taken(policy: Answers) -> None:
+    async with driver(policy) as driving:
+        held, other = driving.submit(["apple"], n=8), driving.submit(["bread"], n=3)
+        assert len([episode async for episode in other]) == 3  # what the first holds back delays no other
+        assert [row["task_name"] for row in rows()].count("apple") == 2
+        assert len([episode async for episode in held]) == 8
+
+
+async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Answers) -> None:
+    policy.gate.clear()
+    async with driver(policy) as driving:
+        first, second = driving.submit(["apple"], n=4), driving.submit(["bread"], n=1)
+        await policy.was_asked(2)
+        await first.cancel()
+        policy.gate.set()
+        assert [episode async for episode in first] == []
+        assert [episode.reward async for episode in second] == [1.0]
+    outcomes = sorted((row["task_name"], row["outcome"]) for row in rows())
+    assert outcomes == [("apple", "cancelled"), ("apple", "cancelled"), ("bread", "completed")]
+
+
+async def test_the_body_may_leave_at_any_time(policy: Answers) -> None:
+    policy.gate.clear()
+
+    async def leave() -> None:
+        async with driver(policy) as driving:
+            driving.submit(["apple"], n=4)
+            await policy.was_asked(2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await leave()
+    assert [row["outcome"] for row in rows()] == ["cancelled", "cancelled"]
+
+
+async def test_new_weights_answer_without_a_restart_and_staleness_is_told(policy: Answers) -> None:
+    policy.gate.clear()
+    async with driver(policy) as driving:
+        submission = driving.submit(["apple"], n=1)
+        await policy.was_asked(1)
+        await driving.update("1")
+        await driving.update("2")
+        policy.gate.set()
+        [episode] = [episode async for episode in submission]
+        assert (episode.versions, episode.staleness) == (("0", "2"), 2)
+        assert (driving.staleness.mean, driving.staleness.most, driving.staleness.refused) == (2.0, 2, 0)
+        with pytest.raises(ConfigError, match="Expected a new name for new weights, got '1'"):
+            await driving.update("1")
+
+
+async def test_what_is_too_stale_is_played_anew(policy: Answers) -> None:
+    policy.gate.clear()
+    async with driver(policy, max_staleness=0) as driving:
+        submission = driving.submit(["apple"], n=1)
+        await policy.was_asked(1)
+        await driving.update("1")
+        policy.gate.set()
+        [episode] = [episode async for episode in submission]
+        assert (episode.slot, episode.versions, episode.staleness) == (("apple", 1), ("1",), 0)
+        assert driving.staleness.refused == 1
+    assert len(rows()) == 2
+
+
+async def test_a_training_is_gone_on_with(policy: Answers) -> None:
+    async with driver(policy) as driving:
+        assert len([episode async for episode in driving.submit(["apple"], n=2)]) == 2
+        policy.gate.clear()
+        driving.submit(["bread"], n=1)
+        await policy.was_asked(5)  # four for the finished ones
+    policy.gate.set()
+    async with driver(policy, "resume=run") as driving:
+        again = await driving.submit_again([("apple", 0), ("apple", 1), ("bread", 0)])
+        episodes = {episode.slot: episode async for episode in again}
+        assert [one.slot async for one in driving.submit(["apple"], n=1)] == [("apple", 2)]
+    assert {slot: one.reward for slot, one in episodes.items()} == {
+        ("apple", 0): 1.0,
+        ("apple", 1): 1.0,
+        ("bread", 0): 1.0,
+    }
+    assert all(one.trajectory is not None and len(one.trajectory.steps) == 3 for one in episodes.values())
+    played = [(row["task_name"], row["outcome"]) for row in rows()]
+    assert played.count(("apple", "completed")) == 3  # two were finished, and were not played again
+    assert played.count(("bread", "completed")) == 1
+
+
+async def test_a_task_that_is_not_there(policy: Answers) -> None:
+    async with driver(policy) as driving:
+        with pytest.raises(ConfigError, match=r"There is no task 'aple' in this run\. Did you mean `apple`"):
+            driving.submit(["aple"])
+        with pytest.raises(ConfigError, match="at least 1, got 0"):
+            driving.submit(TASKS, n=0)
+
+
+async def test_a_policy_without_weights_takes_none() -> None:
+    async def answer(request: LLMRequest) -> LLMResponse:
+        return LLMResponse.from_text("no")
+
+    async with driver(answer) as driving:
+        with pytest.raises(ConfigError, match="Expected a policy whose weights can be changed, got"):
+            await driving.update("1")
