@@ -19,7 +19,17 @@ from typing import Any
 
 from ares_exp.records.run_dir import dump_json
 
-SCRIPTS = ("dom.js", "format.js", "source.js", "table.js", "charts.js", "episode.js", "views.js", "app.js")
+SCRIPTS = (
+    "dom.js",
+    "format.js",
+    "source.js",
+    "table.js",
+    "charts.js",
+    "episode.js",
+    "control.js",
+    "views.js",
+    "app.js",
+)
 STYLE = "style.css"
 LEVEL = 6
 """Of compression: 9 takes three times as long for one percent."""

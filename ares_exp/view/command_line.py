@@ -18,7 +18,7 @@ PORT = 7580
 DESCRIPTION = """\
 Serves the page of `ares-exp report` to the browser of this machine: of a run, or of all runs below a folder, live while
 they go on. It is a process of its own that only reads their files: it shows runs that were killed, and runs of other
-machines on the same disk. Ctrl-C ends it.
+machines on the same disk. With `--control` its buttons give orders to runs. Ctrl-C ends it.
 """
 EPILOG = f"""\
 Examples:
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a run directory, or a folder of runs [{OUTPUTS}]; {MEANING}",
     )
     parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=f"the port, 0 for a free one [{PORT}]")
+    parser.add_argument("--control", action="store_true", help="buttons for orders to runs, as of `ares-exp ctl`")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
 
 
@@ -62,7 +63,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     from ares_exp.view.server import listening
     from ares_exp.view.shelf import Shelf
 
-    async with listening(Shelf(arguments.path), port=arguments.port) as address:
+    async with listening(Shelf(arguments.path), port=arguments.port, control=arguments.control) as address:
         sys.stdout.write(f"{address}\nThe page of {arguments.path}, for this machine alone; Ctrl-C ends it.\n")
         sys.stdout.flush()
         if arguments.open:

@@ -37,11 +37,13 @@ class Guard:
 
     Attributes:
         policy: The content security policy of every answer.
+        posted: The path where something may be posted; `None`: nothing can be changed.
         token: What the first address has.
         port: Where the server listens; known once it does.
     """
 
     policy: str
+    posted: str | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     port: int = 0
 
@@ -72,11 +74,21 @@ class Guard:
         is_first = request.path == "/" and TOKEN in request.query
         if site is not None and site not in SAFE_SITES and not is_first:
             return _said(403, "Expected a request of this page, got one of another site.")
-        if request.method not in ("GET", "HEAD"):
-            return _said(405, "Nothing can be changed here.")
+        if request.method not in ("GET", "HEAD") and (refusal := self._refused_change(request)) is not None:
+            return refusal
         given = request.query.get(TOKEN, "") if is_first else request.cookies.get(COOKIE.format(self.port), "")
         if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
             return _said(401, "Expected the address that `ares-exp view` printed, with its token.")
+        return None
+
+    def _refused_change(self, request: web.Request) -> web.Response | None:
+        """Refuses what is no order, and an order that does not say that it comes from this page."""
+        if self.posted is None or request.method != "POST" or request.path != self.posted:
+            return _said(405, "Nothing can be changed here.")
+        if "Origin" not in request.headers:
+            return _said(403, "Expected a request of this page, got one without an origin.")
+        if request.content_type != "application/json":
+            return _said(415, "Expected JSON.")
         return None
 
     def _first(self, request: web.Request) -> web.Response | None:

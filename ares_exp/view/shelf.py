@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ares_exp.control.status import read_status
 from ares_exp.errors import ConfigError
 from ares_exp.pages.page import json_text
 from ares_exp.pages.run_payload import ShownRun
@@ -105,7 +107,7 @@ class ShelvedRun:
         """Returns the payload as JSON, and a tag of it."""
 
         def make(shown: ShownRun) -> Mapping[str, Any]:
-            return {**shown.payload(name=self.key), "key": self.key}
+            return {**shown.payload(name=self.key), "key": self.key, "status": _status(shown)}
 
         return self._made("", make)
 
@@ -132,10 +134,16 @@ class ShelvedRun:
             return self._texts[name]
 
 
+def _status(shown: ShownRun) -> dict[str, Any] | None:
+    """Returns the state that a run under way told last."""
+    status = read_status(shown.dir.status) if shown.state.name == "under way" else None
+    return asdict(status) if status is not None else None
+
+
 def _signature(path: Path, *, partial: bool) -> Signature:
     """Returns sizes and times of the files that a run writes; with `partial` those of episodes under way, too."""
     run = RunDir(path)
-    files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config]
+    files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]
     if partial and run.trajectories.is_dir():
         with os.scandir(run.trajectories) as entries:

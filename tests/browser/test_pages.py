@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import ares_exp
+from ares_exp.control.orders import Order, give
 from ares_exp.pages import page as page_of
 from ares_exp.pages.episode_page import episode_page
 from ares_exp.report.command_line import main as report
@@ -201,13 +203,78 @@ def test_a_live_page_shows_a_step_when_it_is_written(page: Page, tmp_path: Path)
         page.driver.get("about:blank")
 
 
+SLOW = """\
+_target_: tests.slow_policy.SlowPolicy
+delay_sec: 0.2
+replies: ["```bash\\ntrue\\n```"]
+repeat_last: true
+"""
+
+
+def test_buttons_give_orders_to_a_run(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "policy").mkdir(parents=True)
+    (tmp_path / "conf" / "policy" / "slow.yaml").write_text(SLOW)
+    run = tmp_path / "runs" / "live"
+    words = ["policy=slow", "env.tasks=[write-greeting]", "attempts=3", "container=local", "tracker=none"]
+    words += ["step_limit=10000", "concurrency=2", "monitor_interval_sec=0.5", f"hydra.run.dir={run}"]
+    arguments = {"config_dirs": [tmp_path / "conf"], "quiet": True}
+    playing = threading.Thread(target=ares_exp.run, args=(words,), kwargs=arguments)
+    playing.start()
+    try:
+        while not (run / "status.json").exists():
+            assert playing.is_alive()
+            time.sleep(0.02)
+        with served(tmp_path / "runs", control=True) as first:
+            page.open(first)
+            page.until("return document.querySelector('[data-live]')")
+            page.run("window.confirm = () => true")
+            for button, shown in (
+                ("pause now", "Nothing new begins; 2 episodes under way held at the next request."),
+                ("resume", "Resumed after"),
+                ("cancel", "1 episode cancelled"),
+                ("end and score", "1 episode ended and scored on what there is"),
+            ):
+                of_episode = press(page, button)
+                page.until("return document.body.innerText.includes(arguments[0])", shown)
+                page.until(
+                    "return ![...document.querySelectorAll('.live li a')].some(one => one.hash === arguments[0])",
+                    of_episode,
+                )
+            page.run(
+                "document.querySelector('[data-many]').value = '5'; document.querySelector('[data-order=set]').click()"
+            )
+            page.until("return document.body.innerText.includes('of at most 5 under way')")
+            press(page, "stop")
+            page.until("return document.querySelector('.badge.state').textContent === 'interrupted'")
+            page.until("return document.querySelector('[data-live]') === null")
+            assert page.take_console() == []
+            assert page.run(OWNED)
+            page.driver.get("about:blank")
+    finally:
+        give(run / "control", Order.made("stop"))
+        playing.join(60)
+    noted = [json.loads(line) for line in (run / "control.jsonl").read_text().splitlines()]
+    assert [line["verb"] for line in noted] == ["pause", "resume", "cancel", "cancel", "set", "stop"]
+    assert {line["outcome"] for line in noted} == {"done"}
+
+
+def press(page: Page, button: str) -> str:
+    """Presses a button of an order once it is there; returns the address of its episode, if it has one."""
+    script = """
+        const one = document.querySelector(arguments[0]), item = one && one.closest("li");
+        if (one) one.click();
+        return one && (item ? item.querySelector("a").hash : "none");
+    """
+    return str(page.until(script, f'[data-order="{button}"]'))
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, *, control: bool = False) -> Iterator[str]:
     """Serves a folder from a thread; the first address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = listening(Shelf(folder), port=0)
+    server = listening(Shelf(folder), port=0, control=control)
     try:
         yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
     finally:

@@ -63,6 +63,7 @@ function overview(index, run) {
   const told = [...run.about, state.began ? `begun ${moment(state.began)}` : null, state.sessions > 1 ? count(state.sessions, "session") : null, totals.ended_by, totals.interrupted ? "interrupted" : null].filter((one) => one).join(" · ");
   const failed = run.episodes.filter((one) => one.is_last && ["broken", "failed"].includes(verdict(one, statistics.threshold))).slice(0, 8);
   return el("div", null, el("h2", null, run.name, " ", el("span", { class: "badge state " + state.name.replace(" ", "-") }, state.name)), el("p", { class: "dim" }, told),
+    liveBox(index, run),
     el("div", { class: "cards" },
       card("mean reward", interval(scored.mean_reward), scored.mean_reward ? `over ${number(scored.attempts)} scored${scored.mean_reward.unit === "attempts" ? ", of one task" : ""}` : "no reward yet"),
       zero.attempts > scored.attempts ? card("errors as zero", interval(zero.mean_reward), `over all ${number(zero.attempts)}`) : null,

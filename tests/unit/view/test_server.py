@@ -32,11 +32,13 @@ class Visitor:
         self.port = self.root.rpartition(":")[2]
         self.cookie = {COOKIE.format(self.port): first.partition("token=")[2]}
 
-    async def ask(self, path: str, *, method: str = "GET", cookie: bool = True, **headers: str) -> tuple[int, str, Any]:
+    async def ask(
+        self, path: str, *, method: str = "GET", cookie: bool = True, data: str | None = None, **headers: str
+    ) -> tuple[int, str, Any]:
         own = "; ".join(f"{name}={value}" for name, value in self.cookie.items()) if cookie else ""
         sent = {name.replace("_", "-"): value for name, value in headers.items()} | ({"Cookie": own} if own else {})
         address = path if path.startswith("http") else self.root + path
-        async with self._session.request(method, address, headers=sent, allow_redirects=False) as answer:
+        async with self._session.request(method, address, headers=sent, data=data, allow_redirects=False) as answer:
             return answer.status, await answer.text(), answer.headers
 
 
@@ -53,6 +55,15 @@ def folder(tmp_path: Path) -> Path:
 async def visitor(folder: Path) -> AsyncIterator[Visitor]:
     async with (
         listening(Shelf(folder), port=0) as first,
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+    ):
+        yield Visitor(session, first)
+
+
+@pytest.fixture
+async def commander(folder: Path) -> AsyncIterator[Visitor]:
+    async with (
+        listening(Shelf(folder), port=0, control=True) as first,
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
     ):
         yield Visitor(session, first)
@@ -104,6 +115,44 @@ async def test_who_is_refused(visitor: Visitor, path: str, status: int, how: dic
     assert found == status
     assert "a-0" not in text
     assert headers["Content-Type"].startswith("text/plain")
+
+
+ASKED = json.dumps({"run": "first", "verb": "pause"})
+POSTED: dict[str, Any] = {"method": "POST", "data": ASKED, "Content_Type": "application/json"}
+REFUSED_ORDERS = [
+    (401, {"cookie": False, "own": True}),
+    (421, {"Host": "evil.example", "own": True}),
+    (403, {}),
+    (403, {"Origin": "http://evil.example"}),
+    (403, {"Origin": "null"}),
+    (403, {"Sec_Fetch_Site": "cross-site", "own": True}),
+    (403, {"Sec_Fetch_Site": "same-site", "own": True}),
+    (415, {"Content_Type": "text/plain", "own": True}),
+    (405, {"method": "PUT", "own": True}),
+    (405, {"path": "/api/run?run=first", "own": True}),
+    (413, {"data": " " * 70_000, "own": True}),
+    (400, {"data": "[]", "own": True}),
+    (400, {"data": "{", "own": True}),
+    (400, {"data": '{"run": "first", "verb": "pause", "id": "x"}', "own": True}),
+    (404, {"data": '{"run": "../outside", "verb": "pause"}', "own": True}),
+    (422, {"data": '{"run": "first", "verb": "explode"}', "own": True}),
+    (422, {"own": True}),  # a run that has ended
+]
+
+
+@pytest.mark.parametrize(("status", "how"), REFUSED_ORDERS)
+async def test_which_orders_are_refused(commander: Visitor, folder: Path, status: int, how: dict[str, Any]) -> None:
+    sent = {**POSTED, **how}
+    path = sent.pop("path", "/api/order")
+    if sent.pop("own", False):
+        sent["Origin"] = commander.root
+    found, text, _ = await commander.ask(path, **sent)
+    assert found == status, text
+    assert not list(folder.rglob("control"))
+
+
+async def test_without_control_there_is_nothing_to_post_to(visitor: Visitor) -> None:
+    assert (await visitor.ask("/api/order", **POSTED, Origin=visitor.root))[0] == 405
 
 
 async def test_another_name_for_this_machine_and_its_own_origin_are_answered(visitor: Visitor) -> None:
