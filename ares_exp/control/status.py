@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_record
-from ares_exp.records.run_dir import atomic_file, dump_json
+from ares_exp.records.run_dir import atomic_file
+from ares_exp.records.secrets import mask_known_secrets
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 16 * 2**20
@@ -139,7 +141,7 @@ def _text(status: RunStatus) -> str:
     rows = [{name: getattr(one, name) for name in columns} for one in episodes]
     head = {field.name: getattr(status, field.name) for field in fields(status)}
     head["held"] = asdict(status.held) if status.held is not None else None
-    return dump_json({**head, "episodes": rows}) + "\n"
+    return mask_known_secrets(json.dumps({**head, "episodes": rows}, separators=(",", ":"), default=str)) + "\n"
 
 
 def read_status(path: Path) -> RunStatus | None:

@@ -52,7 +52,7 @@ class Telling(Protocol):
         ...
 
     def look(self) -> RunStatus:
-        """Returns all of it."""
+        """Returns all of it; called in a thread."""
         ...
 
 
@@ -184,9 +184,8 @@ class RunControl:
         await finish(self._on_disk(lambda: append_lines(self.run_dir.orders, line)))
 
     async def _tell(self) -> None:
-        status, self._told_at = self.live.look(), time.monotonic()
-        self._told = status.state
-        await self._on_disk(lambda: write_status(self.run_dir.status, status))
+        self._told, self._told_at = self.live.state, time.monotonic()
+        await self._on_disk(lambda: write_status(self.run_dir.status, self.live.look()))
 
     async def _on_disk(self, write: Callable[[], None]) -> None:
         """Writes in a thread; the run goes on where that fails, which is told once."""

@@ -1,7 +1,7 @@
 """Trainings of a tiny model on a CPU, with their curves: rewards rise from chance to what can be reached.
 
-Run by hand, with matplotlib: `python -m tests.benchmarks.bench_training FOLDER [PICTURE]`. Plays what is not in
-FOLDER yet, prints a table, and draws the curves (docs/pictures/training.png).
+Run by hand, with matplotlib: `python -m tests.benchmarks.bench_training FOLDER [PICTURE [SEEDS]]`. Plays what
+is not in FOLDER yet, with so many seeds (3), prints a table, and draws the curves (docs/pictures/training.png).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ COMMON = (
     "tracker=jsonl",
     "trainer.learning_rate=0.02",
 )
-SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def draw(curves: dict[str, list[Curve]], picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
-def main(folder: Path, picture: Path) -> None:
+def main(folder: Path, picture: Path, seeds: Sequence[int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "toy").exists():
         subprocess.run([sys.executable, "-m", "ares_exp.training.toy", "toy"], cwd=folder, check=True)
@@ -118,7 +117,7 @@ def main(folder: Path, picture: Path) -> None:
     print("| example | seed | start (95 %) | end (95 %) | largest logprob gap | seconds a step |")
     print("|---|---|---|---|---|---|")
     for example in EXAMPLES:
-        for seed in SEEDS:
+        for seed in seeds:
             one = curve(play(folder, example, seed))
             curves.setdefault(example.name, []).append(one)
             start, end = ("{:.2f} [{:.2f}, {:.2f}]".format(*interval(values)) for values in (one.start, one.end))
@@ -127,4 +126,5 @@ def main(folder: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "docs/pictures/training.png"))
+    picture = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/pictures/training.png")
+    main(Path(sys.argv[1]), picture, range(int(sys.argv[3]) if len(sys.argv) > 3 else 3))
