@@ -180,6 +180,8 @@ class Continuation:
                 state = AgentState(snapshot.agent.get("state_version"), json.loads(objects.get(digest)))
             except (ValueError, RecursionError) as error:
                 raise SnapshotMetadataError(f"{where}: the agent's state is no JSON: {error}.") from None
+        elif snapshot.journal_entries:
+            raise SnapshotMetadataError(f"{where}: expected {snapshot.journal_entries} journal entries, found none.")
         else:
             raise SnapshotUnsupportedError(
                 f"{where}: it has the container's files and the pending request, and neither a journal nor a state of "

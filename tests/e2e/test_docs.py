@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 import ares_exp
+from ares_exp.control.orders import parse as parse_order
 from ares_exp.tasks.task_set import SAMPLES
 from tests.docs_reference.__main__ import DOCS
 from tests.docs_reference.__main__ import PAGES as GENERATED
@@ -35,7 +36,7 @@ from tests.warm_start import warm_command
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parent.parent.parent
-RUN, NOT_RUN = {"bash", "python"}, {"console", "py", "text", "yaml", "toml", "bibtex"}
+RUN, NOT_RUN = {"bash", "python", "json"}, {"console", "py", "text", "yaml", "toml", "bibtex"}
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra")
 
 
@@ -174,6 +175,11 @@ def test_every_fence_says_whether_it_is_run() -> None:
     assert len(COMMANDS) >= 20
     assert len(SCRIPTS) >= 6
     assert len(COMPOSED) >= 10
+
+
+def test_every_json_object_is_an_order() -> None:
+    verbs = [parse_order(block.text.encode()).verb for block in BLOCKS if block.kind == "json"]
+    assert verbs == ["pause"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -248,7 +248,7 @@ HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "time limits": (lambda data: data["episode"].update(limits={"time": {"agent_timeout_sec": "x"}}), "`limits`"),
     "edits": (lambda data: data["episode"].update(edits=[{"kind": "delete"}]), "`edits`"),
     "entries": (lambda data: data.update(journal_entries=3), "expected 3 journal entries"),
-    "no journal": (lambda data: data.update(journal=[]), "journal or a state"),
+    "no journal": (lambda data: data.update(journal=[]), "journal entries, found none"),
     "files": (lambda data: data.update(filesystem_entries=99), "list of files"),
 }
 
