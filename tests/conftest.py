@@ -181,13 +181,16 @@ def _skip_without_backend(request: pytest.FixtureRequest) -> None:
             pytest.skip(reason)
 
 
-@pytest.fixture(autouse=True)
-def _skip_without_torch(request: pytest.FixtureRequest) -> None:
-    """Skips tests marked `train` where torch or transformers is not installed: unasked, they are nobody's lack."""
-    if request.node.get_closest_marker("train") is None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests marked `train` where torch or transformers is not installed: unasked, they are nobody's lack.
+
+    Before their fixtures, which import both.
+    """
+    if item.get_closest_marker("train") is None:
         return
     if lacking := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        asked = "train" in str(request.config.getoption("markexpr"))
+        asked = "train" in str(item.config.getoption("markexpr"))
         pytest.skip(f"{' and '.join(lacking)} {'is not to be had here' if asked else 'not installed'} (marker `train`)")
 
 
