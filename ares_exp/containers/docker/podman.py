@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from ares_exp.containers.docker.engine import PODMAN_SOCKET
 from ares_exp.containers.docker.factory import DockerContainerFactory
+from ares_exp.containers.leftover import Leftover
 
 
 class PodmanContainerFactory(DockerContainerFactory):
@@ -21,3 +25,9 @@ class PodmanContainerFactory(DockerContainerFactory):
         """Returns the address of the service."""
         runtime = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
         return os.environ.get("CONTAINER_HOST") or f"unix://{runtime}{PODMAN_SOCKET}"
+
+    @classmethod
+    def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
+        """As `ContainerFactoryBase.find_leftovers`; nothing where there is no Podman."""
+        if "CONTAINER_HOST" in os.environ or Path(urlsplit(cls.default_host()).path).exists():
+            yield from super().find_leftovers(images=images, snapshots=snapshots)

@@ -174,6 +174,7 @@ class Sampler:
 
 
 @pytest.mark.train
+@pytest.mark.train
 async def test_a_conversation_goes_on_from_its_ids(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -217,6 +218,7 @@ async def test_a_conversation_goes_on_from_its_ids(
 
 
 @pytest.mark.train
+@pytest.mark.train
 async def test_calls_of_tools_are_read_here(
     engine: str, endpoint: LoopbackEndpoint, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -234,6 +236,7 @@ async def test_calls_of_tools_are_read_here(
     await policy.close()
 
 
+@pytest.mark.train
 @pytest.mark.train
 @pytest.mark.parametrize(
     ("changed", "said"),

@@ -158,8 +158,11 @@ def test_gymnasiums_own_wrappers_go_around_it():
     [
         ({"step_limit": 0}, r"`step_limit`: .*greater than or equal to 1 \(got 0\)"),
         ({"cost_limit": "much"}, r"`cost_limit`: .*valid number.* \(got 'much'\)"),
-        ({"container": "podman"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'podman'"),
-        ({"container": 7}, "`container`: expected 'daytona', 'docker', 'local' or a container factory, got 7"),
+        ({"container": "lxc"}, "`container`: expected 'daytona', 'docker', .* or a container factory, got 'lxc'"),
+        ({"container": 7}, "`container`: expected 'daytona', .* 'podman' or a container factory, got 7"),
+            {"container": 7},
+            "`container`: expected 'daytona', 'docker', 'local', 'podman' or a container factory, got 7",
+        ),
         ({"agent": "json"}, "`agent`: expected 'claude_code', .* or a factory of agents, got 'json'"),
         ({"collector": "json"}, r"`collector`: .*TrajectoryCollector \(got 'json'\)"),
         ({"limit": 0}, "`limit`"),
