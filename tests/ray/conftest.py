@@ -26,8 +26,8 @@ def cluster_and_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
     """Starts the one while the other is played."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not to be had here: pip install 'ares-exp[ray]'")
-    with made(tmp_path_factory.mktemp("whole")) as run, played(run) as playing:
-        cluster = SmallCluster(2)
+    with made(tmp_path_factory.mktemp("whole")) as run, played(run.begin) as playing:
+        cluster = SmallCluster(1)
         try:
             assert playing.result() == 0, run.said
             yield cluster, run
@@ -37,7 +37,7 @@ def cluster_and_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 
 @pytest.fixture
 def cluster(cluster_and_whole: tuple[SmallCluster, KilledRun]) -> SmallCluster:
-    """A head and two nodes; a test leaves one at least."""
+    """A head and one node; a test leaves one at least."""
     return cluster_and_whole[0]
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, make_tasks
-from tests.leaks import wait_until
 from tests.ray.cluster import SmallCluster
 
 LEASE_SEC = 8.0
 PATIENCE_SEC = 240.0
 """For a machine many times slower than one on which it takes a second or two."""
+
+
+Found = TypeVar("Found")
 
 
 def on(cluster: SmallCluster, *more: str) -> tuple[str, ...]:
@@ -40,24 +44,29 @@ def made(directory: Path, *overrides: str, latency_sec: float = 0.03) -> Iterato
 
 
 @contextmanager
-def played(run: KilledRun) -> Iterator[Future[int]]:
+def played(play: Callable[[], int]) -> Iterator[Future[int]]:
     """Has a run played in a thread, while the main one harms it: Ray adds nodes there alone."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(run.begin)
+        yield pool.submit(play)
 
 
-def until(playing: Future[int], condition: Callable[[], object]) -> None:
-    """Waits until it is so, as long as the run is played."""
-    wait_until(lambda: playing.done() or bool(condition()), PATIENCE_SEC)
-    assert not playing.done(), "the run has ended before"
+def until(playing: Future[int], condition: Callable[[], Found]) -> Found:
+    """Waits until it is so, as long as the run is played; returns what it has found then."""
+    deadline = time.monotonic() + PATIENCE_SEC
+    while not (found := condition()):
+        assert not playing.done(), "the run has ended before"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
-def busy_host(cluster: SmallCluster) -> psutil.Process | None:
-    """A host with a box, if there is one."""
-    for host in cluster.hosts():
-        try:
-            if any(child.name() == "bwrap" for child in host.children(recursive=True)):
-                return host
-        except psutil.NoSuchProcess:
-            continue
-    return None
+def busy_node(cluster: SmallCluster) -> Any:
+    """A node with a box in its host; `None` when there is none."""
+    return next((node for node in cluster.nodes if any(_has_box(host) for host in cluster.hosts(node))), None)
+
+
+def _has_box(host: psutil.Process) -> bool:
+    try:
+        return any(child.name() == "bwrap" for child in host.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return False

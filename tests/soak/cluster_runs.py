@@ -31,6 +31,12 @@ from tests.unit.containers.local_containers import needs_local
 pytestmark = [needs_local, pytest.mark.local]
 
 
+@pytest.fixture(autouse=True)
+def several_nodes(cluster: SmallCluster) -> None:
+    while len(cluster.nodes) < 3:
+        cluster.add()
+
+
 @pytest.fixture
 def run(tmp_path: Path, cluster: SmallCluster) -> Iterator[KilledRun]:
     """The run on the cluster, not begun."""
@@ -63,7 +69,7 @@ Harm = Callable[[SmallCluster], Callable[[], object]]
 
 def kill_raylet(cluster: SmallCluster) -> Callable[[], object]:
     cluster.kill_raylet(cluster.nodes[0])
-    return cluster.add
+    return lambda: None
 
 
 def stop_host(cluster: SmallCluster) -> Callable[[], object]:
@@ -84,7 +90,7 @@ def _resume(host: psutil.Process) -> None:
 def test_a_loss_costs_no_answer(run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Harm) -> None:
     """One episode is on a node, which is harmed in the middle: it goes on elsewhere, and ends as it would have."""
     run.overrides = (*run.overrides, "executor.episodes_per_host=1")
-    with played(run) as playing:
+    with played(run.begin) as playing:
         until(playing, lambda: run.endpoint.asked.total() >= 8 and len(cluster.hosts()) == len(cluster.nodes))
         mend = harm(cluster)
         try:
