@@ -31,22 +31,21 @@ def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_p
     Either the one that has joined had some then, or it plays the rest.
     """
     with made(tmp_path, *on(cluster), latency_sec=0.3) as run:
-        log = run.path / "run.log"
         assert run.begin(Moment(requests=6)) == -signal.SIGKILL
         assert wait_until(lambda: not cluster.hosts(), PATIENCE_SEC), "its hosts have ended"
         with played(run.resume) as playing:
             asked = run.endpoint.asked.total()
             until(playing, lambda: run.endpoint.asked.total() >= asked + 2 and busy_node(cluster))
             [host] = cluster.hosts()
+            run.endpoint.answering.clear()
             host.kill()
             cluster.add()
-            until(playing, lambda: "the run waits for a node" in log.read_text())
+            run.endpoint.answering.set()
             asked = run.endpoint.asked.total()
             node = until(playing, lambda: run.endpoint.asked.total() >= asked + 3 and busy_node(cluster))
             cluster.cut_power(node)
             assert playing.result() == 0, run.said
         run.kills = 3
         check(run, whole)
-    lost = [row for row in run.all_rows if row["outcome"] == "lost"]
-    assert len(lost) >= 2, "one was on the host, and one on the node"
-    assert {row["error"]["type"] for row in lost} == {"HostLostError"}
+    errors = [row["error"]["type"] for row in run.all_rows if row["outcome"] == "lost"]
+    assert errors.count("HostLostError") >= 2, "one was on the host, and one on the node"
