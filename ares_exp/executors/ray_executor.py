@@ -7,10 +7,12 @@ tell which nodes there are; errors, leases and losses are the matter of `RemoteH
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -43,6 +45,8 @@ NODES_INTERVAL_SEC = 1.0
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is started again on a node where one has ended, by how often that was in a row."""
 CONNECT_SEC = 60.0
+LEAVE_SEC = 15.0
+"""Bound on leaving the cluster."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -177,7 +181,7 @@ class RayExecutor(ExecutorBase):
             self._order.seen_file[0].unlink(missing_ok=True)
         if self._is_connected:
             self._is_connected = False
-            await asyncio.to_thread(_ray().shutdown)
+            await finish(_leave())
 
     async def _end_hosts(self) -> None:
         hosts = [one.host for one in self._placement.hosts]
@@ -474,6 +478,27 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
     path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
     path.write_text(content)
     return path, content
+
+
+async def _leave() -> None:
+    """Leaves the cluster. Where Ray does not come to an end of it, the process goes on, and ends, without."""
+    shutdown = _ray().shutdown
+    loop, left = asyncio.get_running_loop(), asyncio.Event()
+
+    def leave() -> None:
+        try:
+            shutdown()
+        finally:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(left.set)
+
+    threading.Thread(target=leave, name="leaves the cluster", daemon=True).start()
+    try:
+        async with asyncio.timeout(LEAVE_SEC):
+            await left.wait()
+    except TimeoutError:
+        atexit.unregister(shutdown)  # it would be waited for again
+        logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
 
 
 def _ray() -> Any:

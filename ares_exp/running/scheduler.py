@@ -42,6 +42,7 @@ class Scheduler:
         self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
         self._playing: dict[_Playing, PlannedEpisode] = {}
         self._ended: deque[_Playing] = deque()
+        self._cancelled: set[_Playing] = set()
         self._changed = asyncio.Event()
         self._interrupted = self._paused = self._is_over = self._waits_for_more = False
 
@@ -92,9 +93,10 @@ class Scheduler:
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
-        """Cancels an episode that plays; `play` decides what becomes of it."""
+        """Cancels an episode that plays; `play` decides what becomes of it, which may be nothing."""
         for task, planned in self._playing.items():
             if planned.episode_id == episode_id:
+                self._cancelled.add(task)
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
@@ -181,7 +183,9 @@ class Scheduler:
         while self._ended:
             task = self._ended.popleft()
             del self._playing[task]
-            if not (task.cancelled() and self.interrupted) and (retry := task.result()) is not None:
+            is_ordered = self.interrupted or task in self._cancelled
+            self._cancelled.discard(task)
+            if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:
                 self._wait(retry)
 
     def _wait(self, retry: Retry) -> None:

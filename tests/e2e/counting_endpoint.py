@@ -23,6 +23,9 @@ SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 STAGE = "(stage {})"
 """What the instruction of a stage says."""
 
+KEPT_SEC = 60.0
+"""How long an answer is kept back at most."""
+
 APPEND = 'echo "$said" >> /work/state; cat /work/state; ls -A /work'
 """What the agent does at each turn."""
 
@@ -42,6 +45,7 @@ class CountingEndpoint(LoopbackEndpoint):
         asked: How often each turn was asked for.
         turns: How many turns an episode has, at least, and at most.
         down_at: Turns with this number are refused; `None`: none are.
+        answering: While it is not set, answers are kept back.
         first_takes_sec: How long the first answer of each episode takes; `None`: as long as any other.
     """
 
@@ -52,6 +56,8 @@ class CountingEndpoint(LoopbackEndpoint):
         self.turns = turns
         self.down_at: int | None = None
         self.first_takes_sec: float | None = None
+        self.answering = threading.Event()
+        self.answering.set()
         self._latency_sec = latency_sec
         self._at: tuple[int, threading.Event] = (-1, threading.Event())
 
@@ -78,6 +84,8 @@ class CountingEndpoint(LoopbackEndpoint):
         if self.first_takes_sec is not None and turn == Turn(turn.seed, 0, 0):
             takes_sec = self.first_takes_sec
         await asyncio.sleep(takes_sec)
+        if not self.answering.is_set():
+            await asyncio.to_thread(self.answering.wait, KEPT_SEC)
         if turn.number == self.down_at:
             return web.json_response({"error": {"message": "down"}}, status=400)
         shown = hashlib.sha256(self._shown(body["messages"][-1]).encode()).hexdigest()[:8]

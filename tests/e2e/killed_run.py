@@ -96,6 +96,7 @@ class KilledRun:
         endpoint: Answers.
         backend: `local` or `docker`.
         overrides: Of its first command.
+        patience_sec: How long a process may take that is not killed.
         kills: How many processes were killed, or interrupted.
         tries: Episodes that had a log of answers when a process was killed.
         rows: Whole rows, as the last process has left them.
@@ -106,6 +107,7 @@ class KilledRun:
     endpoint: CountingEndpoint
     backend: str = "local"
     overrides: Sequence[str] = ()
+    patience_sec: float = 100
     kills: int = 0
     tries: set[str] = field(default_factory=set)
     rows: list[bytes] = field(default_factory=list)
@@ -194,7 +196,7 @@ class KilledRun:
                     process.wait(moment.seconds)
                 if process.poll() is None:
                     os.killpg(process.pid, moment.number)
-            code = process.wait(100)
+            code = process.wait(self.patience_sec)
         finally:
             process.kill()
             process.wait()

@@ -38,7 +38,13 @@ class SmallCluster:
         os.environ |= ENVIRONMENT | {"RAY_TMPDIR": self._folder.name}
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        head = {
+            "num_cpus": 0,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "include_log_monitor": False,
+            "no_monitor": True,
+        }
         self._cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.nodes: list[Any] = []
         for _ in range(nodes):
@@ -49,7 +55,7 @@ class SmallCluster:
         return str(self._cluster.address)
 
     def add(self) -> Any:
-        """Adds a node."""
+        """Adds a node. In the main thread: Ray sets signal handlers."""
         node = _patiently(
             lambda: self._cluster.add_node(
                 num_cpus=1, resources=self._resources(), object_store_memory=OBJECT_STORE_BYTES, wait=False

@@ -1,4 +1,4 @@
-"""One cluster for all tests."""
+"""One cluster for all tests, and the run that those on it are compared with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.killed_run import KilledRun
 from tests.ray.cluster import SmallCluster
+from tests.ray.runs import made, played
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,10 +22,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[SmallCluster]:
-    """A head and three nodes, a test leaves as many as it found."""
+def cluster_and_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SmallCluster, KilledRun]]:
+    """Starts the one while the other is played."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not to be had here: pip install 'ares-exp[ray]'")
-    made = SmallCluster(3)
-    yield made
-    made.close()
+    with made(tmp_path_factory.mktemp("whole")) as run, played(run.begin) as playing:
+        cluster = SmallCluster(1)
+        try:
+            assert playing.result() == 0, run.said
+            yield cluster, run
+        finally:
+            cluster.close()
+
+
+@pytest.fixture
+def cluster(cluster_and_whole: tuple[SmallCluster, KilledRun]) -> SmallCluster:
+    """A head and one node; a test leaves one at least."""
+    return cluster_and_whole[0]
+
+
+@pytest.fixture
+def whole(cluster_and_whole: tuple[SmallCluster, KilledRun]) -> KilledRun:
+    """The run as it is without a cluster, and without harm."""
+    return cluster_and_whole[1]

@@ -1,262 +1,51 @@
-"""Runs on a cluster of three nodes: the same results as without, whatever dies."""
+"""Runs on a cluster: the same results as without, whatever dies. More is in `tests/soak/cluster_runs.py`."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ares_exp.trajectories import load
-from tests.e2e.counting_endpoint import CountingEndpoint
-from tests.e2e.killed_run import KilledRun, Moment, check, content, make_tasks
-from tests.leaks import processes, wait_until
-from tests.loopback_endpoint import LoopbackEndpoint, answer
+from tests.e2e.killed_run import KilledRun, Moment, check
+from tests.leaks import wait_until
 from tests.ray.cluster import SmallCluster
+from tests.ray.runs import PATIENCE_SEC, busy_node, made, on, played, until
 from tests.unit.containers.local_containers import needs_local
 
 pytestmark = [needs_local, pytest.mark.local]
 
-LEASE_SEC = 8.0
-PATIENCE_SEC = 120.0
-"""For a machine many times slower than one on which it takes a second or two."""
 
-
-def on(cluster: SmallCluster, *more: str) -> tuple[str, ...]:
-    """Overrides that have a run play on the cluster."""
-    return (
-        "executor=ray",
-        f"executor.address={cluster.address}",
-        "executor.resources={play: 1}",
-        f"executor.lease_sec={LEASE_SEC:g}",
-        *more,
-    )
-
-
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledRun]:
-    """The run as it is without a cluster, and without harm."""
-    directory = tmp_path_factory.mktemp("whole")
-    make_tasks(directory)
-    with CountingEndpoint() as endpoint:
-        run = KilledRun(directory, endpoint)
+def test_it_is_the_same_run_with_files_that_are_sent(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+    with made(tmp_path, *on(cluster, "executor.storage=stream")) as run:
         assert run.begin() == 0, run.said
-        yield run
-
-
-@pytest.fixture
-def run(tmp_path: Path, cluster: SmallCluster) -> Iterator[KilledRun]:
-    """The same run on the cluster, not begun."""
-    make_tasks(tmp_path)
-    with CountingEndpoint() as endpoint:
-        yield KilledRun(tmp_path, endpoint, overrides=on(cluster))
-
-
-def no_boxes_left(run: KilledRun) -> bool:
-    """Whether no box of its tasks is left: they are all in its own part of the machine's temporary folder."""
-    return wait_until(lambda: not [words for _, _, _, words in processes() if "said=" in words])
-
-
-@pytest.mark.parametrize("storage", ["shared", "stream"])
-def test_it_is_the_same_run(run: KilledRun, whole: KilledRun, storage: str) -> None:
-    run.overrides = (*run.overrides, f"executor.storage={storage}")
-    assert run.begin() == 0, run.said
-    check(run, whole)
+        check(run, whole)
     assert [row["retry"] for row in run.all_rows] == [0] * len(whole.all_rows)
     files = {one.relative_to(run.path / "files").parts[1:] for one in (run.path / "files").rglob("*")}
     assert files == {one.relative_to(whole.path / "files").parts[1:] for one in (whole.path / "files").rglob("*")}
 
 
-def test_the_bundled_tasks_are_the_same(cluster: SmallCluster, tmp_path: Path) -> None:
-    """By their own solutions, no difference in any episode."""
-    found = {}
-    for name, more in (("here", ()), ("there", on(cluster))):
-        command = [sys.executable, "-m", "ares_exp", "tracker=none", "concurrency=6", f"hydra.run.dir={name}", *more]
-        played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-        assert played.returncode == 0, played.stderr
-        found[name] = {
-            (one.task_name, one.metadata["attempt"]): content(one) for one in load(tmp_path / name).trajectories()
-        }
-    assert len(found["here"]) >= 6
-    assert found["here"] == found["there"]
+def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
+    """The driver is killed and resumed, the only host is killed, a node joins, and one with episodes loses its power.
 
-
-def kill_host(cluster: SmallCluster) -> Callable[[], None]:
-    [host, *_] = cluster.hosts(cluster.nodes[0])
-    host.kill()
-    return lambda: None
-
-
-def cut_power(cluster: SmallCluster) -> Callable[[], None]:
-    cluster.cut_power(cluster.nodes[0])
-    return lambda: cluster.add()
-
-
-def kill_raylet(cluster: SmallCluster) -> Callable[[], None]:
-    cluster.kill_raylet(cluster.nodes[0])
-    return lambda: cluster.add()
-
-
-def stop_host(cluster: SmallCluster) -> Callable[[], None]:
-    """It is cut off: it does nothing for twice its lease, then goes on."""
-    [host, *_] = cluster.hosts(cluster.nodes[0])
-    host.suspend()
-    timer = threading.Timer(2 * LEASE_SEC, lambda: _resume(host))
-    timer.start()
-    return timer.join
-
-
-def _resume(host: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        host.resume()
-
-
-@pytest.mark.parametrize("harm", [kill_host, cut_power, kill_raylet, stop_host])
-def test_a_loss_costs_no_answer(
-    run: KilledRun, whole: KilledRun, cluster: SmallCluster, harm: Callable[[SmallCluster], Callable[[], None]]
-) -> None:
-    """All episodes are on one node, which is harmed in the middle: they go on elsewhere, and end as they would have."""
-    run.overrides = (*run.overrides, "executor.episodes_per_host=1")
-    mended: list[Callable[[], None]] = []
-    reached = run.endpoint.when(8)
-
-    def do_harm() -> None:
-        if reached.wait(PATIENCE_SEC):
-            mended.append(harm(cluster))
-
-    harming = threading.Thread(target=do_harm)
-    harming.start()
-    try:
-        assert run.begin() == 0, run.said
-        run.kills = 1
-    finally:
-        harming.join()
-        for mend in mended:
-            mend()
-    assert mended
-    lost = [row for row in run.all_rows if row["outcome"] == "lost"]
-    assert len(lost) == 1, "one episode was on the node"
-    assert lost[0]["error"]["type"] == "HostLostError"
-    check(run, whole)
-    assert "is lost" in (run.path / "run.log").read_text()
-
-
-def test_the_killed_driver_goes_on_with_and_without_the_cluster(
-    run: KilledRun, whole: KilledRun, cluster: SmallCluster
-) -> None:
-    assert run.begin(Moment(requests=6)) == -signal.SIGKILL
-    assert wait_until(lambda: not cluster.hosts()), "its hosts have ended"
-    assert run.resume(Moment(requests=4), "executor=here") == -signal.SIGKILL
-    assert run.resume(Moment(), *on(cluster)) == 0, run.said
-    check(run, whole)
-
-
-def test_nodes_join_and_leave(run: KilledRun, whole: KilledRun, cluster: SmallCluster) -> None:
-    """All leave, the run waits, and goes on with one that comes."""
-    reached = run.endpoint.when(6)
-
-    def leave_and_join() -> None:
-        if reached.wait(PATIENCE_SEC):
-            for node in list(cluster.nodes):
-                cluster.cut_power(node)
-            said = run.path / "run.log"
-            wait_until(lambda: "the run waits for a node" in said.read_text())
-            for _ in range(3):
-                cluster.add()
-
-    changing = threading.Thread(target=leave_and_join)
-    changing.start()
-    try:
-        assert run.begin() == 0, run.said
-    finally:
-        changing.join()
-    run.kills = 3
-    check(run, whole)
-    assert "the run waits for a node" in (run.path / "run.log").read_text()
-
-
-POISON = """
-import os, signal
-
-def poison(episode, container):
-    if episode.task.name.endswith("task-0"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 1.0
-"""
-
-
-def test_a_task_that_kills_hosts_is_found(run: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
-    (tmp_path / "poison.py").write_text(POISON)
-    scored = ("env.scorers=[poison.poison]", "attempts=1", "concurrency=3")
-    run.overrides = (*run.overrides, *scored, "executor.lost_per_attempt=2", "executor.episodes_per_host=8")
-    assert run.begin() == 1, run.said
-    final = {row["task_name"]: row for row in run.all_rows}
-    assert {name: row["outcome"] for name, row in final.items()} == {
-        "test/task-0": "container_error",
-        "test/task-1": "completed",
-        "test/task-2": "completed",
-    }
-    assert final["test/task-0"]["error"]["type"] == "HostsLostError"
-
-
-CANARY = "canary-9b1f5c"
-
-
-def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_path: Path) -> None:
-    """The hosts have no key; what the judge said is on record in the run directory."""
-    seen: list[str] = []
-
-    def look() -> None:
-        for host in cluster.hosts():
-            with contextlib.suppress(psutil.Error):
-                seen.append(" ".join([*host.cmdline(), *host.environ().values()]))
-
-    with LoopbackEndpoint(otherwise=answer("Score: 7")) as judge:
-        command = (
-            *(sys.executable, "-m", "ares_exp", "env.tasks=write-greeting", "tracker=none", "hydra.run.dir=run"),
-            *("scorer=judge", "env.scorers.judge.policy.model=m", f"env.scorers.judge.policy.base_url={judge.url}"),
-            *("env.scorers.judge.policy.api_key_env=JUDGE_API_KEY", "executor.storage=stream"),
-            *on(cluster),
-        )
-        environment = {**os.environ, "JUDGE_API_KEY": CANARY}
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        while process.poll() is None:
-            look()
-            time.sleep(0.2)
-        said, _ = process.communicate()
-        assert process.returncode == 0, said
-        assert judge.received
-        assert all(CANARY in one.headers["Authorization"] for one in judge.received)
-    [row] = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
-    assert row["rewards"]["judge"] == pytest.approx(0.7)
-    assert row["environment_usage"] is not None
-    assert (tmp_path / "run" / "files" / row["episode_id"] / "oracle.jsonl").is_file()
-    assert seen
-    assert CANARY not in "".join(seen)
-
-
-def test_a_run_that_no_node_can_play_is_refused(cluster: SmallCluster, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ares_exp", "tracker=none", "hydra.run.dir=run"]
-    refused = subprocess.run(
-        [*command, *on(cluster, "executor.storage=stream", "snapshot=every_step")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SEC,
-        check=False,
-    )
-    assert refused.returncode == 2
-    assert "does not share the run directory" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert not (tmp_path / "run").exists()
+    Either the one that has joined had some then, or it plays the rest.
+    """
+    with made(tmp_path, *on(cluster), latency_sec=0.3) as run:
+        assert run.begin(Moment(requests=6)) == -signal.SIGKILL
+        assert wait_until(lambda: not cluster.hosts(), PATIENCE_SEC), "its hosts have ended"
+        with played(run.resume) as playing:
+            asked = run.endpoint.asked.total()
+            until(playing, lambda: run.endpoint.asked.total() >= asked + 2 and busy_node(cluster))
+            [host] = cluster.hosts()
+            run.endpoint.answering.clear()
+            host.kill()
+            cluster.add()
+            run.endpoint.answering.set()
+            asked = run.endpoint.asked.total()
+            node = until(playing, lambda: run.endpoint.asked.total() >= asked + 3 and busy_node(cluster))
+            cluster.cut_power(node)
+            assert playing.result() == 0, run.said
+        run.kills = 3
+        check(run, whole)
+    errors = [row["error"]["type"] for row in run.all_rows if row["outcome"] == "lost"]
+    assert errors.count("HostLostError") >= 2, "one was on the host, and one on the node"

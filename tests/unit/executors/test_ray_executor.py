@@ -51,3 +51,33 @@ async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
     with pytest.raises(ConfigError, match="given as objects"):
         await executor.open(played, pytest.fail)
     await executor.close()
+
+
+LEAVES = """
+import asyncio, atexit, sys, threading, types
+
+def shutdown():
+    threading.Event().wait()
+
+atexit.register(shutdown)
+sys.modules["ray"] = types.ModuleType("ray")
+sys.modules["ray"].shutdown = shutdown
+sys.modules["ray"].is_initialized = lambda: False
+sys.modules["ray"].init = lambda **options: None
+from ares_exp.executors import ray_executor
+ray_executor.LEAVE_SEC = 0.1
+
+async def main():
+    executor = ray_executor.RayExecutor()
+    [check] = executor.checks(None, None)
+    await check
+    await executor.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_ray_does_not_leave_the_cluster() -> None:
+    left = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=100, check=False)
+    assert left.returncode == 0, left.stderr
+    assert "did not leave the cluster" in left.stderr

@@ -108,6 +108,24 @@ async def test_an_interrupt_cancels_what_plays_and_starts_no_more() -> None:
     assert scheduler.interrupted
 
 
+async def test_what_is_cancelled_before_it_has_begun_ends_alone() -> None:
+    """Such as a try that waits for room on a node."""
+    room, played = asyncio.Event(), []
+
+    async def play(one: PlannedEpisode) -> None:
+        if one.task_name == "task-0":
+            await room.wait()
+        played.append(one.task_name)
+
+    scheduler = Scheduler(2, play)
+    owed = planned(3)
+    asyncio.get_running_loop().call_soon(scheduler.cancel, owed[0].episode_id)
+    async with asyncio.timeout(10):
+        await scheduler.run(owed)
+    assert sorted(played) == ["task-1", "task-2"]
+    assert not scheduler.interrupted
+
+
 async def test_an_interrupt_before_the_begin() -> None:
     scheduler = Scheduler(2, None)  # type: ignore[arg-type]
     scheduler.interrupt()
