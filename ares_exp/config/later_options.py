@@ -18,12 +18,15 @@ LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """By class: an option, and the value with which it does what the class did without it."""
 
+LATER_GROUPS: Mapping[str, Mapping[str, Any]] = {"trainer": {"_target_": "ares_exp.running.trainer.NoTrainer"}}
+"""Groups of the root config, with what stands for how runs were played without them."""
+
 
 def with_later_options(config: Any) -> Any:
-    """Returns a copy of a recorded config in which every node has the options that came later."""
+    """Returns a copy of a recorded config with the options and groups that came later."""
     if isinstance(config, dict):
         if isinstance(env := config.get("env"), dict) and "_target_" in env:
-            config = {**config, "env": {**added_defaults("env"), **env}}
+            config = {**LATER_GROUPS, **config, "env": {**added_defaults("env"), **env}}
         later = LATER_OPTIONS.get(str(config.get("_target_")), {})
         return {**{key: with_later_options(value) for key, value in config.items()}, **_lacking(config, later)}
     return [with_later_options(item) for item in config] if isinstance(config, list) else config
