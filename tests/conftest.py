@@ -183,13 +183,15 @@ def _skip_without_backend(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests marked `train` where torch or transformers is not installed: unasked, they are nobody's lack.
+    """Skips tests marked `train` where a package that they need is not installed: unasked, they are nobody's lack.
 
-    Before their fixtures, which import both.
+    Before their fixtures, which import it.
     """
-    if item.get_closest_marker("train") is None:
+    marker = item.get_closest_marker("train")
+    if marker is None:
         return
-    if lacking := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+    needed = marker.args or ("torch", "transformers")
+    if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
         asked = "train" in str(item.config.getoption("markexpr"))
         pytest.skip(f"{' and '.join(lacking)} {'is not to be had here' if asked else 'not installed'} (marker `train`)")
 

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from ares_exp.training.sequences import TrainingSequence
+
+class SampledRow(Protocol):
+    """What is checked of a row: a `TrainingSequence`, or what became of it on the way to a trainer."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All tokens."""
+        ...
+
+    @property
+    def mask(self) -> Sequence[int]:
+        """1 for each token that was sampled and is trained on."""
+        ...
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        """Log-probability of each of these when it was sampled."""
+        ...
 
 
 def recomputed(
-    model: Any, rows: Sequence[TrainingSequence], *, pad: int, temperature: float = 1.0, batch_size: int = 8
+    model: Any, rows: Sequence[SampledRow], *, pad: int, temperature: float = 1.0, batch_size: int = 8
 ) -> list[tuple[float, ...]]:
     """Computes the log-probability of every token of every row; 0.0 for the first, which follows nothing.
 
@@ -26,9 +43,7 @@ def recomputed(
     return [one for batch in batches for one in _of_batch(model, batch, pad, temperature)]
 
 
-def _of_batch(
-    model: Any, rows: Sequence[TrainingSequence], pad: int, temperature: float
-) -> Iterator[tuple[float, ...]]:
+def _of_batch(model: Any, rows: Sequence[SampledRow], pad: int, temperature: float) -> Iterator[tuple[float, ...]]:
     import torch
 
     longest = max(len(row.ids) for row in rows)
@@ -43,7 +58,7 @@ def _of_batch(
 
 
 def largest_gap(
-    model: Any, rows: Sequence[TrainingSequence], *, pad: int, temperature: float = 1.0, batch_size: int = 8
+    model: Any, rows: Sequence[SampledRow], *, pad: int, temperature: float = 1.0, batch_size: int = 8
 ) -> float:
     """Returns the largest difference between recorded and recomputed log-probabilities of the tokens trained on."""
     again = recomputed(model, rows, pad=pad, temperature=temperature, batch_size=batch_size)

@@ -1,6 +1,6 @@
 """Toys to see a training work on a CPU within minutes: a tiny model whose words are whole replies, and a task.
 
-`python -m ares_exp.training.toy FOLDER` writes
+`python -m ares_exp.training.toy FOLDER [SEED]` writes
 
 - `FOLDER/model`: two layers with random weights and a vocabulary of some thirty words. Each of the last ones is a whole
   call of the tool `bash`, so that one token is one reply: `policy.max_output_tokens=1`;
@@ -29,7 +29,7 @@ COMMANDS = (
 """What the words that are replies run."""
 
 WORDS = ("user", "assistant", "tool", "Create", "the", "file", "It", "must", "hold", "line", "returncode", "output")
-"""Words that the model can read; all others are the same to it."""
+"""Words that the model can read; it does not see others."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role != 'system' -%}
@@ -81,13 +81,14 @@ def call_of(command: str) -> str:
 
 def toy_tokenizer(replies: Sequence[str]) -> Any:
     """Makes a tokenizer with a token for each reply, and for each of a few words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import AddedToken, PreTrainedTokenizerFast
 
     special = ("<unk>", "<pad>", "<|im_end|>", "<|im_start|>")
     vocabulary = {word: number for number, word in enumerate((*special, *WORDS))}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    known = Regex(rf"\b({'|'.join(WORDS)})\b")
+    words.pre_tokenizer = pre_tokenizers.Split(known, behavior="removed", invert=True)
     made = PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="<unk>", pad_token="<pad>", eos_token="<|im_end|>", bos_token="<|im_start|>"
     )
@@ -143,12 +144,13 @@ def write_task(folder: Path) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the toys to the folder that the command line names; returns the exit code."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.stderr.write("usage: python -m ares_exp.training.toy FOLDER\n")
+    seeds = [int(one) for one in arguments[1:] if one.isdecimal()]
+    if not 1 <= len(arguments) == 1 + len(seeds) <= 2 or arguments[0].startswith("-"):
+        sys.stderr.write("usage: python -m ares_exp.training.toy FOLDER [SEED]\n")
         return 2
-    folder = Path(arguments[0])
+    folder, seed = Path(arguments[0]), seeds[0] if seeds else 0
     replies = [call_of(command) for command in COMMANDS]
-    for made in (write_model(folder / "model", replies), write_task(folder / "tasks" / "two-words")):
+    for made in (write_model(folder / "model", replies, seed=seed), write_task(folder / "tasks" / "two-words")):
         sys.stdout.write(f"{made}\n")
     return 0
 

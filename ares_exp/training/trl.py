@@ -46,6 +46,15 @@ class InMemory(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class TrainedRow:
+    """A row of TRL, prompt and completion together, as `largest_gap` checks it."""
+
+    ids: Sequence[int]
+    mask: Sequence[int]
+    logprobs: Sequence[float]
+
+
 @dataclass
 class Rows:
     """Rows of TRL, one for each attempt, and what was made of them.
@@ -53,7 +62,6 @@ class Rows:
     Attributes:
         prompt_ids, completion_ids, logprobs, env_mask, episode_reward: As TRL wants them. An attempt that cannot be
             trained on has a row of one token with mask 0, and the reward `None`, so that it is in no baseline.
-        trained: The sequences that are trained on.
         left_out: Number of further rows of these episodes: TRL takes one for each attempt, the one with the most
             tokens to train on.
         forked: Number of rows that were begun where a history was rewritten.
@@ -64,7 +72,6 @@ class Rows:
     logprobs: list[list[float]] = field(default_factory=list)
     env_mask: list[list[int]] = field(default_factory=list)
     episode_reward: list[float | None] = field(default_factory=list)
-    trained: list[TrainingSequence] = field(default_factory=list)
     left_out: int = 0
     forked: int = 0
 
@@ -75,8 +82,6 @@ class Rows:
         self.logprobs.append([*row.response_logprobs])
         self.env_mask.append([*row.response_mask] if is_trained else [0] * len(row.response_ids))
         self.episode_reward.append(row.reward)
-        if is_trained:
-            self.trained.append(row)
 
     def add_nothing(self, *, pad: int) -> None:
         """Adds the row of an attempt that cannot be trained on."""
@@ -85,6 +90,15 @@ class Rows:
         self.logprobs.append([0.0])
         self.env_mask.append([0])
         self.episode_reward.append(None)
+
+    def trained(self) -> list[TrainedRow]:
+        """Returns the rows with tokens that are trained on, read from what TRL gets."""
+        every = zip(self.prompt_ids, self.completion_ids, self.logprobs, self.env_mask, strict=True)
+        return [
+            TrainedRow([*prompt, *ids], [*[0] * len(prompt), *mask], [*[0.0] * len(prompt), *logprobs])
+            for prompt, ids, logprobs, mask in every
+            if any(mask)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what a `rollout_func` returns."""
@@ -425,26 +439,27 @@ class _Training:
             raise
         self._refuse_stopped()
         last, staleness = self._rollouts.last, self._rounds.driver.staleness
+        trained = last.trained()
         self._numbers = {
             "train/episodes": sum(len(group.episodes) for group in self._rollouts.groups),
             "train/without_reward": sum(reward is None for reward in last.episode_reward),
             "train/groups_left_out": sum(not group.is_trained for group in self._rollouts.groups),
             "train/rows_forked": last.forked,
             "train/rows_left_out": last.left_out,
-            "train/tokens": sum(row.trained_tokens for row in last.trained),
+            "train/tokens": sum(sum(row.mask) for row in trained),
             "train/staleness_mean": staleness.mean,
             "train/staleness_max": staleness.most,
         }
-        if self._options.logprob_tolerance is not None and last.trained:
-            self._numbers["train/logprob_gap"] = self._gap(trainer, self._options.logprob_tolerance)
+        if self._options.logprob_tolerance is not None and trained:
+            self._numbers["train/logprob_gap"] = self._gap(trainer, trained, self._options.logprob_tolerance)
         return rows
 
-    def _gap(self, trainer: Any, tolerance: float) -> float:
+    def _gap(self, trainer: Any, rows: Sequence[TrainedRow], tolerance: float) -> float:
         model, pad = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class.pad_token_id
         was_training = model.training
         model.eval()
         try:
-            gap = largest_gap(model, self._rollouts.last.trained, pad=pad, batch_size=self._options.batch_size)
+            gap = largest_gap(model, rows, pad=pad, batch_size=self._options.batch_size)
         finally:
             model.train(was_training)
         if gap > tolerance:

@@ -1,4 +1,4 @@
-"""Episodes as rollouts of verifiers, over its own interception, in containers. Needs the package (skipped without)."""
+"""Episodes as rollouts of verifiers, over its own interception, in containers. CI has the package for its tests of training."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ async def rollout(endpoint: LoopbackEndpoint, vf: Any) -> Any:
 
 @pytest.fixture
 def vf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = pytest.importorskip("verifiers.v1")
+    from verifiers import v1 as module
+
     (tmp_path / "greetings.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("ROLLOUT_KEY", "sk-of-the-trainer")
     return module
 
 
+@pytest.mark.train("verifiers")
 async def test_an_episode_is_a_rollout_with_its_calls_and_its_reward(vf: Any) -> None:
     with LoopbackEndpoint() as endpoint:
         endpoint.then(answer(GREET), answer(SUBMIT))
@@ -66,6 +68,7 @@ async def test_an_episode_is_a_rollout_with_its_calls_and_its_reward(vf: Any) ->
     assert {one.headers["authorization"] for one in endpoint.requests} == {"Bearer sk-of-the-trainer"}
 
 
+@pytest.mark.train("verifiers")
 async def test_an_episode_without_an_answer_is_a_rollout_that_failed(vf: Any) -> None:
     with LoopbackEndpoint(otherwise=error(400, "no such model")) as endpoint:
         played = await rollout(endpoint, vf)

@@ -72,6 +72,29 @@ def test_config_names_and_totals(service: WandbService, tmp_path: Path) -> None:
     assert recorded.exit_codes == [1]
 
 
+def test_curves_of_a_training_are_over_its_optimizer_steps(service: WandbService, tmp_path: Path) -> None:
+    tracker = patient_tracker()
+    tracker.start(run_info(tmp_path))
+    tracker.log_training({"heldout/reward": 0.1}, step=0)
+    for step, result in enumerate(RESULTS, start=1):
+        tracker.log_episode(result)
+        tracker.log_training({"train/reward": step / 10, "train/staleness_max": 0}, step=step)
+    tracker.log_training({"heldout/reward": 0.4}, step=3)
+    tracker.finish(RunSummary(3, RESULTS))
+    assert tracker.failures == 0
+    recorded = ServedRun(service)
+    for name, expected in {
+        "train/reward": [(1, 0.1), (2, 0.2), (3, 0.3)],
+        "train/staleness_max": [(1, 0), (2, 0), (3, 0)],
+        "heldout/reward": [(0, 0.1), (3, 0.4)],
+    }.items():
+        curve = [(row["progress/optimizer_step"], row[name]) for row in recorded.history if name in row]
+        assert curve == expected
+    for key in ("train/*", "heldout/*"):
+        assert recorded.step_metrics[key] == "progress/optimizer_step"
+    assert len(recorded.rows) == 3
+
+
 def test_orders_to_the_run_are_in_its_config(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker()
     tracker.start(run_info(tmp_path))

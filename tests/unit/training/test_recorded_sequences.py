@@ -172,9 +172,11 @@ def test_lists_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         list(read_sequences(path))
 
 
+@pytest.mark.train("datasets")
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_datasets_opens_it(tmp_path: Path, name: str) -> None:
-    datasets: Any = pytest.importorskip("datasets")
+    import datasets
+
     rows: list[TrainingSequence] = list(sequences_of(episode([FIRST, SECOND, REWRITTEN])).rows)
     write_sequences(tmp_path / name, rows)
     form = "parquet" if name.endswith("parquet") else "json"

@@ -1,4 +1,4 @@
-"""Rows as verl and SkyRL take them."""
+"""Rows as TRL, verl and SkyRL take them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from ares_exp.errors import UntrainableError
+from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.training.driver import DrivenEpisode
+from ares_exp.training.rounds import Group
 from ares_exp.training.sequences import sequences_of
 from ares_exp.training.skyrl import generator_output
+from ares_exp.training.trl import TrainedRow, rows_of
 from ares_exp.training.verl import agent_loop_output, agent_loop_outputs
 from tests.unit.training.sampled_episodes import Call, episode
 from tests.unit.training.trainer_types import AgentLoopOutput, GeneratorOutput, check_generator_output
@@ -72,3 +76,34 @@ def test_an_episode_without_a_reward_is_refused() -> None:
         agent_loop_outputs(UNSCORED)
     with pytest.raises(UntrainableError, match="has no reward"):
         generator_output([UNSCORED])
+
+
+def ended(*calls: Call, reward: float | None = 1.0, attempt: int = 0) -> DrivenEpisode:
+    outcome = Outcome.COMPLETED if reward is not None else Outcome.AGENT_ERROR
+    result = EpisodeResult(episode_id="e", task_name="task", attempt=attempt, seed=0, outcome=outcome, reward=reward)
+    return DrivenEpisode(result, episode(calls, reward=reward))
+
+
+def test_a_group_is_as_many_rows_of_trl() -> None:
+    """A forked episode gives its longest row; one without a reward, or that is lacking, a row with nothing to train."""
+    episodes = (ended(FIRST, SECOND), ended(REWRITTEN, FIRST, reward=0.5), ended(FIRST, reward=None))
+    rows = rows_of([Group("task", episodes)], group_size=4, pad=9)
+    assert rows.to_dict() == {
+        "prompt_ids": [[1, 2, 3], [1, 2, 3], [9], [9]],
+        "completion_ids": [RESPONSE, [10, 11], [9], [9]],
+        "env_mask": [MASK, [1, 1], [0], [0]],
+        "logprobs": [LOGPROBS, FIRST.logprobs, [0.0], [0.0]],
+        "episode_reward": [1.0, 0.5, None, None],
+    }
+    assert (rows.left_out, rows.forked) == (1, 1)
+    assert rows.trained() == [
+        TrainedRow([1, 2, 3, *RESPONSE], [0, 0, 0, *MASK], [0.0, 0.0, 0.0, *LOGPROBS]),
+        TrainedRow([1, 2, 3, 10, 11], [0, 0, 0, 1, 1], [0.0, 0.0, 0.0, *FIRST.logprobs]),
+    ]
+
+
+def test_a_group_that_is_left_out_keeps_its_place_and_its_rewards_with_trl() -> None:
+    rows = rows_of([Group("task", (ended(FIRST), ended(FIRST)), is_trained=False)], group_size=2, pad=9)
+    assert rows.env_mask == [[0, 0], [0, 0]]
+    assert rows.episode_reward == [1.0, 1.0]
+    assert rows.trained() == []
