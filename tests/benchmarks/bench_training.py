@@ -1,7 +1,8 @@
 """Trainings of a tiny model on a CPU, with their curves: rewards rise from chance to what can be reached.
 
-Run by hand, with matplotlib: `python -m tests.benchmarks.bench_training FOLDER [PICTURE [SEEDS]]`. Plays what
-is not in FOLDER yet, with so many seeds (3), prints a table, and draws the curves (docs/pictures/training.png).
+Run by hand, with matplotlib: `python -m tests.benchmarks.bench_training FOLDER [PICTURE [SEEDS]]`. Each seed has a
+model of its own. Plays what is not in FOLDER yet, with so many seeds (3): a training, and ordinary runs of the model
+before and after it. Prints a table, and draws the curves (docs/pictures/training.png).
 """
 
 from __future__ import annotations
@@ -14,37 +15,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMON = (
-    "agent=tools",
-    "policy=transformers",
-    "policy.max_output_tokens=1",
-    "tracker=jsonl",
-    "trainer.learning_rate=0.02",
-)
+from ares_exp.training.trl import last_checkpoint
+
+COMMON = ("agent=tools", "policy=transformers", "policy.max_output_tokens=1")
+ATTEMPTS = 100
+"""Episodes of the model before and after."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A training, played with several seeds."""
+    """A training, played with several seeds.
+
+    Attributes:
+        name: For people.
+        tasks: What is played, in which `{toy}` is the folder of the toys.
+        trainer: How it learns.
+    """
 
     name: str
-    overrides: tuple[str, ...]
+    tasks: tuple[str, ...]
+    trainer: tuple[str, ...]
 
 
 EXAMPLES = (
     Example(
         "one token",
-        (
-            "env=harbor_samples",
-            "env.tasks=[write-greeting]",
-            "step_limit=1",
-            "trainer.steps=20",
-            "trainer.groups_per_step=2",
-        ),
+        ("env=harbor_samples", "env.tasks=[write-greeting]", "step_limit=1"),
+        ("trainer.steps=20", "trainer.groups_per_step=2", "trainer.learning_rate=0.02"),
     ),
     Example(
         "two turns",
-        ("env=harbor", "env.path=toy/tasks", "step_limit=2", "trainer.steps=25", "trainer.batch_size=32"),
+        ("env=harbor", "env.path={toy}/tasks", "step_limit=2"),
+        (
+            *("trainer.steps=60", "trainer.groups_per_step=2", "trainer.group_size=16", "trainer.batch_size=32"),
+            *("trainer.learning_rate=0.015", "trainer.trl={beta: 0.2}"),
+        ),
     ),
 )
 
@@ -60,28 +65,38 @@ class Curve:
     step_sec: float
 
 
-def play(folder: Path, example: Example, seed: int) -> Path:
-    run = folder / f"{example.name.replace(' ', '-')}-{seed}"
-    if not (run / "summary.json").exists():
-        words = [*example.overrides, *COMMON, "policy.model=toy/model", f"seed={seed}", f"hydra.run.dir={run.name}"]
-        subprocess.run([sys.executable, "-m", "ares_exp", "train", *words], cwd=folder, check=True)
-    return run
-
-
-def curve(run: Path) -> Curve:
+def play(folder: Path, example: Example, seed: int) -> Curve:
+    """Trains, and plays the model before and after."""
+    toy, name = f"toy-{seed}", f"{example.name.replace(' ', '-')}-{seed}"
+    if not (folder / toy).exists():
+        subprocess.run([sys.executable, "-m", "ares_exp.training.toy", toy, str(seed)], cwd=folder, check=True)
+    common = [*COMMON, *(one.format(toy=toy) for one in example.tasks)]
+    model = f"policy.model={toy}/model"
+    run = run_of(folder, name, "train", *common, model, *example.trainer, "tracker=jsonl", f"seed={seed}")
     lines = [json.loads(line) for line in (run / "training.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "step"]
-    rounds = [line for line in lines if line["kind"] == "round"]
-    rows = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
-    reward = {(row["task_name"], row["attempt"]): row["reward"] for row in rows if row["reward"] is not None}
-    first, last = ([reward[tuple(slot)] for slot in one["slots"]] for one in (rounds[0], rounds[-1]))
+    steps = {line["step"]: line for line in lines if line["kind"] == "step"}
+    ordinary = [*common, f"attempts={ATTEMPTS}", "tracker=none", f"seed={100 + seed}"]
+    trained = f"policy.model={last_checkpoint(run.absolute())}"
     return Curve(
-        [step["train/reward"] for step in steps],
-        first,
-        last,
-        max(step["train/logprob_gap"] for step in steps),
-        statistics.median(step["train/step_time"] for step in steps),
+        [step["train/reward"] for step in steps.values()],
+        rewards_of(run_of(folder, f"{name}-start", *ordinary, model)),
+        rewards_of(run_of(folder, f"{name}-end", *ordinary, trained)),
+        max(step["train/logprob_gap"] for step in steps.values()),
+        statistics.median(step["train/step_time"] for step in steps.values()),
     )
+
+
+def run_of(folder: Path, name: str, *words: str) -> Path:
+    """Plays a run, unless that was done before; returns its directory."""
+    if not (folder / name / "summary.json").exists():
+        command = [sys.executable, "-m", "ares_exp", *words, f"hydra.run.dir={name}"]
+        subprocess.run(command, cwd=folder, check=True)
+    return folder / name
+
+
+def rewards_of(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    return [row["reward"] for row in rows if row["reward"] is not None]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -104,23 +119,21 @@ def draw(curves: dict[str, list[Curve]], picture: Path) -> None:
         axis.set_xlabel("optimizer step")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("mean reward of the step's episodes")
-    axes[0].legend(fontsize=8)
+    axes[-1].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(picture, dpi=110)
 
 
 def main(folder: Path, picture: Path, seeds: Sequence[int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "toy").exists():
-        subprocess.run([sys.executable, "-m", "ares_exp.training.toy", "toy"], cwd=folder, check=True)
     curves: dict[str, list[Curve]] = {}
     print("| example | seed | start (95 %) | end (95 %) | largest logprob gap | seconds a step |")
     print("|---|---|---|---|---|---|")
     for example in EXAMPLES:
         for seed in seeds:
-            one = curve(play(folder, example, seed))
+            one = play(folder, example, seed)
             curves.setdefault(example.name, []).append(one)
-            start, end = ("{:.2f} [{:.2f}, {:.2f}]".format(*interval(values)) for values in (one.start, one.end))
+            start, end = ("{:.3f} [{:.3f}, {:.3f}]".format(*interval(values)) for values in (one.start, one.end))
             print(f"| {example.name} | {seed} | {start} | {end} | {one.gap:.1e} | {one.step_sec:.1f} |")
     draw(curves, picture)
 

@@ -1,4 +1,4 @@
-"""Episodes as rollouts of verifiers, over its own interception, in containers. CI has the package for its tests of training."""
+"""Episodes as rollouts of verifiers, over its own interception, in containers. CI has the package."""
 
 from __future__ import annotations
 
