@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_agent_register_timeout_ms": "300000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "0",
@@ -108,7 +109,7 @@ class SmallCluster:
 
 def _patiently(start: Callable[[], Any]) -> Any:
     """Starts a part of a cluster; Ray gives a part 30 s, which may be too short on a busy machine."""
-    for _ in range(3):
+    for _ in range(6):
         try:
             return start()
         except Exception as error:
