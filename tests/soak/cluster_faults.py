@@ -108,6 +108,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
     overrides = (
         *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
         *(f"executor.lease_sec={LEASE_SEC}", "executor.lost_per_attempt=1000"),
+        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
     )
     harm = Harm(cluster, kills, cuts, random.Random(seed))
     try:
