@@ -9,6 +9,11 @@ from contextlib import contextmanager
 OnWait = Callable[[float], None]
 """Is told of seconds that a request waits, other than for its answer."""
 
+
+def nobody_waits(_: float) -> None:
+    """An `OnWait` that does nothing."""
+
+
 _WORTH_REPORTING_SEC = 0.01
 _REPORT_EVERY_SEC = 1.0
 
