@@ -29,7 +29,8 @@ from ares_exp.policies.in_process.chat_template import (
     spoken,
     with_template,
 )
-from ares_exp.policies.in_process.engine import LoadedModel, ModelThread
+from ares_exp.policies.in_process.engine import ModelThread
+from ares_exp.policies.in_process.generation import LoadedModel
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 
