@@ -481,7 +481,7 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 
 
 async def _leave() -> None:
-    """Leaves the cluster. Where Ray does not come to an end of it, the process goes on, and ends, without."""
+    """Leaves the cluster. Where Ray does not return in time, the process goes on without waiting for it."""
     shutdown = _ray().shutdown
     loop, left = asyncio.get_running_loop(), asyncio.Event()
 

@@ -1,6 +1,6 @@
-"""What policies of HTTP endpoints share: sampling, retries, bounds, usage, cost, refusals, an episode's reasoning.
+"""Base class of policies that ask HTTP endpoints: sampling, retries, bounds, usage, cost, refusals, reasoning.
 
-A policy of one wire says how its bodies are written and read.
+A subclass writes and reads the bodies of one wire.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class EndpointPolicy(Policy):
         Args:
             request: The request.
             episode: The episode that it is of.
-            on_wait: Is told of the seconds that the request waits before a try: before a retry, before they pass.
+            on_wait: Gets the seconds that the request waits before a try: of a retry before they pass.
             reasoning: That of earlier answers, to be sent back with them.
         """
         if reasoning is not None:

@@ -1,4 +1,4 @@
-"""Policies of engines that say over HTTP which tokens they read and sampled, and go on from token ids."""
+"""Base class of policies of inference servers that report token ids, and continue prompts from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of token ids by a tokenizer's chat template: made whole, or continued from the ids that are there already.
+"""Prompts of token ids by a tokenizer's chat template: rendered whole, or continued from earlier ids.
 
 A prompt that is continued is the earlier prompt, the answer as it was sampled, and of the template only what comes
 after that answer. So the ids of a conversation are one growing row, whatever the template would make of the answer's

@@ -118,7 +118,7 @@ class ModelThread:
         Args:
             row: The row.
             timeout_sec: Bound on the whole of it, the wait for a batch included.
-            on_wait: Is told how long it waited for its batch, when that begins.
+            on_wait: Gets the seconds that it waited for its batch, when that begins.
 
         Raises:
             PolicyError: It could not be generated.
