@@ -25,10 +25,10 @@ from ares_exp.policies.endpoint_policy import ModelName, Seconds, Url, VariableN
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
+    answer_pieces,
     digest_of,
     load_tokenizer,
     prompt_of,
-    spoken,
 )
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
 from ares_exp.policies.policy import EpisodeSpec, Weights
@@ -163,7 +163,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
                 f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
                 f"({len(answer.prompt_token_ids)}): nothing can be gone on from."
             )
-        pieces = spoken(
+        pieces = answer_pieces(
             template,
             request,
             prompt=prompt,

@@ -24,9 +24,9 @@ from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatc
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
+    answer_pieces,
     digest_of,
     prompt_of,
-    spoken,
     with_template,
 )
 from ares_exp.policies.in_process.engine import ModelThread
@@ -221,7 +221,7 @@ class TransformersPolicy(Policy):
         said = row.ids[:-1] if row.ids[-1] in loaded.ends else row.ids
         text = cut_at_stop(template.decode(said), sampling.stop)
         call_id = f"call_{digest[:8]}_{occurrence}"
-        pieces = spoken(template, request, prompt=prompt, text=text, call_id=call_id)
+        pieces = answer_pieces(template, request, prompt=prompt, text=text, call_id=call_id)
         answer = LLMResponse(
             pieces,
             usage=Usage(len(prompt), len(row.ids)),

@@ -22,7 +22,7 @@ from ares_exp.llms.reasoning import REASONING_FIELDS
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.llms.wire import plain
-from ares_exp.policies.in_process.spoken import pieces_of
+from ares_exp.policies.in_process.answer_parsing import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
 """Stands for the text of an answer, to find its place in what a template makes."""
@@ -189,7 +189,7 @@ def prompt_of(
     return template.prompt(request)
 
 
-def spoken(
+def answer_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
     """Returns the pieces of an answer.
