@@ -60,7 +60,9 @@ def the_same(a: EpisodeTrajectory, b: EpisodeTrajectory, steps: int) -> bool:
     return all((x.observation, x.action, x.reward) == (y.observation, y.action, y.reward) for x, y in pairs)
 
 
-@pytest.mark.parametrize("container", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize(
+    "container", [pytest.param("local", marks=pytest.mark.nightly), pytest.param("docker", marks=pytest.mark.docker)]
+)
 def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) -> None:
     first = play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT], container=container)
     assert first.returncode == 0, first.stderr

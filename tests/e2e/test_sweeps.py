@@ -22,9 +22,9 @@ from tests.loopback_endpoint import LoopbackEndpoint
 pytestmark = pytest.mark.local
 
 LAUNCHERS = [
-    pytest.param("basic", "none"),
+    pytest.param("basic", "none", marks=pytest.mark.nightly),
     pytest.param("joblib", "wandb", marks=pytest.mark.once),
-    pytest.param("submitit_local", "none", marks=pytest.mark.once),
+    pytest.param("submitit_local", "none", marks=[pytest.mark.once, pytest.mark.nightly]),
 ]
 
 
