@@ -113,7 +113,7 @@ async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_que
         await policy.was_asked(2)
         give(Path("run/control"), Order.made("cancel", what="bread"))
         async with asyncio.timeout(60):
-            while not Path("run/control.jsonl").exists():
+            while not Path("run/control.jsonl").exists():  # noqa: ASYNC110 - a file is looked at
                 await asyncio.sleep(0.01)
             policy.gate.set()
             assert [episode.slot async for episode in queued] == [("bread", 1)]
