@@ -32,7 +32,7 @@ from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.running.played_again import played_again
+from ares_exp.running.ordered_retries import plan_retries
 from ares_exp.running.preparation import check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.run_control import RunControl
@@ -287,7 +287,7 @@ class Experiment:
     async def _again(self, what: str) -> Sequence[PlannedEpisode]:
         """Plans further tries of attempts without a reward, and expects them."""
         results, busy = tuple(self._results), self._scheduler.slots
-        find = partial(played_again, self._run_dir, self._planned, results, busy)
+        find = partial(plan_retries, self._run_dir, self._planned, results, busy)
         found = await asyncio.to_thread(find, run_seed=self._settings.seed, what=what)
         for _ in found:
             self._progress.expect_another()

@@ -1,4 +1,4 @@
-"""Orders to a run, obeyed: what each changes in the parts of the run."""
+"""The effects of orders on the parts of a run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunOrders:
     _resuming: asyncio.TimerHandle | None = field(init=False, default=None)
 
     async def obey(self, order: Order) -> str:
-        """Does what is asked, and returns in a sentence what came of it.
+        """Does what is asked, and returns the outcome in a sentence.
 
         Raises:
             UserError: It cannot be done; nothing has changed.

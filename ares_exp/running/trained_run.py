@@ -1,4 +1,4 @@
-"""The run that a trainer is offered: attempts played as it asks for them, each of which it may cancel."""
+"""A run as its trainer uses it: attempts are played as the trainer asks for them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class DrivenEpisode:
 
 @dataclass
 class Staleness:
-    """How far behind the weights the episodes were that a trainer took, or was spared.
+    """Staleness of episodes: how many versions of the weights behind they were, of those taken and those refused.
 
     Attributes:
         episodes: Number of episodes that finished.
