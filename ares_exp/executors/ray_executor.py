@@ -489,7 +489,7 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 
 
 async def _leave() -> None:
-    """Leaves the cluster. Where Ray does not come to an end of it, the process goes on, and ends, without."""
+    """Leaves the cluster. Where Ray does not return in time, the process goes on without waiting for it."""
     shutdown = _ray().shutdown
     try:
         await _had_of_ray(shutdown, within_sec=LEAVE_SEC)
