@@ -258,6 +258,7 @@ class Experiment:
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
             settings=settings,
+            dropped=self._dropped,
             again=self._again,
         )
         control = RunControl(
@@ -278,6 +279,10 @@ class Experiment:
         self._live.budget = budget
         self._meter.replace(budget)
         self._check_budget()
+
+    def _dropped(self, planned: PlannedEpisode) -> None:
+        if self._trained is not None:
+            self._trained.dropped(planned)
 
     async def _again(self, what: str) -> Sequence[PlannedEpisode]:
         """Plans further tries of attempts without a reward, and expects them."""
@@ -366,6 +371,7 @@ class Experiment:
     async def _play_try(self, planned: PlannedEpisode) -> Retry | None:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
+            await self._scheduler.begins(planned)
             return await self._play_in(place, planned)
 
     async def _play_in(self, place: Place, planned: PlannedEpisode) -> Retry | None:

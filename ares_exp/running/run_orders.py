@@ -36,6 +36,7 @@ class RunOrders:
         interrupt: Ends the run, as Ctrl-C does.
         running: Returns the episodes under way.
         settings: What can be set.
+        dropped: Is told of each try that is taken off the queue.
         again: Plans further tries of a task's failed attempts, or of an episode's.
         snapshot_sec: Bound on one snapshot.
     """
@@ -46,6 +47,7 @@ class RunOrders:
     interrupt: Callable[[], None]
     running: Callable[[], Sequence[RunningEpisode]]
     settings: LiveSettings
+    dropped: Callable[[PlannedEpisode], None]
     again: Callable[[str], Awaitable[Sequence[PlannedEpisode]]]
     snapshot_sec: float = 300.0
     _resuming: asyncio.TimerHandle | None = field(init=False, default=None)
@@ -101,6 +103,8 @@ class RunOrders:
     async def _cancel(self, order: Order) -> str:
         what = str(order.what)
         dropped = self.scheduler.drop(lambda one: what in (one.episode_id, one.task_name))
+        for one in dropped:
+            self.dropped(one)
         found = [one for one in self.running() if what in (one.planned.episode_id, one.planned.task_name)]
         if not found and not dropped:
             raise ConfigError(f"There is no episode under way or queued of {what}. {self._under_way()}")

@@ -66,6 +66,11 @@ class PlayedOnRequest(TrainedRun):
         else:  # it waits for its turn, and need not any more
             self._end(slot)
 
+    def dropped(self, planned: PlannedEpisode) -> None:
+        """Notes that somebody else has taken a try off the queue: its attempt has ended."""
+        if planned.slot in self._on_end:
+            self._end(planned.slot)
+
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Gives the trackers numbers of the training."""
         self._tracker.log_training(values, step=step)

@@ -87,6 +87,7 @@ def test_killed_at_any_moment(tmp_path: Path, whole: KilledRun) -> None:
 
 
 @pytest.mark.docker
+@pytest.mark.nightly
 def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
 

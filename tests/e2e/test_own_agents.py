@@ -74,8 +74,8 @@ def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> Epi
     ("agent", "container"),
     [
         ("tools", "local"),
-        pytest.param("terminal", "local", marks=pytest.mark.nightly),
-        pytest.param("terminal", "docker", marks=pytest.mark.docker),
+        ("terminal", "local"),
+        pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
     ],
 )
 def test_every_step_is_branched_and_played_again(agent: str, container: str) -> None:
