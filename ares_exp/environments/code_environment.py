@@ -40,7 +40,7 @@ from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.past_stage import results_of
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task import Task, Verdict
 
@@ -76,6 +76,7 @@ class CodeEnvironment(
         provide_solution: bool = False,
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
+        side_calls: LLMClient | None = None,
     ) -> None:
         """Touches nothing yet.
 
@@ -89,6 +90,7 @@ class CodeEnvironment(
                 commands: for the oracle.
             output_dir: Where the verifier's own files are kept, or `None`.
             start_from: What the first `reset()` goes on with, instead of starting an episode.
+            side_calls: As of `EpisodeParts`.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -99,6 +101,7 @@ class CodeEnvironment(
             limits or EpisodeLimits(),
             provide_solution,
             output_dir,
+            side_calls,
         )
         self._random = random.Random(seed)
         self._seed = seed
@@ -122,6 +125,7 @@ class CodeEnvironment(
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
             start_from=parts.start_from,
+            side_calls=parts.side_calls,
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
@@ -312,6 +316,7 @@ class CodeEnvironment(
             provide_solution=setup.provide_solution,
             output_dir=setup.output_dir,
             start_from=continuation,
+            side_calls=setup.side_calls,
         )
 
     @property
