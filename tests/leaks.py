@@ -1,4 +1,4 @@
-"""A run of 32 episodes as a user starts it, ended in the middle in every way; and what is left of it."""
+"""A run of 16 episodes as a user starts it, ended in the middle in every way; and what is left of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-BOXES = 32
+BOXES = 16
 IN_MEMORY = Path("/dev/shm")
 ENDED_WITHIN_SEC = 60.0
 """For a machine many times slower than the one on which it takes a second or two."""
@@ -39,7 +39,7 @@ network_mode = "no-network"
 
 
 class Run:
-    """`python -m ares_exp` with 32 boxes at the same time, each with a command and a daemon that ignore signals."""
+    """`python -m ares_exp` with 16 boxes at the same time, each with a command and a daemon that ignore signals."""
 
     def __init__(self, backend: str, directory: Path, boxes: Callable[[Run], int], busy: Callable[[Run], int]) -> None:
         """Starts it.

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep's; {MEANING}")
     parser.add_argument("order", choices=ORDERS, metavar="ORDER", help=", ".join(ORDERS))
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="KEY=VALUE, or a task or an episode")
+    parser.add_argument("what", nargs="*", default=[], metavar="WHAT", help="KEY=VALUE, or a task or an episode")
     parser.add_argument("--now", action="store_true", help="pause: hold what plays, too, at its next request")
     parser.add_argument(
         "--for", dest="for_sec", type=_seconds, metavar="TIME", help="pause: resume by itself after 90s, 10m, 1h30m"
@@ -137,8 +137,8 @@ def _pair(word: str) -> tuple[str, Any]:
 
 def _branch(target: Any, episode: str, arguments: argparse.Namespace) -> int:
     """Has a snapshot taken, and prints the command that branches off it, or runs it."""
+    import os
     import shlex
-    import subprocess
 
     from ares_exp.control.orders import SNAPSHOT_TAKEN
     from ares_exp.ctl.giving import give_to_run, give_to_sweep
@@ -156,7 +156,9 @@ def _branch(target: Any, episode: str, arguments: argparse.Namespace) -> int:
     words = [f"branch_from={target.path}/{name}", f"branches={arguments.n}"]
     sys.stdout.write(f"ares-exp {shlex.join(words)}\n")
     sys.stdout.flush()
-    return subprocess.call([sys.executable, "-m", "ares_exp", *words]) if arguments.go else EXIT_OK
+    if arguments.go:  # in place of this process: Ctrl-C is the run's own
+        os.execv(sys.executable, [sys.executable, "-m", "ares_exp", *words])
+    return EXIT_OK
 
 
 def _give(target: Any, order: Any, arguments: argparse.Namespace) -> int:

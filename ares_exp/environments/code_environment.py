@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
@@ -17,6 +16,7 @@ from ares_exp.containers.container import Container, ContainerFactory, as_contai
 from ares_exp.environment import (
     MAIN_LANE,
     Announcing,
+    ClosedOnExit,
     Concurrent,
     EpisodeReport,
     Exportable,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class CodeEnvironment(
-    Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
+    ClosedOnExit, Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
 ):
     """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
@@ -436,16 +436,6 @@ class CodeEnvironment(
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         await self._release()
-
-    async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment."""
-        await self.close()
 
     def _taken(self, episode: Episode) -> Episode:
         """Makes an episode the one that is played."""
