@@ -16,7 +16,6 @@ from ares_exp.interception.turn import Turn
 from ares_exp.llms.canonical import Canonical
 from ares_exp.llms.request import LLMRequest
 
-
 SIDE = "side"
 """How the names of side lanes begin."""
 
