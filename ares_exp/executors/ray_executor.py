@@ -50,6 +50,9 @@ ANSWER_SEC = 30.0
 LEAVE_SEC = 15.0
 """Bound on leaving the cluster."""
 
+GUESSES = "Some common causes include"
+"""What follows in Ray's texts is the same, whatever has happened."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 logger = logging.getLogger(__name__)
@@ -474,7 +477,8 @@ class RayConnection(HostConnection):
 def _in_short(error: BaseException) -> str:
     """Returns the class, and the last line of the text: there is the cause, behind what Ray says of its actors."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {(lines or [''])[-1][:300]}"
+    cause, _, _ = (lines or [""])[-1].partition(GUESSES)
+    return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:

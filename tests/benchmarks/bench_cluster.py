@@ -38,6 +38,7 @@ from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollec
 from ares_exp.wrappers.drivers import drive_async_gym
 from tests.benchmarks.bench_load import Boxes, Tasks, Work, play
 from tests.ray.cluster import SmallCluster
+from tests.ray.runs import PATIENCE_SEC
 
 STEPS = (10, 10)
 NODES = 3
@@ -131,7 +132,10 @@ def main() -> None:
     cluster = SmallCluster(NODES)
 
     def on(nodes: int, slots: int) -> RayExecutor:
-        return RayExecutor(address=cluster.address, resources={f"upto{nodes}": 1}, episodes_per_host=slots)
+        taken = {f"upto{nodes}": 1.0}
+        return RayExecutor(
+            address=cluster.address, resources=taken, episodes_per_host=slots, join_timeout_sec=PATIENCE_SEC
+        )
 
     try:
         for _ in range(arguments.repeat):

@@ -30,6 +30,7 @@ def on(cluster: SmallCluster, *more: str) -> tuple[str, ...]:
         f"executor.address={cluster.address}",
         "executor.resources={play: 1}",
         f"executor.lease_sec={LEASE_SEC:g}",
+        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
         *more,
     )
 

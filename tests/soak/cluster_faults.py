@@ -7,6 +7,7 @@ moments, and so many nodes have lost their power; it prints a line for each. Aft
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -61,26 +62,31 @@ class Harm:
         self._cluster, self._rng = cluster, rng
         rng.shuffle(self.todo)
 
-    def during(self, playing: Future[int], run: KilledRun) -> int:
-        """Harms until the run has ended; returns how often it did. In the main thread: Ray adds nodes there alone."""
+    def during(self, playing: Future[int]) -> int:
+        """Harms hosts with containers until the run has ended; returns how often.
+
+        In the main thread: Ray adds nodes there alone.
+        """
         before = self.done.total()
         while self.todo and not playing.done():
             time.sleep(self._rng.uniform(*PAUSE_SEC))
-            hosts = self._cluster.hosts()
-            if hosts and run.endpoint.asked and not playing.done():
-                self._do(self.todo.pop(), hosts)
+            nodes = [node for node in self._cluster.nodes if self._busy_hosts(node)]
+            if nodes and not playing.done():
+                self._do(self.todo.pop(), self._rng.choice(nodes))
         return self.done.total() - before
 
-    def _do(self, what: str, hosts: list[psutil.Process]) -> None:
+    def _busy_hosts(self, node: Any) -> list[psutil.Process]:
+        return [host for host in self._cluster.hosts(node) if _boxes_in(host)]
+
+    def _do(self, what: str, node: Any) -> None:
         self.done[what] += 1
-        if what == "kill":
-            host = self._rng.choice(hosts)
-            boxes = _boxes_in(host)
-            host.kill()
-        else:
-            node = self._rng.choice(self._cluster.nodes)
-            boxes = [box for host in self._cluster.hosts(node) for box in _boxes_in(host)]
+        hosts = self._busy_hosts(node)
+        boxes = [box for host in hosts for box in _boxes_in(host)]
+        if what == "cut":
             self._cluster.cut_power(node)
+        for host in hosts:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                host.kill()
         time.sleep(BOX_SEC)
         self.left += set(boxes) & {Box(pid, started) for pid, _, started, _ in processes()}
         while len(self._cluster.nodes) < NODES:
@@ -102,6 +108,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
     overrides = (
         *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
         *(f"executor.lease_sec={LEASE_SEC}", "executor.lost_per_attempt=1000"),
+        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
     )
     harm = Harm(cluster, kills, cuts, random.Random(seed))
     try:
@@ -112,7 +119,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
             with _made(folder / f"run-{runs}", *overrides) as run:
                 try:
                     with played(run.begin) as playing:
-                        run.kills = harm.during(playing, run)
+                        run.kills = harm.during(playing)
                         assert playing.result() == 0, run.said
                     check(run, whole, concurrency=CONCURRENCY)
                 except (AssertionError, OSError, subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.executors.executor import Played
-from ares_exp.executors.ray_executor import RayExecutor
+from ares_exp.executors.ray_executor import RayExecutor, _in_short
 
 PLAYS = """
 import sys
@@ -51,6 +51,11 @@ async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
     with pytest.raises(ConfigError, match="given as objects"):
         await executor.open(played, pytest.fail)
     await executor.close()
+
+
+def test_of_what_ray_says_of_a_death_its_guesses_are_left_out() -> None:
+    text = "The actor is dead.\n  \x1b[31mWorker exits: End of file. Some common causes include: (1) the OOM killer."
+    assert _in_short(RuntimeError(text)) == "RuntimeError: Worker exits: End of file"
 
 
 LEAVES = """
