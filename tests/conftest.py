@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import gc
 import importlib.util
-import multiprocessing.util
 import os
 import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends what the tests of this process have shared, and what modules have started."""
     end_warm_start()
-    # Workers of pytest end without: the directory of the sockets of multiprocessing would stay.
-    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+    if hasattr(config, "workerinput"):  # workers of pytest end without: temporary directories of libraries would stay
+        with warnings.catch_warnings(action="ignore"):
+            atexit._run_exitfuncs()
     gc.unfreeze()  # libraries count what is left at the end
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import psutil
 
 BOXES = 16
 IN_MEMORY = Path("/dev/shm")
@@ -148,6 +152,25 @@ def wait_until(condition: Callable[[], object], seconds: float = ENDED_WITHIN_SE
             return False
         time.sleep(0.02)
     return True
+
+
+def own_directory(prefix: str) -> Path:
+    """Makes a temporary directory with a short name; removes those of processes that were killed, with their mounts."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}-*-*"):
+        owner = path.name.removeprefix(f"{prefix}-").partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            with contextlib.suppress(OSError):  # another process removes it, too
+                remove_with_mounts(path)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
+
+
+def remove_with_mounts(directory: Path) -> None:
+    """Removes a directory, and what is mounted below it."""
+    mounts = Path("/proc/self/mountinfo")
+    points = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.exists() else []
+    for point in reversed([point for point in points if point.startswith(f"{directory}/")]):
+        subprocess.run(["umount", "--lazy", point], check=False)
+    shutil.rmtree(directory)
 
 
 def clean(env: dict[str, str]) -> str:

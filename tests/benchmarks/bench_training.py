@@ -47,7 +47,7 @@ EXAMPLES = (
         "two turns",
         ("env=harbor", "env.path={toy}/tasks", "step_limit=2"),
         (
-            *("trainer.steps=60", "trainer.groups_per_step=2", "trainer.group_size=16", "trainer.batch_size=32"),
+            *("trainer.steps=40", "trainer.groups_per_step=2", "trainer.group_size=16", "trainer.batch_size=32"),
             *("trainer.learning_rate=0.015", "trainer.trl={beta: 0.2}"),
         ),
     ),
