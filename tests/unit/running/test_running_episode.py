@@ -101,3 +101,13 @@ async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
     assert (trajectory.outcome, trajectory.error, trajectory.limit) == (row.outcome, row.error, row.limit)
     assert (trajectory.total_reward, trajectory.truncated) == (row.reward, row.outcome is Outcome.TRUNCATED)
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
+
+
+def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
+    episode = RunningEpisode(planned=PLANNED)
+    episode.reached_last(termination(1.0), end_time=episode.started_at + 5.0)
+    row = episode.row_of(episode.to_result(None))
+    assert episode.row_of(episode.to_result(None)) is row
+    assert json.loads(row)["finished_at"] == episode.started_at + 5.0
+    episode.usage.pay(LLMResponse.from_text("too late", usage=Usage(3, 2)))
+    assert json.loads(episode.row_of(episode.to_result(None)))["prompt_tokens"] == 3
