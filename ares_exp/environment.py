@@ -187,6 +187,24 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
         ...
 
 
+class ClosedOnExit:
+    """A base class: what is entered by `async with` is the object itself, and it is closed when the block is left."""
+
+    async def close(self) -> None:
+        """Releases what it holds. Idempotent."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        """Returns the object itself."""
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        await self.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
     """Facts about the running episode, or the last one, for its records.

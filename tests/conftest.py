@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import gc
 import importlib.util
-import multiprocessing.util
 import os
 import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,13 @@ SLOW = (
 )
 """Folders and files whose tests have the marker `slow`."""
 
-MARKED_SLOW = re.compile(r"\bmark\.(slow|browser)\b")
+MARKED = {
+    "slow and ": re.compile(r"\bmark\.(slow|browser)\b"),
+    "train": re.compile(r"\bmark\.train\b"),
+    "nightly": re.compile(r"\bmark\.nightly\b"),
+}
+"""How a file says that tests of it may be asked for, by how the question begins."""
+
 WITHOUT_SLOW = re.compile(r"not slow($| and )")
 
 
@@ -70,13 +77,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends what the tests of this process have shared, and what modules have started."""
     end_warm_start()
-    # Workers of pytest end without: the directory of the sockets of multiprocessing would stay.
-    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+    if hasattr(config, "workerinput"):  # workers of pytest end without: temporary directories of libraries would stay
+        with warnings.catch_warnings(action="ignore"):
+            atexit._run_exitfuncs()
     gc.unfreeze()  # libraries count what is left at the end
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes for each processor: tests also wait."""
+    """Two processes for each processor, for tests also wait; or what xdist's own variable says."""
+    if asked := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return int(asked)
     return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
 
 
@@ -87,9 +97,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if WITHOUT_SLOW.match(asked) and is_slow(collection_path):
         return True
-    if not asked.startswith("slow and ") or is_slow(collection_path):
+    marked = [says for begins, says in MARKED.items() if asked.startswith(begins)]
+    if not marked or collection_path.name == "conftest.py" or ("slow" in asked and is_slow(collection_path)):
         return None
-    return None if MARKED_SLOW.search(collection_path.read_text(encoding="utf-8")) else True
+    return None if marked[0].search(collection_path.read_text(encoding="utf-8")) else True
 
 
 def is_slow(path: Path) -> bool:
@@ -109,9 +120,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `SLOW`, but for those of `QUICK`."""
+    """Marks the tests of `SLOW`, but for those of `QUICK`, and those that are for the night."""
     for item in items:
-        if is_slow(item.path):
+        if is_slow(item.path) or item.get_closest_marker("nightly") is not None:
             item.add_marker(pytest.mark.slow)
 
 

@@ -1,18 +1,22 @@
-"""A run of 32 episodes as a user starts it, ended in the middle in every way; and what is left of it."""
+"""A run of 16 episodes as a user starts it, ended in the middle in every way; and what is left of it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-BOXES = 32
+import psutil
+
+BOXES = 16
 IN_MEMORY = Path("/dev/shm")
 ENDED_WITHIN_SEC = 60.0
 """For a machine many times slower than the one on which it takes a second or two."""
@@ -39,7 +43,7 @@ network_mode = "no-network"
 
 
 class Run:
-    """`python -m ares_exp` with 32 boxes at the same time, each with a command and a daemon that ignore signals."""
+    """`python -m ares_exp` with 16 boxes at the same time, each with a command and a daemon that ignore signals."""
 
     def __init__(self, backend: str, directory: Path, boxes: Callable[[Run], int], busy: Callable[[Run], int]) -> None:
         """Starts it.
@@ -148,6 +152,25 @@ def wait_until(condition: Callable[[], object], seconds: float = ENDED_WITHIN_SE
             return False
         time.sleep(0.02)
     return True
+
+
+def own_directory(prefix: str) -> Path:
+    """Makes a temporary directory with a short name; removes those of processes that were killed, with their mounts."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}-*-*"):
+        owner = path.name.removeprefix(f"{prefix}-").partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            with contextlib.suppress(OSError):  # another process removes it, too
+                remove_with_mounts(path)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
+
+
+def remove_with_mounts(directory: Path) -> None:
+    """Removes a directory, and what is mounted below it."""
+    mounts = Path("/proc/self/mountinfo")
+    points = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.exists() else []
+    for point in reversed([point for point in points if point.startswith(f"{directory}/")]):
+        subprocess.run(["umount", "--lazy", point], check=False)
+    shutil.rmtree(directory)
 
 
 def clean(env: dict[str, str]) -> str:

@@ -16,11 +16,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+TURNS_TO_CONNECT = 4
+"""In so many turns of the event loop a connection that was accepted has its protocol."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,28 @@ def slow(seconds: float, then: Behaviour | None = None) -> Behaviour:
     return behave
 
 
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[int]:
+    """Serves at a port of the loopback, and closes all connections at the end, one that was just accepted included.
+
+    A server that is closed in the turn of the event loop in which it accepts a connection would forget that one.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    assert runner.server is not None
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(runner.server, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        for _ in range(TURNS_TO_CONNECT):
+            await asyncio.sleep(0)
+        server.close()
+        await runner.cleanup()
+
+
 class LoopbackEndpoint:
     """The server. Use as a context manager; it listens from `__enter__` to `__exit__`.
 
@@ -190,14 +216,10 @@ class LoopbackEndpoint:
             app.router.add_post(f"/v1/{path}", self._chat)
         app.router.add_post("/update_weights_from_disk", self._chat)
         app.router.add_route("*", "/{path:.*}", self._other)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        self._listening.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        async with serving(app) as port:
+            self.url = f"http://127.0.0.1:{port}/v1"
+            self._listening.set()
+            await self._stop.wait()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         received = _received(request, await request.json())

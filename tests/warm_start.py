@@ -29,6 +29,7 @@ IMPORTED = (
     "hydra._internal.core_plugins.basic_sweeper",
     "dockerfile_parse",
     "jinja2",
+    "openai.resources.chat.completions",
     "pathspec",
     "rich.console",
     "rich.table",

@@ -1,4 +1,4 @@
-"""What the factories of the package's own agents share: prompts of templates, and a conversation that is shortened."""
+"""Base class of the bundled agents' factories: prompt templates, and conversations that are shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent that plays where the solutions of tasks are played."""
+"""The agent of runs that carry out the solutions of their tasks."""
 
 from __future__ import annotations
 

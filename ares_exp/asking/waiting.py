@@ -1,4 +1,4 @@
-"""Waits of a request for something else than its answer, told as they pass."""
+"""Seconds that a request waits for something other than its answer, reported as they pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 OnWait = Callable[[float], None]
-"""Is told of seconds that a request waits, other than for its answer."""
+"""Gets the seconds that a request waits for something other than its answer."""
+
+
+def nobody_waits(_: float) -> None:
+    """An `OnWait` that does nothing."""
+
 
 _WORTH_REPORTING_SEC = 0.01
 _REPORT_EVERY_SEC = 1.0

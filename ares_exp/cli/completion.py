@@ -1,4 +1,4 @@
-"""Completion of commands and flags at a press of Tab; Hydra completes options and keys.
+"""Completion of commands, their words and flags at a press of Tab; Hydra completes options and keys.
 
 A shell runs the program with `-sc query=SHELL`, and what was typed in `COMP_LINE`; what is printed are the candidates,
 of which it takes those that begin as the last word does. Where there are none it completes names of files.
@@ -27,7 +27,7 @@ def candidates() -> tuple[list[str], bool]:
     typed = [word for word in with_program[1:-1] if word]
     last = with_program[-1] if len(with_program) > 1 else ""
     if typed and typed[0] in COMMANDS:
-        return [], False
+        return [*COMMANDS[typed[0]].candidates(typed[1:], last)], False
     if last.startswith("-"):
         return [flag for flag in FLAGS if flag.startswith(last)], False
     return ([] if typed else [name for name in COMMANDS if name.startswith(last)]), True

@@ -72,8 +72,8 @@ def _run() -> int:
     from ares_exp.cli.flags import explain_flags
     from ares_exp.cli.hydra_callback import SweepRefused
     from ares_exp.cli.job import JobFunction
-    from ares_exp.config.hydra_setup import ROOT_CONFIG, set_up_hydra, store_recorded_config
-    from ares_exp.config.options import conf_dir, config_dirs_of, print_problems, refuse_unreadable
+    from ares_exp.config.hydra_setup import set_up_hydra, store_recorded_config
+    from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
     from ares_exp.config.overrides import flags_and_overrides
     from ares_exp.config.run_mode import mode_from_flags
     from ares_exp.config.short_overrides import in_full

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ares_exp.config.hydra_setup import ROOT_CONFIG
 from ares_exp.config.known_keys import keys_of, options_of, suggest_key
+from ares_exp.config.options import ROOT_CONFIG
 from ares_exp.config.plugins import OPTION_GROUPS
 from ares_exp.config.schema import GROUPS, keys
 from ares_exp.errors import close_matches

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.options import conf_dir, folder_url
+from ares_exp.config.options import ROOT_CONFIG, conf_dir, folder_url
 from ares_exp.records.run_dir import RunDir, fresh_dir, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 HYDRA_RECORDS = ".hydra"
 
-ROOT_CONFIG = "config"
 RECORDED_CONFIG = "recorded_run"
-"""Names of root configs: that of the config tree, and that which a run's record has been put in."""
+"""Name of the root config that the record of a run is stored as."""
 NOTHING_TO_RESUME = (
     "`resume=true` goes on with what is in the {what}'s directory, and names none: it would be a new one. Name the "
     "{what}: `resume=<{what}>`, or `{key}=<{what}> resume=true` for one that may not have begun."

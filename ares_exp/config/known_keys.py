@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ares_exp.config.hydra_setup import ROOT_CONFIG
 from ares_exp.config.option_arguments import arguments_of
-from ares_exp.config.options import Option, conf_dir, find_options
+from ares_exp.config.options import ROOT_CONFIG, Option, conf_dir, find_options
 from ares_exp.config.overrides import parse_overrides
 from ares_exp.config.plugins import OPTION_GROUPS
 from ares_exp.config.schema import GROUPS

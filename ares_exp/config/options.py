@@ -21,7 +21,8 @@ BUILT_IN = "built in"
 SCHEME = "options"
 """URL scheme of folders of options in Hydra's search path."""
 MAX_COMMENT_CHARS = 65536
-ROOT_CONFIG = "config.yaml"
+ROOT_CONFIG = "config"
+"""Name of the root config, without `.yaml`."""
 
 _logger = logging.getLogger(__name__)
 
@@ -115,10 +116,10 @@ def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
                     f"that name, which comes first. Rename {option.path}."
                 )
     problems += [
-        f"{folder / ROOT_CONFIG} is not read: the root config is that of ares_exp itself. Put what it sets into "
+        f"{own} is not read: the root config is that of ares_exp itself. Put what it sets into "
         f"{folder / 'experiment'}/NAME.yaml, and choose it with `experiment=NAME`."
         for folder in config_dirs
-        if (folder / ROOT_CONFIG).is_file() and not _same(folder / ROOT_CONFIG, conf_dir() / ROOT_CONFIG)
+        if (own := folder / f"{ROOT_CONFIG}.yaml").is_file() and not _same(own, conf_dir() / own.name)
     ]
     return problems
 

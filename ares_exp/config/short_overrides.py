@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from ares_exp.config.hydra_setup import ROOT_CONFIG
+from ares_exp.config.options import ROOT_CONFIG
 from ares_exp.config.overrides import parse_overrides
 
 if TYPE_CHECKING:

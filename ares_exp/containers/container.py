@@ -342,6 +342,14 @@ class ContainerFactoryBase(ContainerFactory):
         """The constructor's options that snapshots record, JSON-ready, without secrets. Default: empty."""
         return {}
 
+    @property
+    def sharing_key(self) -> str | None:
+        """What two factories have in common whose containers may start with each other's files, in the same task.
+
+        Options that a set-up can notice, secrets included: it is hashed. Default: `None`, they may not.
+        """
+        return None
+
     def check_snapshots(self) -> None:
         """Checks, before `preflight`, that its containers can be captured; starts nothing. Default: they cannot be.
 

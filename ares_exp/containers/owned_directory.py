@@ -20,6 +20,8 @@ from ares_exp.containers.leftover import Leftover
 _UNLOCKED_SEC = 60.0  # far longer than a new directory lacks its lock
 ShortLived = Literal["build", "fork", "transfer", "verifier", "wandb"]
 """Purposes of such directories; part of their names."""
+SHARED = "setup"
+"""Purpose of those that several processes use together (`shared_directory`)."""
 
 
 def name_prefix(purpose: str) -> str:
@@ -94,7 +96,7 @@ def delete(path: Path) -> bool:
 
 def find_short_lived() -> Iterator[Leftover]:
     """Yields this user's directories of each purpose, those of running processes included. Blocking."""
-    for purpose in get_args(ShortLived):
+    for purpose in (*get_args(ShortLived), SHARED):
         yield from find(purpose, "directory", delete, [Path(tempfile.gettempdir())])
 
 

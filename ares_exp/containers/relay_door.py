@@ -13,6 +13,7 @@ import logging
 import shlex
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib import resources
@@ -26,7 +27,7 @@ OPEN_SEC = 60.0
 """Bound on the start of a relay, which takes some tenths of a second, or some requests to a service."""
 
 _CLOSE_SEC = 2.0
-_WORDS_PER_LEASE = 5
+_WORDS_PER_LEASE = 4
 _LINE_BYTES = 500
 _WINDOW_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
@@ -67,10 +68,13 @@ class _Relay:
 
     Attributes:
         port: Where it listens.
+        has_lapsed: Whether it ended because it had not heard from here for as long as its lease says.
     """
 
     def __init__(self, stream: ChannelStream, port: int, serve: Serve, rest: bytes, lease_sec: int) -> None:
         self.port = port
+        self.has_lapsed = False
+        self._started_at = time.monotonic()
         self._lease_sec = lease_sec
         self._stream = stream
         self._serve = serve
@@ -158,10 +162,11 @@ class _Relay:
         self._has_waiting.set()
 
     async def _renew(self) -> None:
-        """Says now and then that somebody is there, by a frame of no connection."""
+        """Says that somebody is there, by a frame of no connection, unless other frames are on their way."""
         while self._lease_sec:
             await asyncio.sleep(self._lease_sec / _WORDS_PER_LEASE)
-            self.put(_ACCEPTED, _MORE)
+            if not self._waiting:
+                self.put(_ACCEPTED, _MORE)
 
     async def _write(self) -> None:
         with contextlib.suppress(OSError):  # whoever reads sees the end
@@ -190,13 +195,20 @@ class _Relay:
                 return
             data = bytes(heard[_HEAD.size : end])
             del heard[:end]
-            if word == _ACCEPTED:
+            if number == 0 and word == _END:
+                self._lapse()
+            elif word == _ACCEPTED:
                 self._accept(number)
             elif (connection := self._connections.get(number)) is not None:
                 if word == _BROKEN:
                     self._carried[number].cancel()
                 else:
                     connection.hear(word, data)
+
+    def _lapse(self) -> None:
+        # Nobody can have been silent for longer than the relay has been there.
+        self.has_lapsed = 0 < self._lease_sec <= time.monotonic() - self._started_at
+        raise _RelayError(f"it heard nothing for {self._lease_sec} s")
 
     def _accept(self, number: int) -> None:
         # Twice as many: what has ended over there is given to the server here, which may take a moment.
@@ -305,7 +317,10 @@ class _Connection:
 
 
 class RelayDoor:
-    """A `Door`. A relay that ends, as when a program in the container kills it, is started again once."""
+    """A `Door`. A relay that ends, as when a program in the container kills it, is started again once.
+
+    One that was left without a word for its lease, because this process or a service was slow, is started again always.
+    """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
         """Takes over a relay, and begins to carry connections on the running event loop."""
@@ -335,17 +350,22 @@ class RelayDoor:
             self._lose("The door is no longer served.")  # after an error that nobody expects
 
     async def _run_and_run_again(self) -> None:
-        why = await self._relay.run()
-        if self._lost.done():
-            return
-        _logger.info("The relay of a door ended and is started again: %s.", why)
-        try:
-            self._relay = await self._start_again()
-        except ContainerError as error:
-            self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
-            return
-        why = await self._relay.run()
-        self._lose(f"The relay in the container ended twice: {why}.")
+        has_been_killed = False
+        while True:
+            why = await self._relay.run()
+            if self._lost.done():
+                return
+            if not self._relay.has_lapsed:
+                if has_been_killed:
+                    self._lose(f"The relay in the container ended twice: {why}.")
+                    return
+                has_been_killed = True
+            _logger.info("The relay of a door ended and is started again: %s.", why)
+            try:
+                self._relay = await self._start_again()
+            except ContainerError as error:
+                self._lose(f"The relay in the container ended ({why}), and no other could be started: {error}")
+                return
 
     def _lose(self, why: str) -> None:
         if not self._lost.done():
@@ -362,7 +382,7 @@ async def open_relay_door(
         serve: As in `ServingContainer.open_door`.
         port: As there.
         lease_sec: After so many seconds without a word from here the relay ends by itself: for a backend whose shells
-            outlive this process. 0: it ends with its stdin alone.
+            outlive this process. Words are said four times as often. 0: it ends with its stdin alone.
         remedy: What else may be done where the image has no interpreter, to follow the advice to add one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Control of a run that goes on, by files in its directory: orders to it, and its state.
+"""Control of a run under way, by files in its directory: orders to it, and its state.
 
-Imports records and filesystem; imported by pages, sweeps, running, ctl and view.
+Imports records and filesystem; imported by sweeps, running, ctl, view and cli.
 """

@@ -1,4 +1,4 @@
-"""The inbox of a run: orders out of a folder that anybody may have filled with anything."""
+"""The inbox of a run: orders read from a folder whose content is not trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders to a run that goes on: what may be asked, and the files that carry them.
+"""Orders to a run under way: what each may say, and the files that carry them.
 
 An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all its jobs. It is
 written whole or not at all; the run takes it, removes it, and notes in `control.jsonl` what came of it. Who may write
@@ -156,7 +156,7 @@ def look(folder: Path) -> None:
 
 
 def record(order: Order, outcome: str, says: str, *, uid: int | None, at: float) -> Mapping[str, Any]:
-    """Returns a line of `control.jsonl`: an order, and what came of it.
+    """Returns a line of `control.jsonl`: an order and its outcome.
 
     Args:
         order: The order.

@@ -1,4 +1,4 @@
-"""The state of a run that goes on: `status.json`, which it writes and others read."""
+"""The state of a run under way: `status.json`."""
 
 from __future__ import annotations
 

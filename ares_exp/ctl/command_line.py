@@ -16,24 +16,24 @@ PROGRAM = "python -m ares_exp.ctl"
 EXIT_NOT_DONE = 1
 WAIT_SEC = 15.0
 DESCRIPTION = """\
-Tells how a run or a sweep does that is under way, and gives it orders, by files in its directory: from another
+Shows the state of a run or a sweep under way, and gives it orders, by files in its directory: from another
 terminal, another machine with the same disk, or a script. Who may write in the directory may give orders.
 
   status               the state: what waits for what, what is spent
-  pause                nothing new begins; what plays goes on to its end
-  pause --now          the policy is asked for nothing more, either; no time limit runs meanwhile
+  pause                no new episode begins; those under way are played to their end
+  pause --now          also holds requests to the policy; time limits of episodes stand still
   resume               the end of a pause
   stop                 as Ctrl-C once: episodes are ended as cancelled, `resume=` goes on with them
   set KEY=VALUE ...    changes concurrency, budget.*, retry.*, policy.max_concurrency, policy.max_retries,
                        stall_warn_sec or monitor_interval_sec, until this session ends
-  cancel TASK|EPISODE  ends what plays of it as cancelled, and takes the rest off the queue; `resume=` plays it
-  cancel … --verify    ends it and scores it on what there is
+  cancel TASK|EPISODE  ends its episodes under way as cancelled, takes the rest off the queue; `resume=` plays it
+  cancel … --verify    ends it and scores its container as it is
   retry TASK|EPISODE   plays attempts without a reward again, next, with their recorded answers
   snapshot EPISODE     takes a snapshot as soon as it waits for the policy
   branch EPISODE       takes a snapshot, and prints the command that branches off it (--go: runs it)
 
 A sweep passes an order on to all its jobs, those that begin later included. Each order is noted in control.jsonl, with
-who gave it, why, and what came of it.
+who gave it, why, and its outcome.
 """
 EPILOG = """\
 Examples:
@@ -62,12 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     parser.add_argument("path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep's; {MEANING}")
     parser.add_argument("order", choices=ORDERS, metavar="ORDER", help=", ".join(ORDERS))
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="KEY=VALUE, or a task or an episode")
-    parser.add_argument("--now", action="store_true", help="pause: hold what plays, too, at its next request")
+    parser.add_argument("what", nargs="*", default=[], metavar="WHAT", help="KEY=VALUE, or a task or an episode")
+    parser.add_argument("--now", action="store_true", help="pause: hold episodes under way, too, at their next request")
     parser.add_argument(
         "--for", dest="for_sec", type=_seconds, metavar="TIME", help="pause: resume by itself after 90s, 10m, 1h30m"
     )
-    parser.add_argument("--verify", action="store_true", help="cancel: score it on what there is")
+    parser.add_argument("--verify", action="store_true", help="cancel: score its container as it is")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="branch: how many branches [1]")
     parser.add_argument("--go", action="store_true", help="branch: run the command that is printed")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
@@ -137,8 +137,8 @@ def _pair(word: str) -> tuple[str, Any]:
 
 def _branch(target: Any, episode: str, arguments: argparse.Namespace) -> int:
     """Has a snapshot taken, and prints the command that branches off it, or runs it."""
+    import os
     import shlex
-    import subprocess
 
     from ares_exp.control.orders import SNAPSHOT_TAKEN
     from ares_exp.ctl.giving import give_to_run, give_to_sweep
@@ -156,7 +156,9 @@ def _branch(target: Any, episode: str, arguments: argparse.Namespace) -> int:
     words = [f"branch_from={target.path}/{name}", f"branches={arguments.n}"]
     sys.stdout.write(f"ares-exp {shlex.join(words)}\n")
     sys.stdout.flush()
-    return subprocess.call([sys.executable, "-m", "ares_exp", *words]) if arguments.go else EXIT_OK
+    if arguments.go:  # in place of this process: Ctrl-C is the run's own
+        os.execv(sys.executable, [sys.executable, "-m", "ares_exp", *words])
+    return EXIT_OK
 
 
 def _give(target: Any, order: Any, arguments: argparse.Namespace) -> int:

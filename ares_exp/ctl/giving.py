@@ -1,4 +1,4 @@
-"""Orders given, and what came of them."""
+"""Delivery of orders to runs and sweeps, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_TAIL = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an order.
+    """The outcome of an order.
 
     Attributes:
         path: The run.
@@ -34,7 +34,7 @@ class Answer:
 
 
 def give_to_run(run: RunTarget, order: Order, *, wait_sec: float) -> Answer:
-    """Gives an order to a run, and waits for what comes of it. Blocking.
+    """Gives an order to a run, and waits for its outcome. Blocking.
 
     Raises:
         ConfigError: The run is not under way.

@@ -1,4 +1,4 @@
-"""The state of a run and of a sweep, for people and as JSON."""
+"""The state of a run or a sweep, as text and as JSON."""
 
 from __future__ import annotations
 

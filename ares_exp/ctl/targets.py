@@ -1,4 +1,4 @@
-"""What is controlled: a run, or the jobs of a sweep."""
+"""Targets of orders: a run, or the jobs of a sweep."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
@@ -17,6 +16,7 @@ from ares_exp.containers.container import Container, ContainerFactory, as_contai
 from ares_exp.environment import (
     MAIN_LANE,
     Announcing,
+    ClosedOnExit,
     Concurrent,
     EpisodeReport,
     Exportable,
@@ -38,6 +38,7 @@ from ares_exp.environments.episode import Episode
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.past_stage import results_of
+from ares_exp.environments.shared_setups import SharedSetups
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
 from ares_exp.llms.request import LLMRequest
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class CodeEnvironment(
-    Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
+    ClosedOnExit, Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing, Holding
 ):
     """Plays tasks: each LLM request of the code agent is an observation, each LLM response an action.
 
@@ -76,6 +77,7 @@ class CodeEnvironment(
         provide_solution: bool = False,
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
+        shared_setups: SharedSetups | None = None,
     ) -> None:
         """Touches nothing yet.
 
@@ -89,6 +91,7 @@ class CodeEnvironment(
                 commands: for the oracle.
             output_dir: Where the verifier's own files are kept, or `None`.
             start_from: What the first `reset()` goes on with, instead of starting an episode.
+            shared_setups: Where tasks are set up once for several episodes; `None`: each sets its own container up.
         """
         if not tasks:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -99,6 +102,7 @@ class CodeEnvironment(
             limits or EpisodeLimits(),
             provide_solution,
             output_dir,
+            shared_setups,
         )
         self._random = random.Random(seed)
         self._seed = seed
@@ -111,7 +115,7 @@ class CodeEnvironment(
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
-    def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
+    def for_episode(cls, task: Task, parts: EpisodeParts, *, shared_setups: SharedSetups | None = None) -> Self:
         """The environment of one episode of a run."""
         return cls(
             [task],
@@ -122,6 +126,7 @@ class CodeEnvironment(
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
             start_from=parts.start_from,
+            shared_setups=shared_setups,
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[LLMRequest]:
@@ -431,16 +436,6 @@ class CodeEnvironment(
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         await self._release()
-
-    async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment."""
-        await self.close()
 
     def _taken(self, episode: Episode) -> Episode:
         """Makes an episode the one that is played."""

@@ -24,7 +24,14 @@ from ares_exp.environments.hosted_agent import AgentState
 from ares_exp.environments.past_stage import PastStage, verdict_of
 from ares_exp.environments.phase_clock import PhaseClock
 from ares_exp.environments.scoring import Scoring
-from ares_exp.errors import AgentExitError, EpisodeStateError, RepeatedFormatError, SnapshotUnsupportedError
+from ares_exp.environments.shared_setups import Filling
+from ares_exp.errors import (
+    AgentExitError,
+    EpisodeStateError,
+    RepeatedFormatError,
+    SnapshotError,
+    SnapshotUnsupportedError,
+)
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.journal.encoding import JournalEncoder
 from ares_exp.journal.journal import Journal, StepEntry
@@ -100,10 +107,7 @@ class Episode:
             AgentError, ContainerError: As the class says. Not released then.
         """
         began = time.perf_counter()
-        container = await self._start_container()
-        with self.clock.during("start"), self.activity.timed():
-            await self.task.set_up(container)
-        host = await self._begin_stage(container)
+        host = await self._begin_agent(await self._set_up_container())
         time_step = restart(self._shown(host))
         self._note_step(time_step, None, began)
         return time_step
@@ -113,12 +117,47 @@ class Episode:
         """The stage under way, or the last one."""
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
-    async def _begin_stage(self, container: Container) -> AgentHost:
-        """Prepares the container for the stage, and starts its agent, up to its first request."""
-        self._refuse_if_released()
-        stage, self._scoring = self.stage, None
+    async def _set_up_container(self) -> Container:
+        """Starts a container that is set up for the first stage: here, or from what another attempt's set-up left."""
+        setups = self.setup.shared_setups
+        if setups is None:
+            return await self._set_up_anew()
+        with self.clock.during("start"):
+            shared = await setups.look_up(self.task, self._spec, self.setup.container_factory)
+        if isinstance(shared, Filling):
+            async with shared:
+                container = await self._set_up_anew()
+                with self.clock.during("start"):
+                    await shared.keep(container)
+                return container
+        if shared is not None:
+            try:
+                return await self._start_container(shared)
+            except SnapshotError as error:  # what is shared saves time, and costs no attempt
+                setups.leave_changes(shared, self.task.name, f"no container starts with it: {error}")
+        return await self._set_up_anew()
+
+    async def _set_up_anew(self) -> Container:
+        container = await self._start_container()
         with self.clock.during("start"), self.activity.timed():
-            await stage.begin(container)
+            await self.task.set_up(container)
+            self._refuse_if_released()
+            await self.stage.begin(container)
+        return container
+
+    async def _begin_stage(self, container: Container) -> AgentHost:
+        """Prepares the container for a later stage, and starts its agent, up to its first request."""
+        self._refuse_if_released()
+        self._scoring = None
+        with self.clock.during("start"), self.activity.timed():
+            await self.stage.begin(container)
+        return await self._begin_agent(container)
+
+    async def _begin_agent(self, container: Container) -> AgentHost:
+        """Starts the agent of the stage, for which the container is set up, up to its first request."""
+        self._refuse_if_released()
+        stage = self.stage
+        with self.clock.during("start"), self.activity.timed():
             if self.setup.provide_solution:
                 self._solution_env = await stage.upload_solution(container)
             await container.set_network(stage.agent_network)  # until its end; a failing phase ends the container
@@ -257,6 +296,11 @@ class Episode:
         return self.setup.limits.time.container_spec(self.task)
 
     @property
+    def _spec(self) -> ContainerSpec:
+        """What its container is made from."""
+        return replace(self.container_spec, mounts=self._mounts)
+
+    @property
     def _mounts(self) -> tuple[Mount, ...]:
         """What its agent brings along; the oracle plays without the agent's program."""
         return () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
@@ -271,7 +315,7 @@ class Episode:
 
     async def _start_container(self, changes: StoredChanges | None = None) -> Container:
         self._refuse_if_released()
-        spec = replace(self.container_spec, changes=changes, mounts=self._mounts)
+        spec = replace(self._spec, changes=changes)
         self._network_between = spec.network
         container = self.container = self.setup.container_factory(spec)
         with self.clock.during("start"), self.activity.timed():

@@ -8,6 +8,7 @@ from pathlib import Path
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.shared_setups import SharedSetups
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,4 @@ class EpisodeSetup:
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     provide_solution: bool = False
     output_dir: Path | None = None
+    shared_setups: SharedSetups | None = None

@@ -15,11 +15,11 @@ from ares_exp import __version__
 from ares_exp.agents.code_agent import StatefulAgent
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import import_name
-from ares_exp.containers.container import Container, ContainerSpec, SnapshottableContainer
-from ares_exp.containers.shell_script import EXEC_ID_VARIABLE
+from ares_exp.containers.container import ContainerSpec, SnapshottableContainer
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.environments.episode import Episode
+from ares_exp.environments.left_processes import left_processes
 from ares_exp.environments.past_stage import recorded_stage
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
 from ares_exp.filesystem.delta import Delta
@@ -41,19 +41,6 @@ NOT_CAPTURED = (
 )
 
 THE_AGENT = "the agent, which is a process: no episode can go on from this snapshot"
-
-# Processes that commands have left behind, one a line: number and command line. Not itself.
-_PROCESSES = f"""
-files=$(grep -sl {EXEC_ID_VARIABLE}= /proc/[0-9]*/environ)
-for file in $(grep -sL "{EXEC_ID_VARIABLE}=${EXEC_ID_VARIABLE}" $files /dev/null); do
-  [ "$file" = /dev/null ] || {{
-    dir=${{file%/environ}}
-    command=$(tr '\\0\\n' '  ' <"$dir/cmdline") && echo "${{dir#/proc/}} $command"
-  }} 2>/dev/null
-done
-exit 0
-"""
-_MAX_PROCESSES = 100
 
 
 async def export_episode(
@@ -95,7 +82,7 @@ async def export_episode(
         elapsed_sec = host.runtime.elapsed_sec
         with ExitStack() as writing:
             await asyncio.to_thread(writing.enter_context, store.writing())
-            processes = await _processes(container)
+            processes = await left_processes(container)
             delta = await container.capture_changes(store.objects)
             if episode.host is not host:
                 raise SnapshotTimingError("The environment was closed while its state was being captured.")
@@ -241,12 +228,6 @@ def _state_of(host: AgentHost) -> Mapping[str, Any] | None:
 
 def _words(error: Exception) -> str:
     return str(error) if isinstance(error, SnapshotError) else f"it raised {type(error).__name__}: {error}."
-
-
-async def _processes(container: Container) -> list[str]:
-    """Lists the processes that commands have left running, a line each; those that cannot be found out are left out."""
-    listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
-    return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
 
 
 def _dockerfile(spec: ContainerSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""The start of an episode whose recorded answers are given again up to a step, in a fresh container.
+"""The start of an episode by its recorded answers: replayed up to a step, in a fresh container.
 
 It takes the place of a snapshot where the agent cannot go on from one: a program in the container, say.
 """

@@ -432,7 +432,7 @@ class EnvironmentHost(ModelsElsewhere):
                 waiting.set_exception(error if isinstance(error, Exception) else RuntimeError(failure.message))
 
     async def waited(self, client: int, seconds: float) -> None:
-        """Is told that a model's client waits for something else than its answer."""
+        """Notes that a model's client waits for something other than its answer."""
         if client in self._waits:
             self._waits[client][1](seconds)
 

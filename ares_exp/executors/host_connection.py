@@ -1,4 +1,4 @@
-"""The connection of a run to a host: bytes there and back, and what may become of them."""
+"""The connection of a run to a host: messages, answers, and errors on the way."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, validate_call
 
@@ -45,12 +45,19 @@ NODES_INTERVAL_SEC = 1.0
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is started again on a node where one has ended, by how often that was in a row."""
 CONNECT_SEC = 60.0
+ANSWER_SEC = 30.0
+"""Bound on what Ray is asked while the run is played."""
 LEAVE_SEC = 15.0
 """Bound on leaving the cluster."""
+
+GUESSES = "Some common causes include"
+"""What follows in Ray's texts is the same, whatever has happened."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -203,10 +210,10 @@ class RayExecutor(ExecutorBase):
             return
         logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that it takes no signals
         try:
-            async with asyncio.timeout(CONNECT_SEC):
-                await asyncio.to_thread(
-                    ray.init, address=address, log_to_driver=False, configure_logging=False, **options
-                )
+            await _had_of_ray(
+                lambda: ray.init(address=address, log_to_driver=False, configure_logging=False, **options),
+                within_sec=CONNECT_SEC,
+            )
         except (Exception, SystemExit) as error:
             raise PreflightError(
                 f"Expected a Ray cluster at {address!r}, and there is none that answers ({type(error).__name__}: "
@@ -221,7 +228,7 @@ class RayExecutor(ExecutorBase):
         empty_since: float | None = None
         while True:
             with suppress(Exception):  # the head may be away for a moment
-                self._follow(await asyncio.to_thread(_ray().nodes))
+                self._follow(await _had_of_ray(_ray().nodes, within_sec=ANSWER_SEC))
             now = time.monotonic()
             was_ready = was_ready or bool(self._placement.hosts)
             if self._placement.hosts or not was_ready:
@@ -464,13 +471,14 @@ class RayConnection(HostConnection):
     async def end(self) -> None:
         """Kills the actor's process."""
         with suppress(Exception):
-            await asyncio.to_thread(_ray().kill, self._actor)
+            await _had_of_ray(lambda: _ray().kill(self._actor), within_sec=ANSWER_SEC)
 
 
 def _in_short(error: BaseException) -> str:
     """Returns the class, and the last line of the text: there is the cause, behind what Ray says of its actors."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {(lines or [''])[-1][:300]}"
+    cause, _, _ = (lines or [""])[-1].partition(GUESSES)
+    return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
@@ -481,24 +489,45 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 
 
 async def _leave() -> None:
-    """Leaves the cluster. Where Ray does not come to an end of it, the process goes on, and ends, without."""
+    """Leaves the cluster. Where Ray does not return in time, the process goes on without waiting for it."""
     shutdown = _ray().shutdown
-    loop, left = asyncio.get_running_loop(), asyncio.Event()
-
-    def leave() -> None:
-        try:
-            shutdown()
-        finally:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(left.set)
-
-    threading.Thread(target=leave, name="leaves the cluster", daemon=True).start()
     try:
-        async with asyncio.timeout(LEAVE_SEC):
-            await left.wait()
+        await _had_of_ray(shutdown, within_sec=LEAVE_SEC)
     except TimeoutError:
         atexit.unregister(shutdown)  # it would be waited for again
         logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
+
+
+async def _had_of_ray(call: Callable[[], T], *, within_sec: float) -> T:
+    """Calls Ray in a thread that nobody waits for at the end: where a cluster is harmed, not every call returns.
+
+    Raises:
+        TimeoutError: It did not return in time.
+    """
+    loop = asyncio.get_running_loop()
+    returned: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if returned.done():
+            return
+        if error is not None:
+            returned.set_exception(error)
+        else:
+            returned.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value: T | None = None
+        error: BaseException | None = None
+        try:
+            value = call()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name="asks Ray", daemon=True).start()
+    async with asyncio.timeout(within_sec):
+        return await returned
 
 
 def _ray() -> Any:

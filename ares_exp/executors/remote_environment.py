@@ -11,13 +11,13 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
     Announcing,
+    ClosedOnExit,
     Concurrent,
     EpisodeReport,
     Exportable,
@@ -51,7 +51,9 @@ Make = Callable[[str], Awaitable[RemoteHost]]
 """Makes the environment in its host, under the name that is given."""
 
 
-class RemoteEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing):
+class RemoteEnvironment(
+    ClosedOnExit, Reporting, Inspectable, Timed, Truncating, Recordable, Exportable, Concurrent, Announcing
+):
     """Plays its episodes in a host. What can be asked without a call is what the host said with its last answer.
 
     When the host is lost, calls raise `HostLostError`, and there is nothing left to close.
@@ -172,16 +174,6 @@ class RemoteEnvironment(Reporting, Inspectable, Timed, Truncating, Recordable, E
                     await host.call("drop", self._name)
         except (HostLostError, TimeoutError):
             return
-
-    async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment."""
-        await self.close()
 
     async def _there(self) -> RemoteHost:
         """Returns the host, where the environment is made at the first call, and after `close`."""

@@ -56,7 +56,7 @@ class Guest(Protocol):
         ...
 
     def asked(self, asked: Asked) -> None:
-        """Is told of a question of the environment's own that is on record now."""
+        """Takes a question of the environment's own model that is on record now."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What crosses between a run and its hosts: errors as data, requests as differences, and facts."""
+"""Messages between a run and its hosts: errors as data, requests as differences, facts."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a call of an environment.
+    """The outcome of a call of an environment.
 
     Attributes:
         value: What it returned; requests in it are taken apart.

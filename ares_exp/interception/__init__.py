@@ -1,5 +1,7 @@
 """The endpoint that code agents of others ask instead of an LLM provider: wires, conversations, retries.
 
 An unmodified agent speaks HTTP to a provider. Here its requests become `LLMRequest`s of an `LLMClient`, and the
-responses go back in its own wire format. Imported by `agents`; imports `llms` and what lies below.
+responses go back in its own wire format.
+
+Imports llms and the environment contract; imported by agents.
 """

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from ares_exp.interception.line import Line, Turn
+    from ares_exp.interception.line import Line
+    from ares_exp.interception.turn import Turn
 
 IDLE_SEC = 600.0
 """How long a connection may be silent between requests, and how long the sending of a body may take."""

@@ -22,7 +22,8 @@ from aiohttp import web
 from ares_exp.cancellation import finish
 from ares_exp.errors import WireFormatError
 from ares_exp.interception.connection import IDLE_SEC, MAX_BODY_BYTES, Connection
-from ares_exp.interception.line import Line, LineClosedError, Turn
+from ares_exp.interception.line import Line
+from ares_exp.interception.turn import LineClosedError, Turn
 from ares_exp.interception.wires.all_wires import WIRES, wire_at
 from ares_exp.interception.wires.reading import parse_body
 from ares_exp.interception.wires.wire import Asked, Wire

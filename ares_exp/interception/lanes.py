@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 from ares_exp.environment import MAIN_LANE
+from ares_exp.interception.turn import Turn
 from ares_exp.llms.canonical import Canonical
 from ares_exp.llms.request import LLMRequest
-
-if TYPE_CHECKING:
-    from ares_exp.interception.line import Turn
 
 
 @dataclass(eq=False, slots=True)

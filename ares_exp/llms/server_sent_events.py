@@ -1,4 +1,4 @@
-"""Server-sent events, read out of bytes as they come."""
+"""Server-sent events, read from a stream of bytes."""
 
 from __future__ import annotations
 

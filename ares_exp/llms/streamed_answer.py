@@ -1,4 +1,4 @@
-"""An answer that comes as a stream of events: put together to the body that it would have been as a whole.
+"""A streamed answer: its events, put together to the body of an answer that comes whole.
 
 So streamed answers are read by the same converters as whole ones. What the parts of a stream hold beyond what is known
 here is kept in the body, where the converter names it.

@@ -14,26 +14,14 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import Report
 from ares_exp.policies.endpoint import EndpointWire
-from ares_exp.policies.endpoint_policy import (
-    Count,
-    EndpointPolicy,
-    ExtraBody,
-    ModelName,
-    ModelPrice,
-    OnRefusal,
-    Seconds,
-    StopSequences,
-    Temperature,
-    TopP,
-    Url,
-    VariableName,
-)
+from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
 
 CACHED_MESSAGES = 2
 """How many of the last messages of the user's are marked: the next request finds what this one has cached."""
 
 
+@pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class AnthropicPolicy(EndpointPolicy):
     """Answers requests by `POST {base_url}/messages`.
 
@@ -59,68 +47,18 @@ class AnthropicPolicy(EndpointPolicy):
         headers={"anthropic-version": "2023-06-01"},
     )
 
-    @pydantic.validate_call
-    def __init__(
-        self,
-        *,
-        model: ModelName | None,
-        base_url: Url = "https://api.anthropic.com/v1",
-        api_key_env: VariableName | None = "ANTHROPIC_API_KEY",
-        temperature: Temperature | None = None,
-        top_p: TopP | None = None,
-        max_output_tokens: Count | None = None,
-        stop_sequences: StopSequences | None = None,
-        thinking_tokens: Annotated[int, Field(ge=1024)] | None = None,
-        cache: Literal[False, True, "5m", "1h"] = True,
-        stream: bool = False,
-        stream_idle_sec: Seconds = 120.0,
-        timeout_sec: Seconds = 600.0,
-        max_retries: Annotated[int, Field(ge=0)] = 5,
-        retry_base_sec: Seconds = 1.0,
-        max_retry_wait_sec: Seconds = 60.0,
-        max_concurrency: Count = 64,
-        max_concurrency_per_episode: Count = 16,
-        max_answer_bytes: Count = 64 * 2**20,
-        preflight_timeout_sec: Seconds = 10.0,
-        prices: Mapping[str, ModelPrice] | None = None,
-        extra_body: ExtraBody | None = None,
-        on_refusal: OnRefusal = "answer",
-        strict: bool = True,
-    ) -> None:
-        """Checks the settings, those of `EndpointPolicy` and its own."""
-        super().__init__(
-            model=model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            temperature=temperature,
-            top_p=top_p,
-            max_output_tokens=max_output_tokens,
-            stop_sequences=stop_sequences,
-            stream=stream,
-            stream_idle_sec=stream_idle_sec,
-            timeout_sec=timeout_sec,
-            max_retries=max_retries,
-            retry_base_sec=retry_base_sec,
-            max_retry_wait_sec=max_retry_wait_sec,
-            max_concurrency=max_concurrency,
-            max_concurrency_per_episode=max_concurrency_per_episode,
-            max_answer_bytes=max_answer_bytes,
-            preflight_timeout_sec=preflight_timeout_sec,
-            prices=prices,
-            extra_body=extra_body,
-            on_refusal=on_refusal,
-            strict=strict,
-        )
-        self._thinking_tokens = thinking_tokens
-        self._cache = cache
+    base_url: Url = "https://api.anthropic.com/v1"
+    api_key_env: VariableName | None = "ANTHROPIC_API_KEY"
+    thinking_tokens: Annotated[int, Field(ge=1024)] | None = None
+    cache: Literal[False, True, "5m", "1h"] = True
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """As `EndpointPolicy.body_of`."""
-        body = request_to_body(request, model=model, strict=self._strict, report=self._warn_once)
-        if self._thinking_tokens is not None:
-            body["thinking"] = {"type": "enabled", "budget_tokens": self._thinking_tokens}
-        if self._cache:
-            mark = {"type": "ephemeral"} | ({"ttl": self._cache} if isinstance(self._cache, str) else {})
+        body = request_to_body(request, model=model, strict=self.strict, report=self._warn_once)
+        if self.thinking_tokens is not None:
+            body["thinking"] = {"type": "enabled", "budget_tokens": self.thinking_tokens}
+        if self.cache:
+            mark = {"type": "ephemeral"} | ({"ttl": self.cache} if isinstance(self.cache, str) else {})
             mark_for_cache(body, mark)
         return body
 

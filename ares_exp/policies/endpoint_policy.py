@@ -1,6 +1,6 @@
-"""What policies of HTTP endpoints share: sampling, retries, bounds, usage, cost, refusals, an episode's reasoning.
+"""Base class of policies that ask HTTP endpoints: sampling, retries, bounds, usage, cost, refusals, reasoning.
 
-A policy of one wire says how its bodies are written and read.
+A subclass writes and reads the bodies of one wire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, Field
 
-from ares_exp.asking.waiting import OnWait
+from ares_exp.asking.waiting import OnWait, nobody_waits
 from ares_exp.errors import ConfigError, EndpointError, MalformedAnswerError, PreflightError, RefusalError
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -38,6 +38,8 @@ SAMPLING_FIELDS = (
     "guided_grammar", "json_schema", "regex", "ebnf",
 )  # fmt: skip
 """Fields of a request's body that are kept with the response: what a result depends on, and no secrets."""
+
+_OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 REFUSED = ("refusal", "content_filter")
 """Finish reasons of an answer that is a refusal: the model's own, and a content filter's."""
@@ -87,10 +89,6 @@ def _check_extra_body(extra_body: Mapping[str, Any]) -> Mapping[str, Any]:
     return extra_body
 
 
-def _ignore(_: float) -> None:
-    """Does nothing."""
-
-
 Url = Annotated[str, AfterValidator(_check_url)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
@@ -103,6 +101,7 @@ ExtraBody = Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)]
 OnRefusal = Literal["answer", "error"]
 
 
+@pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class EndpointPolicy(Policy):
     """Answers requests by posting them to an endpoint.
 
@@ -111,104 +110,93 @@ class EndpointPolicy(Policy):
     which gives the same response, is the policy's affair (`stream`), whatever the agent's request says. A field of an
     answer that an `LLMResponse` cannot carry is a warning whatever `strict` says: the answer is paid for.
 
+    The key is read with the first request.
+
     Attributes:
-        wire: Where and how requests are posted.
+        model: Name of the model, as the endpoint calls it. Needed: `preflight` refuses `None`, together with what
+            else is missing.
+        base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
+            option takes it from the environment variable OPENAI_BASE_URL, if that is set.
+        api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
+        temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
+            engine's default, here and in the next three.
+        top_p: Nucleus sampling.
+        max_output_tokens: Bound on the generated tokens of one answer.
+        stop_sequences: Strings that end generation.
+        stream: Whether answers are asked for as streams, for endpoints (and proxies before them) that give up on
+            long ones otherwise. The response is the same; an error in the middle of a stream is tried again as any
+            other.
+        stream_idle_sec: Bound on the silence within a streamed answer in seconds.
+        timeout_sec: Bound on one try in seconds, the whole answer included.
+        max_retries: Further tries after 408, 409, 429, 5xx, a failed connection, a stream that breaks off, or a
+            timeout.
+        retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
+        max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
+        max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
+            unless the endpoint said for how long (`Retry-After`): then all wait.
+        max_concurrency_per_episode: Bound on requests of one episode under way at once, where its agent waits for
+            several answers; 1 asks for one after the other.
+        max_answer_bytes: Bound on the size of an answer.
+        preflight_timeout_sec: Bound on the check before the run, in seconds.
+        prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
+            output_per_million_usd: 10}}`, and `cached_per_million_usd`, `cache_write_per_million_usd` where the
+            endpoint's cache has prices of its own. Without one the cost is what the endpoint reports in
+            `usage.cost`, else 0.0: a warning under a limit in US dollars.
+        extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
+        on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
+            the episode. A request that is refused is an error in any case.
+        strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
     """
 
-    wire: EndpointWire
+    model: ModelName | None
+    base_url: Url
+    api_key_env: VariableName | None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    max_output_tokens: Count | None = None
+    stop_sequences: StopSequences | None = None
+    stream: bool = False
+    stream_idle_sec: Seconds = 120.0
+    timeout_sec: Seconds = 600.0
+    max_retries: Annotated[int, Field(ge=0)] = 5
+    retry_base_sec: Seconds = 1.0
+    max_retry_wait_sec: Seconds = 60.0
+    max_concurrency: Count = 64
+    max_concurrency_per_episode: Count = 16
+    max_answer_bytes: Count = 64 * 2**20
+    preflight_timeout_sec: Seconds = 10.0
+    prices: Mapping[str, ModelPrice] | None = None
+    extra_body: ExtraBody | None = None
+    on_refusal: OnRefusal = "answer"
+    strict: bool = True
 
-    def __init__(
-        self,
-        *,
-        model: ModelName | None,
-        base_url: Url,
-        api_key_env: VariableName | None,
-        temperature: Temperature | None = None,
-        top_p: TopP | None = None,
-        max_output_tokens: Count | None = None,
-        stop_sequences: StopSequences | None = None,
-        stream: bool = False,
-        stream_idle_sec: Seconds = 120.0,
-        timeout_sec: Seconds = 600.0,
-        max_retries: Annotated[int, Field(ge=0)] = 5,
-        retry_base_sec: Seconds = 1.0,
-        max_retry_wait_sec: Seconds = 60.0,
-        max_concurrency: Count = 64,
-        max_concurrency_per_episode: Count = 16,
-        max_answer_bytes: Count = 64 * 2**20,
-        preflight_timeout_sec: Seconds = 10.0,
-        prices: Mapping[str, ModelPrice] | None = None,
-        extra_body: ExtraBody | None = None,
-        on_refusal: OnRefusal = "answer",
-        strict: bool = True,
-    ) -> None:
-        """Checks the settings; the key is read with the first request.
-
-        Args:
-            model: Name of the model, as the endpoint calls it. Needed: `preflight` refuses `None`, together with what
-                else is missing.
-            base_url: URL of the endpoint, up to and with the version; of a local server `http://127.0.0.1:8000/v1`. The
-                option takes it from the environment variable OPENAI_BASE_URL, if that is set.
-            api_key_env: Environment variable that holds the key; `None` for an endpoint that needs none.
-            temperature: Sampling temperature. A value wins over the agent's; `None` keeps the agent's, or else the
-                engine's default, here and in the next three.
-            top_p: Nucleus sampling.
-            max_output_tokens: Bound on the generated tokens of one answer.
-            stop_sequences: Strings that end generation.
-            stream: Whether answers are asked for as streams, for endpoints (and proxies before them) that give up on
-                long ones otherwise. The response is the same; an error in the middle of a stream is tried again as any
-                other.
-            stream_idle_sec: Bound on the silence within a streamed answer in seconds.
-            timeout_sec: Bound on one try in seconds, the whole answer included.
-            max_retries: Further tries after 408, 409, 429, 5xx, a failed connection, a stream that breaks off, or a
-                timeout.
-            retry_base_sec: Wait before the first retry in seconds; doubled for each further one, with jitter.
-            max_retry_wait_sec: Longest wait between tries; a `Retry-After` beyond it is an error.
-            max_concurrency: Bound on requests under way at once. One that waits for a retry leaves its place to others,
-                unless the endpoint said for how long (`Retry-After`): then all wait.
-            max_concurrency_per_episode: Bound on requests of one episode under way at once, where its agent waits for
-                several answers; 1 asks for one after the other.
-            max_answer_bytes: Bound on the size of an answer.
-            preflight_timeout_sec: Bound on the check before the run, in seconds.
-            prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
-                output_per_million_usd: 10}}`, and `cached_per_million_usd`, `cache_write_per_million_usd` where the
-                endpoint's cache has prices of its own. Without one the cost is what the endpoint reports in
-                `usage.cost`, else 0.0: a warning under a limit in US dollars.
-            extra_body: Further fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
-            on_refusal: What an answer that is a refusal does: `"answer"`, the agent gets to see it; `"error"`, it ends
-                the episode. A request that is refused is an error in any case.
-            strict: Whether a field of the agent's request that the wire format lacks is an error (or a warning).
-        """
-        self._model = self.model_name = model
-        self._sampling = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_output_tokens": max_output_tokens,
-            "stop_sequences": stop_sequences,
-        }
-        self._stream = stream
-        self._timeout_sec = timeout_sec
-        self.max_concurrency_per_episode = max_concurrency_per_episode
-        self._backoff = Backoff(max_retries=max_retries, base_sec=retry_base_sec, max_wait_sec=max_retry_wait_sec)
-        self._preflight_timeout_sec = preflight_timeout_sec
-        self._prices = dict(prices or {})
-        self.knows_prices = bool(self._prices)
-        self._extra_body = dict(extra_body or {})
-        self._on_refusal = on_refusal
-        self._strict = strict
+    def __post_init__(self) -> None:
+        """Makes the endpoint, which connects with the first request."""
+        self.model_name = self.model
+        self.knows_prices = bool(self.prices)
+        self._extra_body = dict(self.extra_body or {})
         self._warned: set[str] = set()
         self.unpriced: set[str] = set()
         self._endpoint = Endpoint(
             self.wire,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            max_concurrency=max_concurrency,
-            max_answer_bytes=max_answer_bytes,
-            stream_idle_sec=stream_idle_sec,
+            base_url=self.base_url,
+            api_key_env=self.api_key_env,
+            max_concurrency=self.max_concurrency,
+            max_answer_bytes=self.max_answer_bytes,
+            stream_idle_sec=self.stream_idle_sec,
         )
 
+    @property
+    @abstractmethod
+    def wire(self) -> EndpointWire:
+        """Where and how requests are posted."""
+
+    @property
+    def _backoff(self) -> Backoff:
+        return Backoff(max_retries=self.max_retries, base_sec=self.retry_base_sec, max_wait_sec=self.max_retry_wait_sec)
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(model={self._model!r}, base_url={self._endpoint.base_url!r})"
+        return f"{type(self).__name__}(model={self.model!r}, base_url={self._endpoint.base_url!r})"
 
     def adjust(self, name: str, value: Any) -> Callable[[], None]:
         """Returns what changes `max_concurrency` or `max_retries`."""
@@ -219,10 +207,10 @@ class EndpointPolicy(Policy):
             raise ConfigError(f"Expected policy.{name} to be an int of at least {least}, got {value!r:.80}.")
         if name == "max_concurrency":
             self._endpoint.check_size(value)
-            return lambda: self._endpoint.resize(value)
 
         def change() -> None:
-            self._backoff = replace(self._backoff, max_retries=value)
+            setattr(self, name, value)
+            self._endpoint.resize(self.max_concurrency)
 
         return change
 
@@ -232,16 +220,14 @@ class EndpointPolicy(Policy):
         Raises:
             PreflightError: With the remedy; of everything that is missing.
         """
-        model = (
-            [] if self._model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
-        )
+        model = [] if self.model is not None else ["`policy.model` is needed and has no default: set `policy.model=…`."]
         if missing := [*model, *self._endpoint.missing()]:
             raise PreflightError("\n".join(missing))
-        await self._endpoint.check(timeout_sec=self._preflight_timeout_sec)
+        await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns the policy of one episode, which reports its waits and sends the reasoning so far, if it is to."""
-        on_wait = episode.on_wait if episode.on_wait is not None else _ignore
+        on_wait = episode.on_wait or nobody_waits
         if not self._sends_reasoning:
             return _Bound(self, episode, on_wait)
         return _Remembering(self, episode, on_wait, KnownReasoning())
@@ -290,7 +276,7 @@ class EndpointPolicy(Policy):
         request: LLMRequest,
         *,
         episode: EpisodeSpec | None = None,
-        on_wait: OnWait = _ignore,
+        on_wait: OnWait = nobody_waits,
         reasoning: KnownReasoning | None = None,
     ) -> LLMResponse:
         """Answers one request. Raises what calling the policy does.
@@ -298,7 +284,7 @@ class EndpointPolicy(Policy):
         Args:
             request: The request.
             episode: The episode that it is of.
-            on_wait: Is told of the seconds that the request waits before a try: before a retry, before they pass.
+            on_wait: Gets the seconds that the request waits before a try: of a retry before they pass.
             reasoning: That of earlier answers, to be sent back with them.
         """
         if reasoning is not None:
@@ -306,7 +292,7 @@ class EndpointPolicy(Policy):
         return await self.answer_to(self._body(request, episode), episode=episode, on_wait=on_wait)
 
     async def answer_to(
-        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = _ignore
+        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
         """Posts a body and reads what is answered. Raises what calling the policy does.
 
@@ -328,7 +314,7 @@ class EndpointPolicy(Policy):
                     f"{self._endpoint.base_url} reports no token usage: tokens count as 0, so that no limit on tokens "
                     "(`token_limit`, `budget.tokens`) and none on the cost that prices make of them holds."
                 )
-            if self._on_refusal == "error" and response.finish_reason in REFUSED:
+            if self.on_refusal == "error" and response.finish_reason in REFUSED:
                 raise self._refusal(response)
             return response
         raise MalformedAnswerError(malformed)
@@ -338,14 +324,14 @@ class EndpointPolicy(Policy):
         await self._endpoint.close()
 
     def _body(self, request: LLMRequest, episode: EpisodeSpec | None) -> dict[str, Any]:
-        if self._model is None:
+        if self.model is None:
             raise PreflightError("preflight() comes first: it refuses a policy without a model.")
-        body = self.body_of(self._with_own_settings(request), self._model, episode) | self._extra_body
-        return {**body, **self.wire.stream_fields} if self._stream else body
+        body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
+        return {**body, **self.wire.stream_fields} if self.stream else body
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
         """Returns the request with the policy's sampling; whether it is streamed is the policy's affair."""
-        ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
+        ours: dict[str, Any] = {name: value for name in _OWN_SAMPLING if (value := getattr(self, name)) is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
@@ -361,7 +347,7 @@ class EndpointPolicy(Policy):
                     if may_ask is not None:
                         await may_ask()
                     began = began or time.perf_counter()
-                    answer = await self._endpoint.post(body, timeout_sec=self._timeout_sec)
+                    answer = await self._endpoint.post(body, timeout_sec=self.timeout_sec)
                 return answer, time.perf_counter() - began
             except EndpointError as error:
                 wait_sec = self._backoff.wait_sec(tries, error)
@@ -383,10 +369,11 @@ class EndpointPolicy(Policy):
         return error
 
     def _cost(self, response: LLMResponse) -> float:
-        price = self._prices.get(response.model or "") or self._prices.get(self._model or "")
+        prices = self.prices or {}
+        price = prices.get(response.model or "") or prices.get(self.model or "")
         if price is None:
             if not response.cost:
-                self.unpriced.add(response.model or str(self._model))
+                self.unpriced.add(response.model or str(self.model))
             return response.cost
         return price.cost(response.usage)
 

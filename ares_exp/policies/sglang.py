@@ -28,6 +28,6 @@ class SglangPolicy(TokenEndpointPolicy):
         server = self._endpoint.beside(wire, base_url=self._endpoint.base_url.removesuffix("/v1"))
         try:
             body = {"model_path": str(weights), "weight_version": version}
-            await server.post(body, timeout_sec=self._timeout_sec)
+            await server.post(body, timeout_sec=self.timeout_sec)
         finally:
             await server.close()

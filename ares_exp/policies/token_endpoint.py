@@ -1,4 +1,4 @@
-"""Policies of engines that say over HTTP which tokens they read and sampled, and go on from token ids."""
+"""Base class of policies of inference servers that report token ids, and continue prompts from them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,39 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
-from pydantic import Field
 
-from ares_exp.asking.waiting import OnWait
+from ares_exp.asking.waiting import OnWait, nobody_waits
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, MalformedAnswerError, PreflightError, UnsendableRequestError, WireFormatError
+from ares_exp.llms.openai_chat import MaxTokensField
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
+from ares_exp.llms.reasoning import ReasoningField
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
 from ares_exp.llms.wire import Report, list_of, optional, required, typed
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 from ares_exp.policies.endpoint import EndpointWire
-from ares_exp.policies.endpoint_policy import (
-    Count,
-    ExtraBody,
-    ModelName,
-    ModelPrice,
-    OnRefusal,
-    Seconds,
-    StopSequences,
-    Temperature,
-    TopP,
-    Url,
-    VariableName,
-)
+from ares_exp.policies.endpoint_policy import ModelName, Seconds, Url, VariableName
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
+    answer_pieces,
     digest_of,
     load_tokenizer,
     prompt_of,
-    spoken,
 )
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS
 from ares_exp.policies.policy import EpisodeSpec, Weights
-
-
-def _ignore(_: float) -> None:
-    """Does nothing."""
-
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
 """What engines tell of an answer beside it."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
+@pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class TokenEndpointPolicy(ChatCompletionsPolicy):
     """Answers by an engine, with `prompt_token_ids`, `completion_token_ids` and `logprobs`.
 
@@ -73,88 +58,45 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
     option: ClassVar[str] = ""
     """Name of the option, for messages."""
 
-    @pydantic.validate_call
-    def __init__(
-        self,
-        *,
-        model: ModelName | None,
-        base_url: Url,
-        api_key_env: VariableName | None = None,
-        continue_tokens: bool = False,
-        tokenizer: ModelName | None = None,
-        chat_template: Path | None = None,
-        trust_remote_code: bool = False,
-        policy_version: str | None = None,
-        temperature: Temperature | None = None,
-        top_p: TopP | None = None,
-        max_output_tokens: Count | None = None,
-        stop_sequences: StopSequences | None = None,
-        seed: int | Literal["episode"] | None = None,
-        timeout_sec: Seconds = 600.0,
-        max_retries: Annotated[int, Field(ge=0)] = 5,
-        retry_base_sec: Seconds = 1.0,
-        max_retry_wait_sec: Seconds = 60.0,
-        max_concurrency: Count = 64,
-        max_concurrency_per_episode: Count = 16,
-        max_answer_bytes: Count = 64 * 2**20,
-        preflight_timeout_sec: Seconds = 10.0,
-        prices: Mapping[str, ModelPrice] | None = None,
-        extra_body: ExtraBody | None = None,
-        on_refusal: OnRefusal = "answer",
-        strict: bool = True,
-    ) -> None:
-        """Checks the settings."""
-        path = "completions" if continue_tokens else "chat/completions"
+    base_url: Url = field()
+    api_key_env: VariableName | None = None
+    continue_tokens: bool = False
+    tokenizer: ModelName | None = None
+    chat_template: Path | None = None
+    trust_remote_code: bool = False
+    policy_version: str | None = None
+    # no options here: answers come whole, and engines know these fields
+    stream: bool = field(init=False, default=False)
+    stream_idle_sec: Seconds = field(init=False, default=120.0)
+    max_tokens_field: MaxTokensField = field(init=False, default="max_tokens")
+    send_reasoning: Literal[False, True, ReasoningField] = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        """Loads nothing: the tokenizer is loaded by `preflight`, or with the first request."""
+        path = "completions" if self.continue_tokens else "chat/completions"
         self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
-        super().__init__(
-            model=model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            temperature=temperature,
-            top_p=top_p,
-            max_output_tokens=max_output_tokens,
-            stop_sequences=stop_sequences,
-            seed=seed,
-            timeout_sec=timeout_sec,
-            max_retries=max_retries,
-            retry_base_sec=retry_base_sec,
-            max_retry_wait_sec=max_retry_wait_sec,
-            max_concurrency=max_concurrency,
-            max_concurrency_per_episode=max_concurrency_per_episode,
-            max_answer_bytes=max_answer_bytes,
-            preflight_timeout_sec=preflight_timeout_sec,
-            prices=prices,
-            extra_body=extra_body,
-            max_tokens_field="max_tokens",
-            on_refusal=on_refusal,
-            strict=strict,
-        )
-        self._continue_tokens = continue_tokens
-        self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._trust_remote_code = trust_remote_code
+        super().__post_init__()
         self._template: ChatTemplate | None = None
         self._without_episode: _ContinuingEpisode | None = None
-        self.policy_version = policy_version
         self._updating = asyncio.Lock()
 
     async def preflight(self) -> None:
         """As `EndpointPolicy.preflight`, and loads the tokenizer, where one is needed."""
         await super().preflight()
-        if self._continue_tokens:
+        if self.continue_tokens:
             await self._chat()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """As `EndpointPolicy.for_episode`; the client knows the ids of the episode where they are gone on from."""
-        if not self._continue_tokens:
+        if not self.continue_tokens:
             return super().for_episode(episode)
-        return _ContinuingEpisode(self, episode, episode.on_wait or _ignore)
+        return _ContinuingEpisode(self, episode, episode.on_wait or nobody_waits)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """As `EndpointPolicy.__call__`."""
-        if not self._continue_tokens:
+        if not self.continue_tokens:
             return await super().__call__(request)
-        self._without_episode = self._without_episode or _ContinuingEpisode(self, EpisodeSpec(""), _ignore)
+        self._without_episode = self._without_episode or _ContinuingEpisode(self, EpisodeSpec(""), nobody_waits)
         return await self._without_episode(request)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
@@ -177,7 +119,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
         )
 
     async def answer_to(
-        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = _ignore
+        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
     ) -> LLMResponse:
         """As `EndpointPolicy.answer_to`; the answer is of the version that was there when it was asked for."""
         version = self.policy_version
@@ -196,7 +138,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
     def read_answer(self, body: Any, report: Report) -> LLMResponse:
         """As `EndpointPolicy.read_answer`."""
         try:
-            if self._continue_tokens:
+            if self.continue_tokens:
                 return _completion(body)
             return replace(super().read_answer(_as_chat(body), report), policy_version=_version_of(body))
         except WireFormatError as error:
@@ -204,7 +146,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
 
     async def go_on(self, request: LLMRequest, episode: _ContinuingEpisode) -> LLMResponse:
         """Answers one request from the ids of its conversation. Raises what calling the policy does."""
-        if self._model is None:
+        if self.model is None:
             raise PreflightError("preflight() comes first: it refuses a policy without a model.")
         if request.tool_choice not in (None, "auto", "none"):
             raise UnsendableRequestError(
@@ -221,7 +163,7 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
                 f"{self._endpoint.base_url} was sent {len(prompt)} token ids and says that it read others "
                 f"({len(answer.prompt_token_ids)}): nothing can be gone on from."
             )
-        pieces = spoken(
+        pieces = answer_pieces(
             template,
             request,
             prompt=prompt,
@@ -239,10 +181,10 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
             "top_p": request.top_p,
             "top_k": request.top_k,
             "stop": list(request.stop_sequences or ()) or None,
-            "seed": episode.seed % 2**31 if self._seed == "episode" else self._seed,
+            "seed": episode.seed % 2**31 if self.seed == "episode" else self.seed,
         }
         return {
-            "model": self._model,
+            "model": self.model,
             "prompt": list(prompt),
             "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,  # theirs is 16
             "return_token_ids": True,
@@ -254,9 +196,9 @@ class TokenEndpointPolicy(ChatCompletionsPolicy):
     async def _chat(self) -> ChatTemplate:
         """Returns the chat template, which is loaded once."""
         if self._template is None:
-            name = self._tokenizer or self._model or ""
+            name = self.tokenizer or self.model or ""
             load = load_tokenizer
-            given, trusted = self._chat_template, self._trust_remote_code
+            given, trusted = self.chat_template, self.trust_remote_code
             self._template = ChatTemplate(
                 await in_thread(lambda: load(name, chat_template=given, trust_remote_code=trusted))
             )

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import pydantic
 
+from ares_exp.asking.waiting import nobody_waits
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, ContextOverflowError, PreflightError, UnsendableRequestError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -23,12 +24,13 @@ from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatc
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
+    answer_pieces,
     digest_of,
     prompt_of,
-    spoken,
     with_template,
 )
-from ares_exp.policies.in_process.engine import LoadedModel, ModelThread
+from ares_exp.policies.in_process.engine import ModelThread
+from ares_exp.policies.in_process.generation import LoadedModel
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, Row, Sampling, cut_at_stop
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
 
@@ -215,11 +217,11 @@ class TransformersPolicy(Policy):
         sampling = self._sampling_of(request, loaded, prompt)
         named = f"{seed}/{digest}/{occurrence}" if seed is not None else os.urandom(16).hex()
         row = Row(prompt, replace(sampling, seed=named), tag=episode.spec)
-        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=episode.spec.on_wait or _ignore)
+        ended = await thread.generate(row, timeout_sec=self._timeout_sec, on_wait=episode.spec.on_wait or nobody_waits)
         said = row.ids[:-1] if row.ids[-1] in loaded.ends else row.ids
         text = cut_at_stop(template.decode(said), sampling.stop)
         call_id = f"call_{digest[:8]}_{occurrence}"
-        pieces = spoken(template, request, prompt=prompt, text=text, call_id=call_id)
+        pieces = answer_pieces(template, request, prompt=prompt, text=text, call_id=call_id)
         answer = LLMResponse(
             pieces,
             usage=Usage(len(prompt), len(row.ids)),
@@ -406,7 +408,3 @@ def _no_progress_bars() -> Iterator[None]:
         yield
     finally:
         library_logging.enable_progress_bar()
-
-
-def _ignore(_: float) -> None:
-    """Does nothing."""

@@ -8,11 +8,18 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ares_exp.cancellation import finish
-from ares_exp.environment import EnvironmentWrapper, EpisodeReport, LimitName, OneCallAtATime, TimeStep, no_episode
+from ares_exp.environment import (
+    ClosedOnExit,
+    EnvironmentWrapper,
+    EpisodeReport,
+    LimitName,
+    OneCallAtATime,
+    TimeStep,
+    no_episode,
+)
 from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts, as_source
 from ares_exp.environments.task_choice import choose_index
@@ -22,7 +29,7 @@ from ares_exp.resume.episode_plan import episode_seed
 logger = logging.getLogger(__name__)
 
 
-class TaskSamplingEnvironment(EnvironmentWrapper):
+class TaskSamplingEnvironment(ClosedOnExit, EnvironmentWrapper):
     """Plays tasks of a source, each episode in an environment that the source makes for it.
 
     The first `reset()` checks that the container backend works and can play the tasks.
@@ -118,16 +125,6 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
             await self._env.close()
         finally:
             await self._source.close()
-
-    async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment."""
-        await self.close()
 
     def _reseed(self, seed: int) -> None:
         self._seed = seed

@@ -32,7 +32,7 @@ from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
 from ares_exp.running.monitoring.runner_monitor import RunnerMonitor
-from ares_exp.running.played_again import played_again
+from ares_exp.running.ordered_retries import plan_retries
 from ares_exp.running.preparation import check_collectors, planned_episodes, prepare
 from ares_exp.running.progress import Progress
 from ares_exp.running.run_control import RunControl
@@ -258,6 +258,7 @@ class Experiment:
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
             settings=settings,
+            dropped=self._dropped,
             again=self._again,
         )
         control = RunControl(
@@ -279,10 +280,14 @@ class Experiment:
         self._meter.replace(budget)
         self._check_budget()
 
+    def _dropped(self, planned: PlannedEpisode) -> None:
+        if self._trained is not None:
+            self._trained.dropped(planned)
+
     async def _again(self, what: str) -> Sequence[PlannedEpisode]:
         """Plans further tries of attempts without a reward, and expects them."""
         results, busy = tuple(self._results), self._scheduler.slots
-        find = partial(played_again, self._run_dir, self._planned, results, busy)
+        find = partial(plan_retries, self._run_dir, self._planned, results, busy)
         found = await asyncio.to_thread(find, run_seed=self._settings.seed, what=what)
         for _ in found:
             self._progress.expect_another()
@@ -366,6 +371,7 @@ class Experiment:
     async def _play_try(self, planned: PlannedEpisode) -> Retry | None:
         losses = self._losses.get(planned.slot, 0)
         async with self._parts.executor.room(planned.task_name, losses=losses) as place:
+            await self._scheduler.begins(planned)
             return await self._play_in(place, planned)
 
     async def _play_in(self, place: Place, planned: PlannedEpisode) -> Retry | None:

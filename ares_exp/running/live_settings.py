@@ -1,4 +1,4 @@
-"""Settings of a run that can change while it goes on: those that change no result, of parts that can take them."""
+"""Settings that can change while a run is under way: those that change no result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the run of this process: one count for its terminal, for `status.json` and for whoever reads that."""
+"""The live state of a run: one count for its terminal and for `status.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control of a run by files: its state is written for others, their orders are taken, obeyed and noted."""
+"""Control of a run by files: its state is written, orders are read, obeyed and recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Obeying(Protocol):
     """What orders are given to."""
 
     def obey(self, order: Order) -> Awaitable[str]:
-        """Does what is asked, and returns in a sentence what came of it.
+        """Does what is asked, and returns the outcome in a sentence.
 
         Raises:
             UserError: It cannot be done; nothing has changed.
@@ -65,7 +65,7 @@ class RunControl:
         sweep_dir: The sweep's, whose orders are for all its jobs.
         orders: Obeys them.
         live: Tells the state.
-        note: Is told every line of the record.
+        note: Gets every line of the record.
         interval_sec: Seconds between two states while nobody looks.
     """
 
@@ -188,7 +188,7 @@ class RunControl:
         await self._on_disk(lambda: write_status(self.run_dir.status, self.live.look()))
 
     async def _on_disk(self, write: Callable[[], None]) -> None:
-        """Writes in a thread; the run goes on where that fails, which is told once."""
+        """Writes in a thread. Where that fails the run goes on, with one warning."""
         try:
             await asyncio.to_thread(write)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Orders to a run, obeyed: what each changes in the parts of the run."""
+"""The effects of orders on the parts of a run."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class RunOrders:
         interrupt: Ends the run, as Ctrl-C does.
         running: Returns the episodes under way.
         settings: What can be set.
+        dropped: Is told of each try that is taken off the queue.
         again: Plans further tries of a task's failed attempts, or of an episode's.
         snapshot_sec: Bound on one snapshot.
     """
@@ -46,12 +47,13 @@ class RunOrders:
     interrupt: Callable[[], None]
     running: Callable[[], Sequence[RunningEpisode]]
     settings: LiveSettings
+    dropped: Callable[[PlannedEpisode], None]
     again: Callable[[str], Awaitable[Sequence[PlannedEpisode]]]
     snapshot_sec: float = 300.0
     _resuming: asyncio.TimerHandle | None = field(init=False, default=None)
 
     async def obey(self, order: Order) -> str:
-        """Does what is asked, and returns in a sentence what came of it.
+        """Does what is asked, and returns the outcome in a sentence.
 
         Raises:
             UserError: It cannot be done; nothing has changed.
@@ -101,6 +103,8 @@ class RunOrders:
     async def _cancel(self, order: Order) -> str:
         what = str(order.what)
         dropped = self.scheduler.drop(lambda one: what in (one.episode_id, one.task_name))
+        for one in dropped:
+            self.dropped(one)
         found = [one for one in self.running() if what in (one.planned.episode_id, one.planned.task_name)]
         if not found and not dropped:
             raise ConfigError(f"There is no episode under way or queued of {what}. {self._under_way()}")

@@ -34,7 +34,8 @@ class Scheduler:
 
         Args:
             concurrency: Maximum number of episodes at once.
-            play: Plays one and returns a retry, if one is due. It raises only errors that are to end the run.
+            play: Plays one, once `begins` has returned, and returns a retry, if one is due. It raises only errors that
+                are to end the run.
         """
         self._concurrency = concurrency
         self._play = play
@@ -43,6 +44,9 @@ class Scheduler:
         self._playing: dict[_Playing, PlannedEpisode] = {}
         self._ended: deque[_Playing] = deque()
         self._cancelled: set[_Playing] = set()
+        self._begun: set[str] = set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._changed = asyncio.Event()
         self._interrupted = self._paused = self._is_over = self._waits_for_more = False
 
@@ -64,12 +68,12 @@ class Scheduler:
     @property
     def playing(self) -> int:
         """Number of episodes that have begun and have not released everything."""
-        return len(self._playing)
+        return len(self._begun)
 
     @property
     def queued(self) -> int:
-        """Number of tries that wait for a slot, or for their time."""
-        return len(self._ready) + len(self._waiting)
+        """Number of tries that wait for a slot, for their time, or with a slot for room."""
+        return len(self._ready) + len(self._waiting) + len(self._playing) - len(self._begun)
 
     def interrupt(self) -> None:
         """Ends running episodes as cancelled and starts no more. A second call changes nothing."""
@@ -81,11 +85,19 @@ class Scheduler:
     def pause(self) -> None:
         """Begins nothing new; what plays goes on to its end."""
         self._paused = True
+        self._resumed.clear()
 
     def resume(self) -> None:
         """Begins new episodes again."""
         self._paused = False
+        self._resumed.set()
         self._changed.set()
+
+    async def begins(self, planned: PlannedEpisode) -> None:
+        """Called by `play` when there is room for a try: returns when it may begin, which nothing does in a pause."""
+        while self._paused:  # it may be paused again before the waiting task runs
+            await self._resumed.wait()
+        self._begun.add(planned.episode_id)
 
     def resize(self, concurrency: int) -> None:
         """Changes the maximum number of episodes at once; those above a smaller one end as they would."""
@@ -100,13 +112,22 @@ class Scheduler:
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Takes tries that have not begun off the queue, retries that wait included; returns them."""
+        """Takes tries that have not begun off the queue, those that wait for their time or for room included.
+
+        Returns:
+            What was taken off.
+        """
         dropped = [one for one in self._ready if is_unwanted(one)]
         self._ready = deque(one for one in self._ready if not is_unwanted(one))
         for planned, timer in list(self._waiting.values()):
             if is_unwanted(planned):
                 timer.cancel()
                 dropped.append(self._waiting.pop(planned.episode_id)[0])
+        for task, planned in self._playing.items():
+            if is_unwanted(planned) and planned.episode_id not in self._begun and task not in self._cancelled:
+                self._cancelled.add(task)
+                task.cancel()
+                dropped.append(planned)
         self._changed.set()
         return dropped
 
@@ -182,7 +203,7 @@ class Scheduler:
         """Frees the slots of episodes that have ended; their retries wait."""
         while self._ended:
             task = self._ended.popleft()
-            del self._playing[task]
+            self._begun.discard(self._playing.pop(task).episode_id)
             is_ordered = self.interrupted or task in self._cancelled
             self._cancelled.discard(task)
             if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:

@@ -1,4 +1,4 @@
-"""The run that a trainer is offered: attempts played as it asks for them, each of which it may cancel."""
+"""A run as its trainer uses it: attempts are played as the trainer asks for them."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ class PlayedOnRequest(TrainedRun):
             playing.cancel()
         else:  # it waits for its turn, and need not any more
             self._end(slot)
+
+    def dropped(self, planned: PlannedEpisode) -> None:
+        """Notes that somebody else has taken a try off the queue: its attempt has ended."""
+        if planned.slot in self._on_end:
+            self._end(planned.slot)
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Gives the trackers numbers of the training."""

@@ -1,4 +1,4 @@
-"""The contract of a trainer, which decides what a run plays and learns from it, and what a run offers one."""
+"""The contract between a run and its trainer, which decides what is played and learns from it."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.hydra_setup import ONE_AT_A_TIME, ROOT_CONFIG, set_up_hydra, store_recorded_config
-from ares_exp.config.options import conf_dir, log_problems, refuse_unreadable
+from ares_exp.config.hydra_setup import ONE_AT_A_TIME, set_up_hydra, store_recorded_config
+from ares_exp.config.options import ROOT_CONFIG, conf_dir, log_problems, refuse_unreadable
 from ares_exp.config.overrides import with_home
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import RunDir, fresh_dir, refuse_used_run_dir

@@ -48,6 +48,15 @@ class Runnable(Protocol):
         """Runs the words behind `program`, which is what was typed until here; returns the exit code."""
         ...
 
+    def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
+        """Returns what may follow at a press of Tab.
+
+        Args:
+            typed: The whole words behind the command.
+            last: What is typed of the next one.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CommandModule:
@@ -64,6 +73,13 @@ class CommandModule:
     def main(self, argv: Sequence[str], program: str) -> int:
         """Runs a command line and returns its exit code."""
         return run_module(self.module, argv, program)
+
+    def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
+        """Returns its options, or the words that may stand there."""
+        command = cast("Command", import_module(self.module))
+        parser = command_parser("", None)
+        command.add_arguments(parser)
+        return [word for word in _expected(parser, typed, last) if word.startswith(last)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,12 @@ class Subcommands:
             return self.commands[argv[0]].main(argv[1:], f"{program} {argv[0]}")
         return guarded(lambda: self._parse_without_command(argv, program))
 
+    def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
+        """Returns the names of the commands, or what may follow one of them."""
+        if typed and typed[0] in self.commands:
+            return self.commands[typed[0]].candidates(typed[1:], last)
+        return [] if typed else [name for name in self.commands if name.startswith(last)]
+
     def _parse_without_command(self, argv: Sequence[str], program: str) -> int:
         """Prints the help, or what is wrong."""
         parser = command_parser(program, self.description, self.examples)
@@ -110,3 +132,21 @@ def _run(command: Command, argv: Sequence[str], program: str) -> int:
     parser = command_parser(program, command.DESCRIPTION, command.EPILOG)
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args(argv))
+
+
+def _expected(parser: argparse.ArgumentParser, typed: Sequence[str], last: str) -> Sequence[str]:
+    """Returns the words that a parser knows of for the place of `last`; none for paths, names and numbers."""
+    options = {word: action for action in parser._actions for word in action.option_strings}
+    positionals = [action for action in parser._actions if not action.option_strings]
+    place, asks = 0, None
+    for word in typed:
+        if asks is None and word not in options:
+            place += 1
+        asks = options.get(word) if asks is None else None
+        if asks is not None and asks.nargs == 0:
+            asks = None
+    if asks is None and last.startswith("-"):
+        return [*options]
+    if asks is None:
+        asks = positionals[place] if place < len(positionals) else None
+    return [*map(str, asks.choices)] if asks is not None and asks.choices is not None else []

@@ -1,4 +1,4 @@
-"""Training on episodes: what a trainer asks for is played, and becomes sequences of tokens as the engine sampled them.
+"""Training on episodes: trainers, the driver that plays what they ask for, and rows of the tokens that were sampled.
 
 Imports scripting and what is below; nothing imports it, as commands and options are named and imported when they are
 used. Libraries of trainers are imported where they are used.

@@ -1,4 +1,4 @@
-"""Curricula: which tasks are played next, by what became of earlier attempts, and which groups teach something."""
+"""Curricula: the draw of the next tasks by pass rates of earlier attempts, and which groups teach something."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Curriculum:
         return drawn
 
     def add(self, task_name: str, rewards: Sequence[float]) -> None:
-        """Takes what became of a group of attempts at a task."""
+        """Counts the outcomes of a group of attempts at a task."""
         passed, played = self._seen[task_name]
         new = sum(reward >= self._threshold for reward in rewards)
         self._seen[task_name] = passed * self._decay + new, played * self._decay + len(rewards)

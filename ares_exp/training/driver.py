@@ -61,7 +61,7 @@ class DrivenEpisode:
 
 @dataclass
 class Staleness:
-    """How far behind the weights the episodes were that a trainer took, or was spared.
+    """Staleness of episodes: how many versions of the weights behind they were, of those taken and those refused.
 
     Attributes:
         episodes: Number of episodes that finished.
@@ -136,7 +136,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
         """Ends what is under way as cancelled, and releases its containers; begins nothing more. Idempotent."""
         self._cancelled = True
         self._waiting.clear()
-        for slot in self._under_way:
+        for slot in [*self._under_way]:  # what has not begun ends at once
             self._driver.run.cancel(slot)
         self._finished.put_nowait(None)  # who waits for an episode need not wait any more
         await self._driver.wait_for(lambda: not self._under_way)

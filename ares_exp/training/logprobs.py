@@ -1,4 +1,4 @@
-"""Log-probabilities of sequences, computed again: what was sampled must be as likely now as it was then."""
+"""Recomputed log-probabilities of sequences, for comparison with those that were recorded at sampling."""
 
 from __future__ import annotations
 

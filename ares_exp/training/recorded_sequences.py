@@ -1,4 +1,4 @@
-"""Rows of recorded episodes: of a run that has ended, or of one that goes on, as its episodes end.
+"""Training sequences of recorded episodes: of a finished run, or of one under way as its episodes end.
 
 ```
 recorded = RecordedSequences("outputs/first", lanes=["main", "sub-*"])

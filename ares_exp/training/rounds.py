@@ -1,4 +1,4 @@
-"""Rounds of a training: which groups of attempts an optimizer step learns from, and what of them is on record.
+"""Rounds of a training: the groups of attempts that an optimizer step learns from, and their record.
 
 A round is on record before it is played. A training that was killed plays it on: attempts that had finished count,
 as the weights that sampled them are those of the checkpoint.

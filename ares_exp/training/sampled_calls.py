@@ -1,4 +1,4 @@
-"""The calls of an episode as the engine saw them: ids of the prompt, ids that were sampled, their log-probabilities.
+"""LLM calls of an episode as token ids: the prompt, the sampled tokens, their log-probabilities.
 
 What is no evidence of sampling from the policy is refused by name: ids or log-probabilities that are missing or do not
 fit together, sampling that a truncation, a penalty or a grammar changed, prompts that ids alone do not tell.

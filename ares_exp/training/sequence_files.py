@@ -29,11 +29,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.records.run_dir import atomic_file, dump_json
+from ares_exp.records.run_dir import dump_json
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.training.sequences import TrainingSequence
 from ares_exp.trajectories.checks import BROKEN, what_broke
-from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, import_parquet
+from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, import_parquet, parquet_file
 from ares_exp.trajectories.files.line_file import ZSTD, read_lines, write_lines
 
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
@@ -62,17 +62,10 @@ def write_sequences(path: Path, rows: Iterable[TrainingSequence], *, sync: bool 
     if not is_parquet(path):
         write_lines(path, (f"{dump_json(row)}\n" for row in tables), sync=sync)
         return
-    parquet = import_parquet()
-    import pyarrow
-
-    schema = sequence_schema()
-    with (
-        atomic_file(path, sync=sync) as file,
-        parquet.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True, store_schema=False) as writer,
-    ):
-        writer.add_key_value_metadata({VERSION_KEY: str(SCHEMA_VERSION)})
+    import_parquet()
+    with parquet_file(path, sequence_schema(), {VERSION_KEY: str(SCHEMA_VERSION)}, sync=sync) as write:
         while batch := list(islice(tables, _ROWS_AT_ONCE)):
-            writer.write_table(pyarrow.Table.from_pylist(batch, schema))
+            write(batch)
 
 
 def read_sequences(path: Path) -> Iterator[TrainingSequence]:

@@ -1,4 +1,4 @@
-"""Sequences of tokens for trainers, made of episodes.
+"""Training sequences: rows of tokens, made of the LLM calls of an episode.
 
 ```
 report = sequences_of(episode)     # an EpisodeTrajectory, a StoredEpisode of `load(run)`, or its dict

@@ -1,4 +1,4 @@
-"""Toys to see a training work on a CPU within minutes: a tiny model whose words are whole replies, and a task.
+"""A tiny model and a task that train within minutes on a CPU; a word of the model is a whole reply.
 
 `python -m ares_exp.training.toy FOLDER` writes
 

@@ -1,4 +1,4 @@
-"""TRL: its GRPO trainer learns from our episodes, and a `rollout_func` plays them for anyone's own trainer.
+"""TRL: `trainer=grpo`, and the `rollout_func` that plays episodes for a GRPO trainer of TRL's.
 
 TRL runs in a thread; episodes are played on the event loop of the run. Between two steps nothing is sampled, so that
 trainer and policy share one module: an answer is of the weights that the checkpoint of its step has.
@@ -42,7 +42,7 @@ class InMemory(Protocol):
     """A policy whose module a trainer can change, between answers."""
 
     async def in_memory(self) -> tuple[Any, Any]:
-        """Returns the module and its tokenizer. A change is told by `UpdatablePolicy.update`, without weights."""
+        """Returns the module and its tokenizer. After a change call `UpdatablePolicy.update`, without weights."""
         ...
 
 

@@ -96,7 +96,7 @@ def make_plugin(
     played = _Played(env, agent, container, overrides, config_dirs)
 
     class EpisodeState(vf.State):  # type: ignore[misc]
-        """What the episode of a rollout came to."""
+        """The result of a rollout's episode."""
 
         episode_reward: float | None = None
 

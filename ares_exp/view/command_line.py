@@ -28,7 +28,7 @@ Examples:
 
 On another machine: `ssh -L {PORT}:127.0.0.1:{PORT} HOST`, then open the address that is printed there.
 
-Exit codes: 0 ended by Ctrl-C; 2 the command line is wrong, or the port is not to be had.
+Exit codes: 0 ended by Ctrl-C; 2 the command line is wrong, or the port is taken.
 """
 
 

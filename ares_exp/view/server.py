@@ -75,7 +75,7 @@ class Server:
         return _json(request, *await _in_thread(run.text))
 
     async def _order(self, request: web.Request) -> web.Response:
-        """Passes on an order, and answers what came of it."""
+        """Passes on an order, and answers with its outcome."""
         try:
             asked = json.loads(await request.text())
             key, verb = str(asked.pop("run")), asked.pop("verb")

@@ -4,8 +4,9 @@ Run by hand: `python -m tests.benchmarks.bench_cluster [--latency 1] [--episodes
 `bench_load`: the policy takes the time, so that one machine can stand for several.
 
 Rows `slots`: hosts of 10 slots each, `--waves` times as many episodes as three hosts have; ideal is 1 : 1/2 : 1/3 of
-the time. Row `at once`: so many episodes at once on three hosts; ideal is `episodes / latency` steps per second. Rows
-`here` and `ray`: latency 0, for the processor time of the run per step.
+the time. Row `at once`: so many episodes at once on three hosts, beside the same ones `here`; ideal is
+`episodes / latency` steps per second. Rows `here` and `ray` without latency: for the processor time of the run per step
+and per episode. The clock runs from when all hosts are ready. Each row says the load average, of other programs, too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import as_container_factory
@@ -34,8 +38,12 @@ from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollec
 from ares_exp.wrappers.drivers import drive_async_gym
 from tests.benchmarks.bench_load import Boxes, Tasks, Work, play
 from tests.ray.cluster import SmallCluster
+from tests.ray.runs import PATIENCE_SEC
 
 STEPS = (10, 10)
+NODES = 3
+On = Callable[[int, int], RayExecutor]
+"""Makes an executor on so many nodes, with so many slots on each."""
 HERE = "tests.benchmarks.bench_load"
 
 
@@ -49,9 +57,31 @@ def recipe(count: int) -> Recipe:
     return Recipe(nodes, Path.cwd(), tuple(str(Path(entry or ".").absolute()) for entry in sys.path))
 
 
-def measure(executor: ExecutorBase, *, episodes: int, concurrency: int, latency: float) -> tuple[float, float, int]:
-    """Plays episodes; returns wall seconds and seconds of this process's processor, and the number of steps."""
-    policy = Work(latency, steps=STEPS)
+class Measured(NamedTuple):
+    """What a run took.
+
+    Attributes:
+        wall_sec: From when all hosts were ready.
+        cpu_sec: Of this process's processor.
+        steps: Answers that were given.
+    """
+
+    wall_sec: float
+    cpu_sec: float
+    steps: int
+
+
+def measure(
+    executor: ExecutorBase,
+    *,
+    episodes: int,
+    concurrency: int,
+    latency: float,
+    hosts: int = 0,
+    steps: tuple[int, int] = STEPS,
+) -> Measured:
+    """Plays episodes, as soon as there are so many hosts."""
+    policy = Work(latency, steps=steps)
     with tempfile.TemporaryDirectory(prefix="ares_exp-cluster-") as folder:
         run_dir = RunDir(Path(folder) / "run")
         run_dir.path.mkdir()
@@ -68,17 +98,22 @@ def measure(executor: ExecutorBase, *, episodes: int, concurrency: int, latency:
         )
         settings = Settings(1, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0)
         made = _Timed(components, settings, run_dir, quiet=True)
+        made.executor, made.hosts = executor, hosts
         summary = asyncio.run(play(made, run_dir))
         assert summary.exit_code == 0 or all(one.reward is not None for one in summary.results), summary
-    return made.wall_sec, made.cpu_sec, policy.steps
+    return Measured(made.wall_sec, made.cpu_sec, policy.steps)
 
 
 class _Timed(Experiment):
     """Measures the run, without its preparation."""
 
     wall_sec = cpu_sec = 0.0
+    executor: ExecutorBase
+    hosts = 0
 
     async def run(self, *arguments: Any, **options: Any) -> Any:
+        while self.executor.figures().get("system/hosts", 0) < self.hosts:  # noqa: ASYNC110 -- only looked at here
+            await asyncio.sleep(0.1)
         began, cpu = time.perf_counter(), time.process_time()
         try:
             return await super().run(*arguments, **options)
@@ -91,30 +126,68 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=1.0)
     parser.add_argument("--episodes", type=int, default=300)
     parser.add_argument("--waves", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=1, help="how often the rows are measured, in turns")
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
-    cluster = SmallCluster(3)
+    cluster = SmallCluster(NODES)
 
     def on(nodes: int, slots: int) -> RayExecutor:
-        return RayExecutor(address=cluster.address, resources={f"upto{nodes}": 1}, episodes_per_host=slots)
+        taken = {f"upto{nodes}": 1.0}
+        return RayExecutor(
+            address=cluster.address, resources=taken, episodes_per_host=slots, join_timeout_sec=PATIENCE_SEC
+        )
 
     try:
-        latency, waves = arguments.latency, arguments.waves
-        first = 0.0
-        for nodes in (1, 2, 3):
-            wall, _, _ = measure(on(nodes, 10), episodes=30 * waves, concurrency=10 * nodes, latency=latency)
-            first = first or wall
-            print(f"slots: {nodes} hosts of 10: {wall:.1f} s, {wall / first * nodes:.2f} of ideal", flush=True)
-        count = arguments.episodes
-        wall, cpu, steps = measure(on(3, count), episodes=count, concurrency=count, latency=latency)
-        ideal = STEPS[0] * latency
-        rate = f"{ideal / wall:.1%} of ideal; {steps / wall:.0f} steps/s"
-        print(f"at once: {count} episodes: {wall:.1f} s, {rate}", flush=True)
-        for name, executor in (("here", Here()), ("ray", on(3, count))):
-            wall, cpu, steps = measure(executor, episodes=count, concurrency=min(count, 100), latency=0.0)
-            print(f"{name}: {steps / wall:.0f} steps/s, {cpu / steps * 1e6:.0f} us of processor per step", flush=True)
+        for _ in range(arguments.repeat):
+            _slots(on, arguments.waves, arguments.latency)
+            _at_once(on, arguments.episodes, arguments.latency)
+            _overhead(on, arguments.episodes)
     finally:
         cluster.close()
+
+
+def _slots(on: On, waves: int, latency: float) -> None:
+    first = 0.0
+    for nodes in range(1, NODES + 1):
+        concurrency = 10 * nodes
+        played = measure(
+            on(nodes, 10), episodes=10 * NODES * waves, concurrency=concurrency, latency=latency, hosts=nodes
+        )
+        first = first or played.wall_sec
+        of_first, ideal = played.wall_sec / first, 3 * waves / nodes * STEPS[0] * latency
+        _say(f"slots: {nodes} hosts of 10: {played.wall_sec:.1f} s (ideal {ideal:.0f}), {of_first:.3f} of the first")
+
+
+def _at_once(on: On, count: int, latency: float) -> None:
+    ideal = STEPS[0] * latency
+    for name, executor, hosts in (("here", Here(), 0), ("ray", on(NODES, math.ceil(count / NODES)), NODES)):
+        played = measure(executor, episodes=count, concurrency=count, latency=latency, hosts=hosts)
+        rate = f"{ideal / played.wall_sec:.1%} of ideal; {played.steps / played.wall_sec:.0f} steps/s"
+        _say(f"at once, {name}: {count} episodes: {played.wall_sec:.1f} s, {rate}")
+
+
+def _overhead(on: On, count: int) -> None:
+    """Of episodes with many steps and with one, so that what a step costs and what an episode costs can be told."""
+    for name, hosts in (("here", 0), ("ray", NODES)):
+        many, one = (
+            measure(
+                on(NODES, count) if hosts else Here(),
+                episodes=count,
+                concurrency=min(count, 100),
+                latency=0.0,
+                hosts=hosts,
+                steps=steps,
+            )
+            for steps in (STEPS, (1, 1))
+        )
+        per_step = (many.cpu_sec - one.cpu_sec) / (many.steps - one.steps)
+        per_episode = one.cpu_sec / count - per_step
+        rate = f"{many.steps / many.wall_sec:.0f} steps/s"
+        _say(f"{name}: {rate}; of processor {per_step * 1e6:.0f} us a step, {per_episode * 1e3:.1f} ms an episode")
+
+
+def _say(words: str) -> None:
+    print(f"{words} (load {os.getloadavg()[0]:.1f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,9 @@ class Boxes:
 
     async def preflight(self) -> None: ...
 
+    def check(self, spec: ContainerSpec) -> list[str]:
+        return []
+
 
 class Tasks:
     """Any number of tasks."""

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import docker
 import pytest
 
 from tests.conftest import missing
-from tests.leaks import wait_until
+from tests.leaks import own_directory, remove_with_mounts, wait_until
 
 DISK_MB = 96
 IMAGE = "ares-exp-test/tiny:1"
@@ -136,7 +135,7 @@ def private_engine(the_private_engine: PrivateEngine, monkeypatch: pytest.Monkey
 @contextlib.contextmanager
 def _started() -> Iterator[PrivateEngine]:
     """Nothing of it is left at the end."""
-    directory = Path(tempfile.mkdtemp(prefix="engine-"))  # short: the path of a socket is
+    directory = own_directory("engine")  # short: the path of a socket is
     engine = PrivateEngine(directory)
     (directory / "config").write_text("{}")
     engine.data.mkdir()
@@ -151,8 +150,7 @@ def _started() -> Iterator[PrivateEngine]:
         for process in _processes_of(directory):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        _unmount_below(directory)
-        shutil.rmtree(directory)
+        remove_with_mounts(directory)
 
 
 def _tiny_image() -> bytes:
@@ -172,9 +170,3 @@ def _processes_of(path: Path) -> list[int]:
             if os.fsencode(path) in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
-
-
-def _unmount_below(directory: Path) -> None:
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for point in reversed([point for point in points if point.startswith(f"{directory}/")]):
-        subprocess.run(["umount", "--lazy", point], check=False)

@@ -65,7 +65,10 @@ def left(api: docker.APIClient, run: Run) -> list[str]:
     return [*containers(api, run), *networks, *volumes, *run.processes(), *run.files()]
 
 
-@pytest.mark.parametrize(("phase", "number"), CASES)
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [case if case[0] == "exec" else pytest.param(*case, marks=pytest.mark.nightly) for case in CASES],
+)
 def test_a_run_that_is_ended_leaves_nothing(
     run: Run, api: docker.APIClient, phase: Phase, number: signal.Signals
 ) -> None:

@@ -12,8 +12,8 @@ from tests.loopback_endpoint import LoopbackEndpoint, answer
 from tests.warm_start import warm_command
 
 SUBMIT = "Done.\n\n```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```\n"
-STARTS = ("test_command_line.py", "test_main_job.py", "test_presets.py", "test_secrets.py")
-"""What is about the start, and what says whether this machine can play: there every command is a new interpreter."""
+STARTS = ("test_command_line.py", "test_secrets.py", "test_the_samples_are_solved_by_their_oracle")
+"""Files and tests about the start of a command, where every one is a new interpreter."""
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def endpoint() -> Iterator[LoopbackEndpoint]:
 @pytest.fixture
 def cli(cli: Cli, request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
     """Runs `python -m ares_exp …` in an empty directory: a fork, where the start says nothing."""
-    if request.path.name in STARTS:
+    if request.path.name in STARTS or request.node.name in STARTS:
         return cli
 
     def run(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:

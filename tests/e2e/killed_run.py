@@ -229,7 +229,7 @@ def content(episode: EpisodeTrajectory) -> list[object]:
     return [episode.outcome, episode.total_reward, *steps]
 
 
-def check(run: KilledRun, whole: KilledRun) -> None:
+def check(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRENCY) -> None:
     """Everything that must be so of a run that was resumed to its end, compared with one that was not interrupted."""
     rows, final = run.all_rows, run.final
     assert {slot: result(row) for slot, row in final.items()} == {
@@ -239,7 +239,7 @@ def check(run: KilledRun, whole: KilledRun) -> None:
     ended = Counter(slot(row) for row in rows if row["reward"] is not None)
     assert ended == Counter(final.keys()), "a finished attempt was played again"
     assert run.tries <= {row["episode_id"] for row in rows}, "a try has no row"
-    check_asked(run, whole)
+    check_asked(run, whole, concurrency=concurrency)
     if "collector=none" not in run.overrides:
         check_trajectories(run, whole)
     assert not (run.path / "answers").exists()
@@ -248,14 +248,14 @@ def check(run: KilledRun, whole: KilledRun) -> None:
     assert wait_until(lambda: not run.left()), run.left()
 
 
-def check_asked(run: KilledRun, whole: KilledRun) -> None:
+def check_asked(run: KilledRun, whole: KilledRun, *, concurrency: int = CONCURRENCY) -> None:
     """What was paid for: every turn once, but for one lost call of each episode and kill."""
     asked, episodes = run.endpoint.asked, Counter()
     assert asked.keys() == whole.endpoint.asked.keys()
     for turn, times in asked.items():
         episodes[turn.seed] += times - 1
     assert max(episodes.values(), default=0) <= run.kills, episodes
-    assert episodes.total() <= run.kills * CONCURRENCY
+    assert episodes.total() <= run.kills * concurrency
     summary = run.summary
     assert (summary["prompt_tokens"], summary["generated_tokens"]) == run.endpoint.tokens()
     assert round(summary["cost"], 9) == round(whole.summary["cost"], 9)

@@ -21,7 +21,11 @@ WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/re
 
 
 @pytest.mark.parametrize(
-    "container", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("local", "docker")]
+    "container",
+    [
+        pytest.param("local", marks=pytest.mark.local),
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
+    ],
 )
 def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
     made = cli("new-task", "tasks/my-task")
@@ -145,7 +149,7 @@ def test_mistakes_are_told_in_a_sentence(cli: Cli, tmp_path: Path, arguments: li
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_interrupted_check_leaves_nothing_running(cli: Cli, tmp_path: Path, number: signal.Signals) -> None:
     make(cli, tmp_path, slow=("solution/solve.sh", "sleep 300\n"))
     command = [sys.executable, "-m", "ares_exp", "check-task", "tasks/slow", "--out", "checked"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def the_same(a: EpisodeTrajectory, b: EpisodeTrajectory, steps: int) -> bool:
     return all((x.observation, x.action, x.reward) == (y.observation, y.action, y.reward) for x, y in pairs)
 
 
-@pytest.mark.parametrize("container", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize(
+    "container", [pytest.param("local", marks=pytest.mark.nightly), pytest.param("docker", marks=pytest.mark.docker)]
+)
 def test_eight_branches_share_what_was_before(tmp_path: Path, container: str) -> None:
     first = play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT], container=container)
     assert first.returncode == 0, first.stderr
@@ -182,6 +185,14 @@ def test_what_a_branch_begins_with(tmp_path: Path) -> None:
     assert action["data"] == ({"content": GREET},)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, played once for all tests of mistakes."""
+    here = tmp_path_factory.mktemp("recorded")
+    assert play(here, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
+    return here
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -191,8 +202,8 @@ def test_what_a_branch_begins_with(tmp_path: Path) -> None:
         (["branch_from=a/nothing@1"], "no episode 'nothing'"),
     ],
 )
-def test_mistakes(tmp_path: Path, overrides: list[str], expected: str) -> None:
-    assert play(tmp_path, "a", "snapshot=every_step", replies=[DRAW, SUBMIT]).returncode == 0
+def test_mistakes(recorded: Path, tmp_path: Path, overrides: list[str], expected: str) -> None:
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     refused = play(tmp_path, "b", *overrides, replies=[SUBMIT])
     assert refused.returncode == 2, refused.stderr
     assert expected in refused.stderr + refused.stdout

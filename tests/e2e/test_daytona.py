@@ -113,6 +113,7 @@ def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, 
     assert service.emulator.url in service.env.values()
 
 
+@pytest.mark.nightly
 def test_a_sweep_over_backends(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
     done = play(service, cli, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
     assert done.returncode == 0, done.stderr
@@ -121,6 +122,7 @@ def test_a_sweep_over_backends(service: DaytonaService, cli: Any, tmp_path: Path
     assert found[0][0][1] == 1.0
 
 
+@pytest.mark.nightly
 def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
     make_tasks(tmp_path)
     env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path=str(tmp_path / "tasks"), container="daytona")
@@ -215,6 +217,7 @@ def test_what_a_killed_run_leaves(service: DaytonaService, cli: Any, tmp_path: P
     assert service.is_empty()
 
 
+@pytest.mark.nightly
 def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaService, tmp_path: Path) -> None:
     """What it would have been is asked of local boxes."""
     made = []

@@ -83,7 +83,22 @@ PAGES = [Page(path) for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/
 README = PAGES[0]
 BLOCKS = [block for page in PAGES for block in page.blocks]
 SETUP = [block for block in BLOCKS if block.kind == "bash" and "venv" in block.text]
-COMMANDS = [block for block in BLOCKS if block.kind == "bash" and block not in SETUP]
+
+
+def lines_of(text: str) -> set[str]:
+    """Returns the commands of a block, however the program is named there."""
+    return {line.partition("  #")[0].replace("python -m ares_exp", "ares-exp").strip() for line in text.splitlines()}
+
+
+COMMANDS: list[Block] = []
+"""What is run: each block, but for one whose commands are in another one."""
+for _block in BLOCKS:
+    if (
+        _block.kind == "bash"
+        and _block not in SETUP
+        and not any(lines_of(_block.text) <= lines_of(other.text) for other in COMMANDS)
+    ):
+        COMMANDS.append(_block)
 SCRIPTS = [block for block in BLOCKS if block.kind == "python" and block.file is None]
 _PLAYS = re.compile(r"(python -m ares_exp|ares-exp) (-|\S+=)")
 COMPOSED = [
@@ -120,15 +135,16 @@ def write_files(page: str, here: Path) -> None:
 
 
 def run(command: str, here: Path, *, warm: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of bash; `warm`: what starts `ares_exp` there is a fork."""
+    """Runs a command of bash; `warm`: what starts `ares_exp` there is a fork, but for what runs in the background."""
     shims = here / "shims"
     shims.mkdir(exist_ok=True)
     python = f'exec "{sys.executable}" "$@"\n'
     scripts = {"python": python, "python3": python}
     if warm:
         fork = f'exec {shlex.join(warm_command())} "$@"\n'
-        scripts["python"] = f'if [ "$1 $2" = "-m ares_exp" ]; then shift 2; {fork}fi\n{python}'
-        scripts["ares-exp"] = fork
+        scripts["python"] = f'if [ -z "${{ALONE-}}" ] && [ "$1 $2" = "-m ares_exp" ]; then shift 2; {fork}fi\n{python}'
+        scripts["ares-exp"] = 'exec python -m ares_exp "$@"\n'
+        command = re.sub(r"^(?=.* &$)", "ALONE=1 ", command, flags=re.MULTILINE)  # it is killed
     for name, script in scripts.items():
         (shims / name).write_text(f"#!/bin/sh\n{script}")
         (shims / name).chmod(0o755)
@@ -285,9 +301,7 @@ def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
     write_files(block.page, here)
     command = block.text.replace("http://127.0.0.1:8000/v1", endpoint.url)
     wandb = "offline" if block.page in ("README.md", "docs/trackers.md") else "disabled"  # where its files matter
-    # What a user types first, and what is killed, is a new interpreter.
-    warm = block.page not in ("README.md", "docs/start.md") and "kill" not in block.text
-    done = run(command, here, warm=warm, OPENAI_API_KEY="sk-test", WANDB_MODE=wandb)
+    done = run(command, here, warm=block.page != "README.md", OPENAI_API_KEY="sk-test", WANDB_MODE=wandb)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"warning: .*(collector|tracker)\b.* failed", done.stderr), done.stderr
     assert done.stdout

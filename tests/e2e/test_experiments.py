@@ -54,6 +54,7 @@ def test_collect_sft(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> No
     assert (tmp_path / "outputs" / "collected" / "trajectories.jsonl").exists(), "where the conversion looks"
 
 
+@pytest.mark.nightly
 def test_resume_demo(tmp_path: Path, cli: Any) -> None:
     words = [*command("resume_demo"), "env.tasks=write-greeting", "attempts=1", "concurrency=1"]
     process = subprocess.Popen(

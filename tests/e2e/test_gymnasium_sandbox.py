@@ -167,7 +167,9 @@ def test_a_dropped_one(tasks, sleepers):
     assert sleepers.are(0)
 
 
-@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "ending", ["pass", pytest.param("raise SystemExit(3)", marks=pytest.mark.nightly), "os.kill(os.getpid(), 9)"]
+)
 def test_a_program_that_ends_without_closing(tasks, sleepers, ending):
     script = (
         "import gymnasium, os\n"
@@ -205,7 +207,7 @@ def test_in_a_thread(tasks, sleepers):
     assert rewards == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("context", [fork, "spawn", "forkserver"])
+@pytest.mark.parametrize("context", [fork, "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
 def test_in_worker_processes(tasks, sleepers, context, tmp_path):
     factory = functools.partial(HarborGym, path=tasks, trajectory_dir=tmp_path / "kept")
     envs = AsyncVectorEnv([factory] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -225,7 +227,7 @@ def test_in_worker_processes(tasks, sleepers, context, tmp_path):
     assert outcomes == ["closed", "closed", "completed", "completed"]
 
 
-@pytest.mark.parametrize("context", [fork, "spawn"])
+@pytest.mark.parametrize("context", [fork, pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_workers_that_are_ended_the_hard_way(tasks, sleepers, context):
     envs = AsyncVectorEnv([functools.partial(HarborGym, path=tasks)] * 2, shared_memory=False, context=context)
     envs.reset()

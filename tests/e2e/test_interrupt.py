@@ -61,7 +61,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         assert wait_until(lambda: not sleepers(), SOON_SEC)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_one_press_records_cancelled_episodes_and_prints_the_summary(
     running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
 ) -> None:

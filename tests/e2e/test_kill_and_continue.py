@@ -50,7 +50,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("agent", [pytest.param("shell", marks=pytest.mark.once), "thorough"])
+@pytest.mark.parametrize(
+    "agent", [pytest.param("shell", marks=pytest.mark.once), pytest.param("thorough", marks=pytest.mark.nightly)]
+)
 def test_a_new_process_goes_on_from_every_step(tmp_path: Path, agent: str) -> None:
     check_every_step(tmp_path, "local", agent)
 

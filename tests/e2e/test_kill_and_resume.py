@@ -87,6 +87,7 @@ def test_killed_at_any_moment(tmp_path: Path, whole: KilledRun) -> None:
 
 
 @pytest.mark.docker
+@pytest.mark.nightly
 def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
 
@@ -174,7 +175,10 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
 
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
-    [pytest.param(60, APPEND, id="no answer"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
+    [
+        pytest.param(60, APPEND, id="no answer", marks=pytest.mark.nightly),
+        pytest.param(2.5, "sleep 1", id="a command in the middle"),
+    ],
 )
 def test_a_stage_whose_time_was_up_ends_there_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")

@@ -72,7 +72,11 @@ def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> Epi
 
 @pytest.mark.parametrize(
     ("agent", "container"),
-    [("tools", "local"), ("terminal", "local"), pytest.param("terminal", "docker", marks=pytest.mark.docker)],
+    [
+        ("tools", "local"),
+        ("terminal", "local"),
+        pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
+    ],
 )
 def test_every_step_is_branched_and_played_again(agent: str, container: str) -> None:
     replies = SCRIPTS[agent]

@@ -88,6 +88,7 @@ def test_its_environment_and_its_policy_run(run: Cli, tmp_path: Path) -> None:
     assert rewards(tmp_path / "lost") == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.nightly
 def test_its_games_obey_the_limits_of_the_run(run: Cli, tmp_path: Path) -> None:
     done = run("ares_exp", *RUN, "collector=json", "step_limit=1", "hydra.run.dir=run")
     assert done.returncode == 1, "two games have no reward"
@@ -106,6 +107,7 @@ def test_its_games_obey_the_limits_of_the_run(run: Cli, tmp_path: Path) -> None:
         assert (episode["task_name"], episode["outcome"], episode["error"]) == (name, row["outcome"], row["error"])
 
 
+@pytest.mark.nightly
 def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "env.matches=[3]", "hydra.run.dir=run").returncode == 0
     done = run("ares_exp", "resume=run", "attempts=2")
@@ -113,6 +115,7 @@ def test_a_run_of_it_is_resumed(run: Cli, tmp_path: Path) -> None:
     assert rewards(tmp_path / "run") == [1.0, 1.0]
 
 
+@pytest.mark.nightly
 def test_a_run_of_it_is_replayed_though_its_environment_selects_no_tasks(run: Cli, tmp_path: Path) -> None:
     assert run("ares_exp", *RUN, "attempts=2", "hydra.run.dir=run").returncode == 0
     whole = run("ares_exp", "replay=run", "hydra.run.dir=whole")

@@ -74,7 +74,7 @@ def wait_until(condition: Any, process: subprocess.Popen[str], seconds: float = 
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("wrapper", ["async", "sync"])
+@pytest.mark.parametrize("wrapper", ["async", pytest.param("sync", marks=pytest.mark.nightly)])
 def test_every_step(cli: Any, tmp_path: Path, wrapper: str) -> None:
     done = cli(
         *answering(tmp_path, [GREET, LOOK, SUBMIT]),

@@ -22,9 +22,9 @@ from tests.loopback_endpoint import LoopbackEndpoint
 pytestmark = pytest.mark.local
 
 LAUNCHERS = [
-    pytest.param("basic", "none"),
+    pytest.param("basic", "none", marks=pytest.mark.nightly),
     pytest.param("joblib", "wandb", marks=pytest.mark.once),
-    pytest.param("submitit_local", "none", marks=pytest.mark.once),
+    pytest.param("submitit_local", "none", marks=[pytest.mark.once, pytest.mark.nightly]),
 ]
 
 
@@ -190,6 +190,7 @@ def test_ctrl_c_ends_jobs_in_other_processes(side_by_side: Sweep) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.nightly
 def test_jobs_in_other_processes_do_not_outlive_a_killed_sweep(side_by_side: Sweep) -> None:
     side_by_side.process.kill()
     side_by_side.process.wait()

@@ -203,6 +203,7 @@ def answered(run: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_an_oracle_is_not_asked_again_for_what_it_has_answered(tmp_path: Path) -> None:
     run, attempts, moments = tmp_path / "run", 2, (5, 3, 4)
     with Fickle() as models:

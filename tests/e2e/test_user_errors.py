@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from ares_exp import __version__
 from tests.closed_port import closed_port
+from tests.conftest import run_command
 
 # The sandbox's preflight comes before that of the policy and before the selection is looked at.
 pytestmark = [pytest.mark.local, pytest.mark.once]
@@ -92,9 +94,10 @@ def test_a_mistake(cli: Any, tmp_path: Path, arguments: list[str], expected: str
     assert not list(tmp_path.glob("outputs/*/*/episodes.jsonl"))
 
 
-def test_what_is_missing_is_told_at_once(cli: Any, tmp_path: Path) -> None:
+def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "openai.py").write_text("raise ImportError\n")
-    done = cli("tracker=none", "policy=chat_completions", "env.path=gone", env={"PYTHONPATH": "."})
+    words = ("tracker=none", "policy=chat_completions", "env.path=gone")  # a fork would have imported it
+    done = run_command((sys.executable, "-m", "ares_exp", *words), tmp_path, env={"PYTHONPATH": "."})
     assert done.returncode == 2
     told = ("env.path=<directory>", "`policy.model=…`", "export OPENAI_API_KEY=…", "pip install 'ares-exp[openai]'")
     assert [text in done.stderr for text in told] == [True] * 4, done.stderr

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,12 +17,15 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_niceness": "0",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "5",
     "RAY_health_check_initial_delay_ms": "0",
 }
 """Of the processes of a cluster: few of them, and deaths that are noticed soon."""
 OBJECT_STORE_BYTES = 80 * 2**20
+STARTS = 8
 
 
 class SmallCluster:
@@ -45,7 +50,7 @@ class SmallCluster:
             "include_log_monitor": False,
             "no_monitor": True,
         }
-        self._cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self._cluster = _patiently(lambda ports: Cluster(initialize_head=True, head_node_args={**head, **ports}))
         self.nodes: list[Any] = []
         for _ in range(nodes):
             self.add()
@@ -57,8 +62,12 @@ class SmallCluster:
     def add(self) -> Any:
         """Adds a node. In the main thread: Ray sets signal handlers."""
         node = _patiently(
-            lambda: self._cluster.add_node(
-                num_cpus=1, resources=self._resources(), object_store_memory=OBJECT_STORE_BYTES, wait=False
+            lambda ports: self._cluster.add_node(
+                num_cpus=1,
+                resources=self._resources(),
+                object_store_memory=OBJECT_STORE_BYTES,
+                wait=False,
+                **ports,
             )
         )
         self.nodes.append(node)
@@ -106,13 +115,48 @@ class SmallCluster:
         os.environ.update(self._before)
 
 
-def _patiently(start: Callable[[], Any]) -> Any:
-    """Starts a part of a cluster; Ray gives a part 30 s, which may be too short on a busy machine."""
-    for _ in range(3):
+def _ports() -> dict[str, int]:
+    """Free ports for the parts of a node."""
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    with contextlib.ExitStack() as open_until_all_are_chosen:
+        sockets = [open_until_all_are_chosen.enter_context(socket.socket()) for _ in names]
+        for one in sockets:
+            one.bind(("", 0))
+        return {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
+
+
+@contextlib.contextmanager
+def _known(ports: Mapping[str, int]) -> Iterator[None]:
+    """Writes the ports where a node looks for them: it gives its parts 15 s to do so, too few on a busy machine."""
+    from ray._private.node import Node
+
+    start = Node.start_ray_processes
+
+    def told(self: Any) -> None:
+        for name, port in ports.items():
+            (Path(self.get_session_dir_path()) / f"{name}_{self.node_id}").write_text(str(port))
+        start(self)
+
+    Node.start_ray_processes = told
+    try:
+        yield
+    finally:
+        Node.start_ray_processes = start
+
+
+def _patiently(start: Callable[[dict[str, int]], Any]) -> Any:
+    """Starts a part of a cluster with its ports; Ray gives it 30 s, which may be too short on a busy machine."""
+    own = psutil.Process()
+    before = set(own.children())
+    for _ in range(STARTS):
+        ports = _ports()
         try:
-            return start()
+            with _known(ports):
+                return start(ports)
         except Exception as error:
             failure = error
+            for child in set(own.children()) - before:
+                child.kill()
     raise failure
 
 

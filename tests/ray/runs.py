@@ -15,7 +15,7 @@ from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, make_tasks
 from tests.ray.cluster import SmallCluster
 
-LEASE_SEC = 8.0
+LEASE_SEC = 20.0
 PATIENCE_SEC = 240.0
 """For a machine many times slower than one on which it takes a second or two."""
 
@@ -30,6 +30,7 @@ def on(cluster: SmallCluster, *more: str) -> tuple[str, ...]:
         f"executor.address={cluster.address}",
         "executor.resources={play: 1}",
         f"executor.lease_sec={LEASE_SEC:g}",
+        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
         *more,
     )
 

@@ -1,127 +1,156 @@
 """Hosts killed and nodes cut off, many times, while runs are played on a cluster of three nodes.
 
-`python -m tests.soak.cluster_faults [KILLS] [CUTS]` plays runs until so many hosts were killed, at random moments, and
-so many nodes have lost their power. After each run everything is checked that `tests/ray` checks after one fault.
+`python -m tests.soak.cluster_faults [KILLS] [CUTS] [SEED]` plays runs until so many hosts were killed, at random
+moments, and so many nodes have lost their power; it prints a line for each. After each run everything is checked that
+`tests/ray` checks after one fault.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import subprocess
 import sys
 import tempfile
-import threading
 import time
+import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
 
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import KilledRun, check, make_tasks
 from tests.leaks import processes
 from tests.ray.cluster import SmallCluster
+from tests.ray.runs import PATIENCE_SEC, played
 
+NODES = 3
+CONCURRENCY = 6
 LEASE_SEC = 20.0
 BOX_SEC = 5.0
 """Seconds after which no container of a killed host is left."""
+PAUSE_SEC = (0.2, 4.0)
+"""Between two harms, at least and at most."""
+
+
+class Box(NamedTuple):
+    """A process of a container, whatever becomes of its parents."""
+
+    pid: int
+    started: str
 
 
 class Harm:
-    """Harms a cluster from a thread while a run is played on it.
+    """Harms a cluster while runs are played on it.
 
     Attributes:
+        todo: What is still to be done, in this order.
         done: How often what was done.
-        left: Boxes that were there longer than they may be after a kill.
+        left: Processes of containers that were there longer than they may be.
     """
 
     def __init__(self, cluster: SmallCluster, kills: int, cuts: int, rng: random.Random) -> None:
+        self.todo = [*["kill"] * kills, *["cut"] * cuts]
         self.done: Counter[str] = Counter()
-        self.left: list[str] = []
+        self.left: list[Box] = []
         self._cluster, self._rng = cluster, rng
-        self._todo = [*["kill"] * kills, *["cut"] * cuts]
-        rng.shuffle(self._todo)
-        self._stop = threading.Event()
+        rng.shuffle(self.todo)
 
-    @property
-    def is_over(self) -> bool:
-        return not self._todo
+    def during(self, playing: Future[int]) -> int:
+        """Harms hosts with containers until the run has ended; returns how often.
 
-    def begin(self, run: KilledRun) -> None:
-        self._stop.clear()
-        self._run = run
-        self._thread = threading.Thread(target=self._go_on)
-        self._thread.start()
+        In the main thread: Ray adds nodes there alone.
+        """
+        before = self.done.total()
+        while self.todo and not playing.done():
+            time.sleep(self._rng.uniform(*PAUSE_SEC))
+            nodes = [node for node in self._cluster.nodes if self._busy_hosts(node)]
+            if nodes and not playing.done():
+                self._do(self.todo.pop(), self._rng.choice(nodes))
+        return self.done.total() - before
 
-    def end(self) -> int:
-        """Ends it; returns how much was done in this run."""
-        self._stop.set()
-        self._thread.join()
-        return self._in_this_run
+    def _busy_hosts(self, node: Any) -> list[psutil.Process]:
+        return [host for host in self._cluster.hosts(node) if _boxes_in(host)]
 
-    def _go_on(self) -> None:
-        self._in_this_run = 0
-        while self._todo and not self._stop.wait(self._rng.uniform(0.2, 2.0)):
-            hosts = self._cluster.hosts()
-            if not hosts or not self._run.endpoint.asked:
-                continue
-            what = self._todo.pop()
-            if what == "kill":
-                host = self._rng.choice(hosts)
-                boxes = [child for child in host.children(recursive=True) if child.name() == "bwrap"]
+    def _do(self, what: str, node: Any) -> None:
+        self.done[what] += 1
+        hosts = self._busy_hosts(node)
+        boxes = [box for host in hosts for box in _boxes_in(host)]
+        if what == "cut":
+            self._cluster.cut_power(node)
+        for host in hosts:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 host.kill()
-                time.sleep(BOX_SEC)
-                self.left += [str(box) for box in boxes if box.is_running()]
-            else:
-                self._cluster.cut_power(self._rng.choice(self._cluster.nodes))
-                self._cluster.add()
-            self.done[what] += 1
-            self._in_this_run += 1
+        time.sleep(BOX_SEC)
+        self.left += set(boxes) & {Box(pid, started) for pid, _, started, _ in processes()}
+        while len(self._cluster.nodes) < NODES:
+            self._cluster.add()
 
 
-def main(kills: int, cuts: int) -> None:
-    """Plays runs until everything has happened."""
-    rng = random.Random(0)
-    cluster = SmallCluster(3)
+def _boxes_in(host: psutil.Process) -> list[Box]:
+    """The processes in the containers of a host."""
+    family, found = {host.pid}, list(processes())
+    while more := {pid for pid, parent, _, _ in found if parent in family} - family:
+        family |= more
+    return [Box(pid, started) for pid, _, started, _ in found if pid in family - {host.pid}]
+
+
+def main(kills: int, cuts: int, seed: int) -> int:
+    """Plays runs until everything has happened. Returns 1 if anything was not as it must be."""
+    cluster, failed, runs, told = SmallCluster(NODES), 0, 0, Counter[str]()
     folder = Path(tempfile.mkdtemp(prefix="cluster-faults-"))
     overrides = (
         *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
         *(f"executor.lease_sec={LEASE_SEC}", "executor.lost_per_attempt=1000"),
+        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
     )
+    harm = Harm(cluster, kills, cuts, random.Random(seed))
     try:
-        whole = _begun(folder / "whole", ())
-        harm, runs, rows, lost, twice = Harm(cluster, kills, cuts, rng), 0, 0, 0, 0
-        while not harm.is_over:
-            runs += 1
-            run = _made(folder / f"run-{runs}", overrides)
-            with run.endpoint:
-                harm.begin(run)
-                code = run.begin()
-                run.kills = harm.end()
-                assert code == 0, run.said
-                check(run, whole)
-            rows += len(run.all_rows)
-            lost += sum(row["outcome"] == "lost" for row in run.all_rows)
-            twice += run.endpoint.asked.total() - len(run.endpoint.asked)
-            print(f"run {runs}: {dict(harm.done)}, {rows} rows, {lost} lost, {twice} calls paid twice", flush=True)
-        boxes = [words for _, _, _, words in processes() if "bwrap" in words and str(folder) in words]
+        with _made(folder / "whole") as whole:
+            assert whole.begin() == 0, whole.said
+        while harm.todo:
+            runs, began = runs + 1, time.monotonic()
+            with _made(folder / f"run-{runs}", *overrides) as run:
+                try:
+                    with played(run.begin) as playing:
+                        run.kills = harm.during(playing)
+                        assert playing.result() == 0, run.said
+                    check(run, whole, concurrency=CONCURRENCY)
+                except (AssertionError, OSError, subprocess.TimeoutExpired):
+                    failed += 1
+                    print(f"FAILED: {traceback.format_exc()}\n{run.said}", flush=True)
+            told["rows"] += len(run.all_rows)
+            told["lost"] += sum(row["outcome"] == "lost" for row in run.all_rows)
+            told["calls paid twice"] += run.endpoint.asked.total() - len(run.endpoint.asked)
+            took = f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.0f}"
+            print(f"run {runs}: {dict(harm.done)}, {dict(told)}, {took}", flush=True)
+        at_the_end = [words for _, _, _, words in processes() if "bwrap" in words and str(folder) in words]
         print(
-            f"{dict(harm.done)} in {runs} runs; boxes after {BOX_SEC:g} s: {len(harm.left)}; at the end: {len(boxes)}"
+            f"seed {seed}: {dict(harm.done)} in {runs} runs, {failed} failed; containers {BOX_SEC:g} s after a harm: "
+            f"{len(harm.left)}; at the end: {len(at_the_end)}"
         )
     finally:
         cluster.close()
+    return int(bool(failed or harm.left or at_the_end))
 
 
-def _made(directory: Path, overrides: tuple[str, ...]) -> KilledRun:
+@contextmanager
+def _made(directory: Path, *overrides: str) -> Iterator[KilledRun]:
+    """A run that has not begun, long enough for several harms."""
     directory.mkdir(parents=True)
     make_tasks(directory)
-    endpoint = CountingEndpoint(turns=(10, 16), latency_sec=0.3)
-    return KilledRun(directory, endpoint, overrides=(*overrides, "concurrency=6"))
-
-
-def _begun(directory: Path, overrides: tuple[str, ...]) -> KilledRun:
-    run = _made(directory, overrides)
-    with run.endpoint:
-        assert run.begin() == 0, run.said
-    return run
+    endpoint = CountingEndpoint(turns=(20, 28), latency_sec=0.5)
+    with endpoint:
+        overrides = (*overrides, f"concurrency={CONCURRENCY}")
+        yield KilledRun(directory, endpoint, overrides=overrides, patience_sec=3 * PATIENCE_SEC)
 
 
 if __name__ == "__main__":
-    main(*(int(word) for word in (*sys.argv[1:3], *("50", "20")[len(sys.argv) - 1 :])))
+    given = [int(word) for word in sys.argv[1:]]
+    raise SystemExit(main(*(*given, *(50, 20, 0)[len(given) :])))

@@ -164,8 +164,8 @@ def test_the_run_asks_the_judge_and_keeps_the_keys(cluster: SmallCluster, tmp_pa
             time.sleep(0.2)
         said, _ = process.communicate()
         assert process.returncode == 0, said
-        assert judge.received
-        assert all(CANARY in one.headers["Authorization"] for one in judge.received)
+        assert judge.requests
+        assert all(CANARY in one.headers["authorization"] for one in judge.requests)
     [row] = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
     assert row["rewards"]["judge"] == pytest.approx(0.7)
     assert row["environment_usage"] is not None

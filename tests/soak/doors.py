@@ -19,6 +19,7 @@ from ares_exp.containers.door import Door
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.testing.door_contract import COPY, Server, echo, perl, port_of
+from tests.daytona.emulator import Emulator
 from tests.docker.engine_forwarder import forwarded_engine
 from tests.killed_door import killed_door
 
@@ -69,6 +70,9 @@ async def main(count: int) -> None:
     await kills("local", "local", count)
     await kills("docker", "docker", count)
     await kills("docker, by a relay", "docker", count, is_remote=True)
+    async with Emulator() as emulator:
+        os.environ |= {"DAYTONA_API_KEY": emulator.api_key, "DAYTONA_API_URL": emulator.url}
+        await kills("daytona's emulator", "daytona", count)
 
 
 if __name__ == "__main__":

@@ -18,34 +18,42 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.counting_endpoint import CountingEndpoint
-from tests.e2e.killed_run import KilledRun, kill_and_resume, make_tasks, moments
+from tests.e2e.killed_run import KINDS, KilledRun, kill_and_resume, make_tasks, moments
 
 
-def main(backend: str, count: int, seed: int, overrides: Sequence[str]) -> int:
+def main(
+    backend: str,
+    count: int,
+    seed: int,
+    overrides: Sequence[str],
+    *,
+    endpoint_type: type[CountingEndpoint] = CountingEndpoint,
+    tasks: Sequence[str] = KINDS,
+) -> int:
     """Returns 1 if anything failed."""
     rng, failed, began = random.Random(seed), 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary, CountingEndpoint() as endpoint:
+    with tempfile.TemporaryDirectory() as temporary, endpoint_type() as endpoint:
         directory = Path(temporary)
         (directory / "whole").mkdir()
-        make_tasks(directory / "whole")
+        make_tasks(directory / "whole", tasks)
         whole = KilledRun(directory / "whole", endpoint, backend, overrides)
         assert whole.begin() == 0, whole.said
         told: Counter[str] = Counter()
         for number, moment in enumerate(moments(count, endpoint.asked.total(), rng)):
-            with CountingEndpoint() as own:
+            with endpoint_type() as own:
                 (directory / str(number)).mkdir()
-                make_tasks(directory / str(number))
+                make_tasks(directory / str(number), tasks)
                 run = KilledRun(directory / str(number), own, backend, overrides)
                 try:
                     says = kill_and_resume(run, whole, moment, rng)
                 except (AssertionError, OSError, subprocess.TimeoutExpired):
                     failed += 1
                     says = f"FAILED: {traceback.format_exc()}\n{run.said}"
-                told["lost"] += own.asked.total() - len(own.asked)
+                told["calls under way that were lost"] += own.asked.total() - len(own.asked)
                 told["kills"] += run.kills
                 told["turns asked more than twice"] += sum(times > 2 for times in own.asked.values())
             print(f"{number:3} {moment.requests} {moment.file} +{moment.seconds:.3f} s: {says}", flush=True)
-    print(f"{count} moments, {failed} failed, {dict(told)}, {time.monotonic() - began:.0f} s")
+    print(f"{count} moments, {failed} failed, {dict(told)}, seed {seed}, {time.monotonic() - began:.0f} s")
     return min(failed, 1)
 
 

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
 _ROOT_NAMES = ("root", "0")
 _ASK_SEC = 60.0
-RELAY_LEASE_SEC = 120
-"""So long after a run that was killed its relays end, whose stdin nobody closes; outages may take as long."""
 _WHEN_SLOW = "Raise build_timeout_sec in the [environment] table of its task.toml."
 
 _logger = logging.getLogger(__name__)
@@ -303,7 +301,9 @@ class DaytonaContainer(Container):
         )
 
     async def open_door(self, serve: Serve, *, port: int = DOOR_PORT) -> Door:
-        """As `ServingContainer.open_door`, by a relay over the service, which it costs one more request at a time.
+        """As `ServingContainer.open_door`, by a relay over the service.
+
+        One request waits in the sandbox, and four in each `door_lease_sec` say that this process is there.
 
         Raises:
             DoorUnavailableError: The image lacks what a relay needs, or all ports that are tried are taken.
@@ -313,7 +313,12 @@ class DaytonaContainer(Container):
         self._running_relay()
         try:
             return await self._doors.open(
-                lambda: open_relay_door(lambda: self._open_shell("root"), serve, port, lease_sec=RELAY_LEASE_SEC)
+                lambda: open_relay_door(
+                    lambda: self._running_relay().open(None, is_answered=False),
+                    serve,
+                    port,
+                    lease_sec=self._options.door_lease_sec,
+                )
             )
         except ContainerError as error:
             await self._raise_if_dead(error)

@@ -22,6 +22,7 @@ from ares_exp.records.secrets import is_sensitive, protect
 
 _MAX_CPUS, _MAX_MB = 1024, 64 * 2**20
 _MAX_TTL_MIN = 60 * 24 * 30
+_MAX_LEASE_SEC = 3600
 
 
 class DaytonaContainerFactory(ContainerFactoryBase):
@@ -31,7 +32,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     harbor_name = "daytona"
     has_terminals = True
     has_doors = True
-    harmless_options = frozenset({"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture"})
+    harmless_options = frozenset(
+        {"cpus", "memory_mb", "storage_mb", "ttl_min", "shell", "env", "capture", "door_lease_sec"}
+    )
 
     @pydantic.validate_call
     def __init__(
@@ -47,6 +50,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         shell: Shell = "bash -c",
         env: Mapping[str, str] | None = None,
         capture: CaptureWay | None = None,
+        door_lease_sec: Annotated[int, pydantic.Field(ge=1, le=_MAX_LEASE_SEC)] = 2,
     ) -> None:
         """Validates the options.
 
@@ -68,6 +72,9 @@ class DaytonaContainerFactory(ContainerFactoryBase):
                 service takes and keeps; faster for large changes, and worth nothing without the service. `None`:
                 `files` from when `check_snapshots` was called, as a run that takes snapshots does; before, sandboxes
                 do not list their files when they start (about a second), and cannot be captured.
+            door_lease_sec: Seconds after which the door of a sandbox closes when nothing was heard of the run, as when
+                it was killed. While a door is open, four requests in this time say that it is there; where they are
+                late, the agent's connections are cut and the door opens again.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DaytonaOptions(
@@ -81,6 +88,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             env=dict(env or {}),
             shell=shell,
             capture=capture,
+            door_lease_sec=door_lease_sec,
         )
         self._connections = Connections()
 
@@ -102,6 +110,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             "allowed_hosts": sorted(options.allowed_hosts),
             "shell": options.shell,
             "capture": options.capture,
+            "door_lease_sec": options.door_lease_sec,
             **({"env": sorted(options.env)} if options.env else {}),
         }
 

@@ -81,8 +81,12 @@ class Relay:
         """The error that broke the relay, if any."""
         return self._failure
 
-    async def open(self, user: User | None) -> RelayStream:
+    async def open(self, user: User | None, *, is_answered: bool = True) -> RelayStream:
         """Starts a shell of that user, `None` being root.
+
+        Args:
+            user: The user.
+            is_answered: Whether what is written has an answer, so that the poll is asked anew where none comes.
 
         Raises:
             ContainerDiedError: The relay is closed, or the sandbox is gone.
@@ -99,7 +103,7 @@ class Relay:
             ) from error
         if self._closed:
             raise ContainerDiedError("The container has been stopped and runs no more commands.")
-        stream = self._streams[shell] = RelayStream(self, OutputPosition(shell, pump, 0))
+        stream = self._streams[shell] = RelayStream(self, OutputPosition(shell, pump, 0), is_answered=is_answered)
         self._failure = None
         self._room.set()
         self._poll_anew()
@@ -145,7 +149,8 @@ class Relay:
             self._end_all()
         if exit_code != 0:
             raise BrokenPipeError(f"A shell of the sandbox could not be fed (exit code {exit_code}).")
-        asyncio.get_running_loop().call_later(_OVERDUE_SEC, self._poll_anew, generation)
+        if (stream := self._streams.get(feed.shell)) is not None and stream.is_answered:
+            asyncio.get_running_loop().call_later(_OVERDUE_SEC, self._poll_anew, generation)
         return self._generation + 1
 
     def forget(self, stream: RelayStream) -> None:

@@ -35,11 +35,13 @@ class RelayStream:
         asked_at: The last poll that included it, counted from 1.
         heard_at: The last such poll that was answered.
         feeding: The separate request that feeds it, if any.
+        is_answered: Whether output is expected soon after input.
     """
 
-    def __init__(self, relay: ShellRelay, position: OutputPosition) -> None:
+    def __init__(self, relay: ShellRelay, position: OutputPosition, *, is_answered: bool = True) -> None:
 
         self.position = position
+        self.is_answered = is_answered
         self.is_resting = False
         self.asked_at = self.heard_at = 0
         self._relay = relay

@@ -8,6 +8,8 @@ also when we are killed with SIGKILL; the engine then removes the container. Com
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -142,6 +144,12 @@ class DockerContainerFactory(ContainerFactoryBase):
             "no_new_privileges": options.no_new_privileges,
             **({"env": sorted(options.env)} if options.env else {}),
         }
+
+    @property
+    def sharing_key(self) -> str:
+        """The engine, and the options with the values of variables."""
+        where = self._options.host or [os.environ.get(name) for name in ("DOCKER_HOST", "DOCKER_CONTEXT")]
+        return json.dumps([where, self.options, dict(self._options.env)], sort_keys=True)
 
     async def close(self) -> None:
         """Stops the containers started ahead. Idempotent."""

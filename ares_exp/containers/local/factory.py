@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -72,6 +73,11 @@ class LocalContainerFactory(ContainerFactoryBase):
     def options(self) -> dict[str, Any]:
         """The constructor's options, JSON-ready."""
         return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
+
+    @property
+    def sharing_key(self) -> str:
+        """The options."""
+        return json.dumps(self.options)
 
     async def preflight(self) -> None:
         """Starts an empty container and stops it (about 20 ms), and removes leftovers of killed runs.

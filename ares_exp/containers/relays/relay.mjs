@@ -83,9 +83,15 @@ function follow(one, word, data) {
   }
 }
 
+// Ends after the silence, and says that this was why.
+function lapse() {
+  put(0, 0);
+  process.exit();
+}
+
 function listen() {
   clearTimeout(silence);
-  if (lease) silence = setTimeout(() => process.exit(), lease * 1000);
+  if (lease) silence = setTimeout(lapse, lease * 1000);
 }
 
 function hear(data) {

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import (
+    ClosedOnExit,
     EpisodeReport,
     Inspectable,
     LimitName,
@@ -28,7 +28,7 @@ CLOSE_TIMEOUT_SEC = 120.0
 logger = logging.getLogger(__name__)
 
 
-class AresEnvironment(Reporting, Inspectable):
+class AresEnvironment(ClosedOnExit, Reporting, Inspectable):
     """Plays one task of a preset.
 
     What the wrapped environment raises is raised as it is: which of its parts has failed it does not say. It knows
@@ -141,16 +141,6 @@ class AresEnvironment(Reporting, Inspectable):
             self.time_step = None
         if wrapped is not None:
             await finish(_leave(wrapped))
-
-    async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment."""
-        await self.close()
 
 
 async def _leave(wrapped: Any) -> None:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ares_exp.environment import (
+    ClosedOnExit,
     EpisodeReport,
     Inspectable,
     LimitName,
@@ -57,7 +57,7 @@ UNUSABLE = (
 LEFT = "({left} left)"
 
 
-class TwentyQuestionsEnvironment(Reporting, Inspectable, Timed, Truncating):
+class TwentyQuestionsEnvironment(ClosedOnExit, Reporting, Inspectable, Timed, Truncating):
     """Plays twenty questions: the conversation so far is the observation, a question or a guess the action.
 
     FIRST asks for a question. Each MID adds the reply and its answer, with reward 0.0. A right guess is LAST by
@@ -175,16 +175,6 @@ class TwentyQuestionsEnvironment(Reporting, Inspectable, Timed, Truncating):
         """Gives up a game under way. Idempotent. A LAST `time_step` stays readable."""
         if self.time_step is None or not self.time_step.last():
             self._give_up()
-
-    async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment."""
-        await self.close()
 
     @property
     def step_count(self) -> int:

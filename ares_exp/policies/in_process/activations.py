@@ -1,4 +1,4 @@
-"""Hidden states of a model, kept beside the trajectory or changed by functions, while it generates.
+"""Hidden states of a model while it generates: kept in files beside the trajectory, or changed by functions.
 
 A state is what a module gives at one position. `generated` are the states from which the tokens of an answer were
 sampled: one for each token, the first at the last position of the prompt. Each is a row of a `.npy` file of float32,

@@ -1,4 +1,4 @@
-"""Prompts of token ids by a tokenizer's chat template: made whole, or continued from the ids that are there already.
+"""Prompts of token ids by a tokenizer's chat template: rendered whole, or continued from earlier ids.
 
 A prompt that is continued is the earlier prompt, the answer as it was sampled, and of the template only what comes
 after that answer. So the ids of a conversation are one growing row, whatever the template would make of the answer's
@@ -22,7 +22,7 @@ from ares_exp.llms.reasoning import REASONING_FIELDS
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
 from ares_exp.llms.wire import plain
-from ares_exp.policies.in_process.spoken import pieces_of
+from ares_exp.policies.in_process.answer_parsing import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
 """Stands for the text of an answer, to find its place in what a template makes."""
@@ -189,7 +189,7 @@ def prompt_of(
     return template.prompt(request)
 
 
-def spoken(
+def answer_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
     """Returns the pieces of an answer.

@@ -18,35 +18,11 @@ from typing import Any, Protocol
 
 from ares_exp.cancellation import in_thread
 from ares_exp.errors import AresExpError, PolicyError, PolicyTimeoutError
-from ares_exp.policies.in_process.generation import Watcher, generate
+from ares_exp.policies.in_process.generation import LoadedModel, Watcher, generate
 from ares_exp.policies.in_process.sampling import Row
 
 JOIN_SEC = 120.0
 """How long the thread is waited for when it is to end: it ends after the forward pass that is under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that generates.
-
-    Attributes:
-        model: The module.
-        tokenizer: Its tokenizer.
-        pad: Id of the padding.
-        ends: Ids that end an answer.
-        max_tokens: Length of its context; `None` where it has no bound.
-    """
-
-    model: Any
-    tokenizer: Any
-    pad: int
-    ends: frozenset[int]
-    max_tokens: int | None
-
-    def text(self, ids: Any) -> str:
-        """Makes text of ids, special tokens included."""
-        made: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return made
 
 
 class OnEnd(Protocol):
@@ -142,7 +118,7 @@ class ModelThread:
         Args:
             row: The row.
             timeout_sec: Bound on the whole of it, the wait for a batch included.
-            on_wait: Is told how long it waited for its batch, when that begins.
+            on_wait: Gets the seconds that it waited for its batch, when that begins.
 
         Raises:
             PolicyError: It could not be generated.
@@ -237,14 +213,7 @@ class ModelThread:
             job.on_begin(now - job.since)
             job.row.on_end = self._hand_over(job)
         try:
-            generate(
-                model.model,
-                [job.row for job in jobs],
-                pad=model.pad,
-                ends=model.ends,
-                decode=model.text,
-                watcher=self._watcher,
-            )
+            generate(model, [job.row for job in jobs], self._watcher)
             left: Exception = PolicyError("Nobody waits for this answer any more.")
         except Exception as error:
             left = _told(error)

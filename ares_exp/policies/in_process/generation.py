@@ -5,10 +5,35 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ares_exp.errors import PolicyError
 from ares_exp.policies.in_process.sampling import Row, choose
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that generates.
+
+    Attributes:
+        model: The module.
+        tokenizer: Its tokenizer.
+        pad: Id of the padding.
+        ends: Ids that end an answer.
+        max_tokens: Length of its context; `None` where it has no bound.
+    """
+
+    model: Any
+    tokenizer: Any
+    pad: int
+    ends: frozenset[int]
+    max_tokens: int | None
+
+    def text(self, ids: Any) -> str:
+        """Makes text of ids, special tokens included."""
+        made: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return made
 
 
 class Watcher(Protocol):
@@ -25,23 +50,12 @@ class Watcher(Protocol):
         ...
 
 
-def generate(
-    model: Any,
-    rows: Sequence[Row],
-    *,
-    pad: int,
-    ends: frozenset[int],
-    decode: Callable[[Sequence[int]], str],
-    watcher: Watcher,
-) -> None:
+def generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> None:
     """Generates the rows to their ends, and fills them. A batch that does not fit into memory is done in halves.
 
     Args:
-        model: The module; it is put into evaluation mode meanwhile.
+        loaded: The model; its module is put into evaluation mode meanwhile.
         rows: What to generate; one that was given up ends at its next token.
-        pad: Id of the padding.
-        ends: Ids that end an answer.
-        decode: Makes text of ids, for stop strings.
         watcher: Looks into the model.
 
     Raises:
@@ -52,8 +66,8 @@ def generate(
     if not rows:
         return
     try:
-        with _as_it_generates(model, pad), torch.no_grad():
-            _generate(model, rows, pad, ends, decode, watcher)
+        with _as_it_generates(loaded.model, loaded.pad), torch.no_grad():
+            _generate(loaded, rows, watcher)
         for row in rows:
             row.hand_over()
         return
@@ -61,31 +75,25 @@ def generate(
         if len(rows) == 1:
             raise PolicyError(
                 f"A prompt of {len(rows[0].prompt)} tokens and its answer do not fit into the memory of "
-                f"{model.device}: {error}"
+                f"{loaded.model.device}: {error}"
             ) from None
     left = [row for row in rows if row.finish is None]
     for half in (left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]):  # past the handler: it holds memory
         torch.cuda.empty_cache()
         for row in half:
             row.begin_again()
-        generate(model, half, pad=pad, ends=ends, decode=decode, watcher=watcher)
+        generate(loaded, half, watcher)
 
 
-def _generate(
-    model: Any,
-    rows: Sequence[Row],
-    pad: int,
-    ends: frozenset[int],
-    decode: Callable[[Sequence[int]], str],
-    watcher: Watcher,
-) -> None:
+def _generate(loaded: LoadedModel, rows: Sequence[Row], watcher: Watcher) -> None:
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+    model, pad = loaded.model, loaded.pad
     width = max(len(row.prompt) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row.prompt)) + list(row.prompt) for row in rows], device=model.device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=model.device)
-    stepper = _Stepper(rows, pad, ends, decode)
+    stepper = _Stepper(rows, pad, loaded.ends, loaded.text)
     longest = max(row.sampling.max_tokens for row in rows)
     with watcher.watching(model, rows, width):
         model.generate(

@@ -40,7 +40,8 @@ Version 3 had no columns `lane`, `request_lane` and `policy_version`, version 2 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -79,18 +80,27 @@ def write_parquet(path: Path, episodes: Iterable[EpisodeTrajectory], *, sync: bo
         episodes: Taken one after the other: the rows of no more than one are in memory.
         sync: Whether it must survive a power cut once this returns.
     """
+    import_parquet()
+    with parquet_file(path, parquet_schema(), {VERSION_KEY: str(SCHEMA_VERSION)}, sync=sync) as write:
+        for episode in episodes:
+            write(list(episode_rows(episode)))
+
+
+@contextmanager
+def parquet_file(
+    path: Path, schema: Any, metadata: Mapping[str, str], *, sync: bool
+) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    """Yields what writes rows to a file, which appears whole when the body ends without an exception."""
     parquet = import_parquet()
     import pyarrow
 
-    schema = parquet_schema()
     with (
         atomic_file(path, sync=sync) as file,
         # Without the stored schema a text is a text for readers, whether it was written as a dictionary or not.
         parquet.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True, store_schema=False) as writer,
     ):
-        writer.add_key_value_metadata({VERSION_KEY: str(SCHEMA_VERSION)})
-        for episode in episodes:
-            writer.write_table(pyarrow.Table.from_pylist(list(episode_rows(episode)), schema))
+        writer.add_key_value_metadata(dict(metadata))
+        yield lambda rows: writer.write_table(pyarrow.Table.from_pylist(rows, schema))
 
 
 def read_parquet(path: Path) -> Iterator[EpisodeTrajectory]:

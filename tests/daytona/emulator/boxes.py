@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import secrets
-import tempfile
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import ContainerStartError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.objects import ObjectStore
+from tests.leaks import own_directory
 
 Backend = Literal["local", "docker"]
 _NAME = "daytona"
@@ -155,13 +155,13 @@ class Boxes:
         """Touches nothing."""
         self._backend = backend
         self._factory = DockerContainerFactory() if backend == "docker" else LocalContainerFactory()
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = Path()
+        self._is_open = False
         self._built: set[str] = set()
 
     async def open(self) -> None:
         """Makes a directory for build contexts and for the files of snapshots."""
-        self._directory = tempfile.TemporaryDirectory(prefix=f"daytona-emulator-{os.getpid()}-")
-        self._folder = Path(self._directory.name)
+        self._folder, self._is_open = own_directory("daytona-emulator"), True
         self.objects = ObjectStore(self._folder / "objects")
         if self._backend == "docker":
             await self._factory.preflight()
@@ -205,8 +205,9 @@ class Boxes:
         """Removes the directory, and the images that were built. Idempotent."""
         if self._backend == "docker":
             await asyncio.to_thread(self._remove_images)
-        if self._directory is not None:
-            await asyncio.to_thread(self._directory.cleanup)
+        if self._is_open:
+            self._is_open = False
+            await asyncio.to_thread(shutil.rmtree, self._folder)
 
     def _plain_image(self, source: Source) -> str | None:
         words = source.dockerfile.split()

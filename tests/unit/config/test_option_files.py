@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from ares_exp.cli.help import render_help
@@ -16,6 +17,7 @@ from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.option_files import constructor_defaults
 from ares_exp.errors import ConfigError
+from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 
 
 class Mode(enum.StrEnum):
@@ -122,3 +124,18 @@ def test_help_shows_what_can_be_set_of_an_option(write: Callable[[str], Path]) -
     both = render_help(["--help", "policy=oracle", "snapshot=every_n"], "ares-exp")
     assert "policy=oracle" in both
     assert "  snapshot.every=5\n" in both
+
+
+@pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class PatientPolicy(ChatCompletionsPolicy):
+    """An endpoint with an option more."""
+
+    patience_sec: float = 3.0
+
+
+def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> None:
+    inherited = constructor_defaults(f"{ChatCompletionsPolicy.__module__}.{ChatCompletionsPolicy.__qualname__}")
+    assert constructor_defaults(f"{__name__}.PatientPolicy") == {**inherited, "patience_sec": 3.0}
+    assert PatientPolicy(model="m", patience_sec=4, temperature=0).patience_sec == 4.0
+    with pytest.raises(pydantic.ValidationError, match=r"patience\b"):
+        PatientPolicy(model="m", patience=4)  # type: ignore[call-arg]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.containers.local_containers import as_ordinary_user, as_root, needs_local
 
-pytestmark = [needs_local, as_root, pytest.mark.once, pytest.mark.timeout(300)]
+pytestmark = [needs_local, as_root, pytest.mark.once, pytest.mark.timeout(600)]
 
 
 def test_he_can_make_boxes() -> None:
@@ -40,28 +40,20 @@ asyncio.run(main())
 """
 
 
-def as_nobody(name: str) -> subprocess.CompletedProcess[str]:
-    file = f"tests/unit/containers/test_local{name}.py"
-    return as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", file)
+def as_nobody(names: str) -> subprocess.CompletedProcess[str]:
+    files = [f"tests/unit/containers/test_local_{name}.py".replace("_.py", ".py") for name in names.split(",")]
+    return as_ordinary_user("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *files, timeout=550)
 
 
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        "",
-        "_isolation",
-        "_escape",
-        "_limits",
-        "_failures",
-        "_lifetime",
-        "_dockerfile",
-        "_contract",
-        "_changes",
-        "_doors",
+        ",isolation,escape,limits,contract",
+        pytest.param("failures,lifetime,dockerfile,changes,doors", marks=pytest.mark.nightly),
     ],
 )
-def test_the_same_tests_pass(name: str) -> None:
-    run = as_nobody(name)
+def test_the_same_tests_pass(names: str) -> None:
+    run = as_nobody(names)
     if re.search(r"SKIPPED.*container=local is not to be had here", run.stdout):
         pytest.skip(f"an ordinary user may not make containers here: {run.stdout[-500:]}")
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr

@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,13 @@ from typing import Any
 import pytest
 
 import ares_exp
+from ares_exp.control.orders import look
 from ares_exp.control.status import read_status
 from ares_exp.control.stop_file import STOP
 from ares_exp.ctl.command_line import main
 from ares_exp.records.run_dir import SWEEP_RECORD
 from ares_exp.running import run_control
+from tests.conftest import ROOT
 from tests.unit.report.recorded import row, run_of
 
 LIMIT_SEC = 60
@@ -138,6 +142,43 @@ async def test_settings_episodes_snapshots_and_branches(live: Live) -> None:
     await until(lambda: 1 in retries())
 
 
+async def test_a_branch_is_played_at_once_and_ctrl_c_is_its_own(live: Live) -> None:
+    told = json.loads((await live.ctl("status", "--json"))[1])["status"]
+    words = ["ctl", str(live.path), "branch", told["episodes"][0]["episode_id"], "--n", "2", "--go"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "ares_exp", *words),
+        cwd=live.path.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        branches = live.path.parent / "outputs"
+
+        def under_way() -> int:
+            assert process.returncode is None
+            paths = [*branches.rglob("status.json")]
+            for path in paths:
+                look(path.parent / "control")
+            found = [read_status(path) for path in paths]
+            return sum(len(status.episodes) for status in found if status is not None)
+
+        await until(lambda: under_way() == 2)
+        os.killpg(process.pid, signal.SIGINT)
+        async with asyncio.timeout(LIMIT_SEC):
+            out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 130, out.decode()
+    assert f"branch_from={live.path}/" in out.decode()
+    [path] = branches.rglob("episodes.jsonl")
+    assert [json.loads(line)["outcome"] for line in path.read_text().splitlines()] == ["cancelled"] * 2
+
+
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_of(tmp_path / "ended", [row("a", 0, 1.0)])
     assert main([str(tmp_path), "status"]) == 2
@@ -153,6 +194,9 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main([str(tmp_path / "ended"), *wrong])
     assert "expected a time such as 90s, 10m or 1h30m" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
+    assert "the following arguments are required: RUN|SWEEP, ORDER\n" in capsys.readouterr().err
 
 
 def test_a_sweep_keeps_orders_for_its_jobs_and_stop_is_its_file(

@@ -14,7 +14,7 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.executors.executor import Played
-from ares_exp.executors.ray_executor import RayExecutor
+from ares_exp.executors.ray_executor import RayExecutor, _in_short
 
 PLAYS = """
 import sys
@@ -53,31 +53,51 @@ async def test_parts_that_are_objects_cannot_be_made_elsewhere() -> None:
     await executor.close()
 
 
+def test_of_what_ray_says_of_a_death_its_guesses_are_left_out() -> None:
+    text = "The actor is dead.\n  \x1b[31mWorker exits: End of file. Some common causes include: (1) the OOM killer."
+    assert _in_short(RuntimeError(text)) == "RuntimeError: Worker exits: End of file"
+
+
 LEAVES = """
 import asyncio, atexit, sys, threading, types
+from contextlib import suppress
+from pathlib import Path
 
-def shutdown():
+def never(*_):
     threading.Event().wait()
 
-atexit.register(shutdown)
+atexit.register(never)
 sys.modules["ray"] = types.ModuleType("ray")
-sys.modules["ray"].shutdown = shutdown
+sys.modules["ray"].shutdown = sys.modules["ray"].nodes = sys.modules["ray"].kill = never
 sys.modules["ray"].is_initialized = lambda: False
 sys.modules["ray"].init = lambda **options: None
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.errors import PreflightError
 from ares_exp.executors import ray_executor
-ray_executor.LEAVE_SEC = 0.1
+from ares_exp.executors.executor import Played, Recipe
+ray_executor.LEAVE_SEC = ray_executor.ANSWER_SEC = 0.1
 
 async def main():
-    executor = ray_executor.RayExecutor()
+    executor = ray_executor.RayExecutor(join_timeout_sec=0.1)
     [check] = executor.checks(None, None)
     await check
+    parts = EpisodeParts(None, None, EpisodeLimits(), seed=0)
+    recipe = Recipe({}, Path.cwd(), ())
+    played = Played(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts, recipe=recipe)
+    with suppress(PreflightError):
+        await executor.open(played, print)
+    await ray_executor.RayConnection(None, "a node").end()
     await executor.close()
+    print("closed", flush=True)
 
 asyncio.run(main())
 """
 
 
-def test_a_process_ends_although_ray_does_not_leave_the_cluster() -> None:
+def test_a_process_ends_although_ray_returns_from_no_call() -> None:
     left = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=100, check=False)
     assert left.returncode == 0, left.stderr
+    assert left.stdout == "closed\n"
     assert "did not leave the cluster" in left.stderr

@@ -12,8 +12,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ares_exp.config.hydra_setup import ROOT_CONFIG, compose_config, set_up_hydra, store_recorded_config
-from ares_exp.config.options import conf_dir
+from ares_exp.config.hydra_setup import compose_config, set_up_hydra, store_recorded_config
+from ares_exp.config.options import ROOT_CONFIG, conf_dir
 from ares_exp.errors import ConfigError
 from ares_exp.resume.compose_from_run import compose_from_run
 from ares_exp.trajectories.files.episode_file import dump_episode

@@ -15,6 +15,8 @@ import pytest
 from ares_exp.control.orders import Order, Verb, give
 from ares_exp.control.status import RunStatus, read_status
 from ares_exp.environment import TimeStep
+from ares_exp.executors.executor import Place
+from ares_exp.executors.here import Here
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
@@ -324,6 +326,41 @@ async def test_a_task_is_cancelled_alone_and_played_again(tmp_path: Path) -> Non
     played = {one.task_name: one.reward for one in summary.final}
     assert played == dict.fromkeys(["task-0", "task-1", "task-2", "task-3"], 1.0)
     assert summary.exit_code == 0
+
+
+class Rooms(Here):
+    """Has room for task-0 alone until `free` is set."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+
+    @asynccontextmanager
+    async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
+        if task_name != "task-0":
+            await self.free.wait()
+        yield self
+
+
+async def test_tries_that_wait_for_room_are_queued_cancelled_and_begin_in_no_pause(tmp_path: Path) -> None:
+    rooms = Rooms()
+    async with controlled(tmp_path, count=4, concurrency=3, executor=rooms) as run:
+        await run.until(lambda: run.policy.asked and run.status is not None and run.status.running == 1)
+        assert run.status is not None
+        assert run.status.queued == 3
+        noted = await run.order("cancel", what="task-1")
+        assert (noted["outcome"], noted["says"].partition(";")[0]) == (
+            "done",
+            "0 episodes cancelled, and 1 attempt taken off the queue",
+        )
+        await run.order("pause")
+        rooms.free.set()
+        run.policy.answering.set()
+        await run.until(lambda: run.status is not None and run.status.state == "paused")
+        assert run.policy.asked == ["task-0"]
+        await run.order("resume")
+        summary = await run.end()
+    assert sorted(run.policy.asked) == ["task-0", "task-2", "task-3"]
+    assert (len(summary.scored), summary.exit_code) == (3, 1)
 
 
 async def test_what_was_cancelled_is_left_for_a_resume(tmp_path: Path) -> None:

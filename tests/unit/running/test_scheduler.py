@@ -63,6 +63,7 @@ async def test_what_waits_is_queued() -> None:
     seen = []
 
     async def play(one: PlannedEpisode) -> Retry | None:
+        await scheduler.begins(one)
         seen.append(scheduler.queued)
         return Retry(one.anew(retry=1, seed=1), 0.0) if one.retry == 0 else None
 
@@ -124,6 +125,58 @@ async def test_what_is_cancelled_before_it_has_begun_ends_alone() -> None:
         await scheduler.run(owed)
     assert sorted(played) == ["task-1", "task-2"]
     assert not scheduler.interrupted
+
+
+class Rooms:
+    """Plays tries when there is room for them.
+
+    Attributes:
+        room: Is set when there is.
+        played: Names of the tasks that were played.
+    """
+
+    def __init__(self) -> None:
+        self.room, self.waits, self.played = asyncio.Event(), 0, []  # type: tuple[asyncio.Event, int, list[str]]
+        self.scheduler = Scheduler(2, self.play)
+
+    async def play(self, one: PlannedEpisode) -> None:
+        self.waits += 1
+        await self.room.wait()
+        await self.scheduler.begins(one)
+        self.played.append(one.task_name)
+
+    async def have(self, waits: int) -> None:
+        while self.waits < waits:  # noqa: ASYNC110 - each has its turn of the loop
+            await asyncio.sleep(0)
+
+
+async def test_what_waits_for_room_is_queued_and_does_not_begin_in_a_pause() -> None:
+    rooms = Rooms()
+    scheduler = rooms.scheduler
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(scheduler.run(planned(3)))
+        await rooms.have(2)
+        assert (scheduler.playing, scheduler.queued) == (0, 3)
+        scheduler.pause()
+        rooms.room.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (rooms.played, scheduler.playing, scheduler.queued) == ([], 0, 3)
+        scheduler.resume()
+        scheduler.pause()
+        scheduler.resume()
+    assert sorted(rooms.played) == ["task-0", "task-1", "task-2"]
+
+
+async def test_what_waits_for_room_is_taken_off_once() -> None:
+    rooms = Rooms()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(rooms.scheduler.run(planned(3)))
+        await rooms.have(2)
+        dropped = [rooms.scheduler.drop(lambda one: one.task_name == "task-1") for _ in range(2)]
+        rooms.room.set()
+    assert [[one.task_name for one in some] for some in dropped] == [["task-1"], []]
+    assert sorted(rooms.played) == ["task-0", "task-2"]
 
 
 async def test_an_interrupt_before_the_begin() -> None:

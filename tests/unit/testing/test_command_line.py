@@ -98,6 +98,7 @@ def test_what_cannot_be_imported(run: Run) -> None:
     assert "The above exception was the direct cause" in run("tracker", "my_parts.Missing", "--traceback").stderr
 
 
+@pytest.mark.nightly
 def test_an_agent_and_a_source_that_need_something_beside_them(run: Run, stub: Path) -> None:
     done = run("agent", "ares_exp.agents.shell_agent.ShellAgentFactory", "--reply", "Hm.", "--reply", "Hm?")
     assert done.returncode == 0, done.stderr
@@ -106,6 +107,7 @@ def test_an_agent_and_a_source_that_need_something_beside_them(run: Run, stub: P
     assert "| an episode begins | yes |" in done.stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_an_environment_of_another_package(run: Run) -> None:
     path = ROOT / "tests" / "e2e" / "ares_nim"
     done = run("environment", "ares_nim.environment.Nim", "--option", "matches=6", "--reply", "1", path=path)

@@ -13,8 +13,10 @@ import pytest
 
 import ares_exp
 from ares_exp import LLMRequest, LLMResponse
+from ares_exp.control.orders import Order, give
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import Policy, Weights
+from ares_exp.running import run_control
 from ares_exp.training.driver import EpisodeDriver
 from tests.unit.training.counted_tasks import TASKS, Counted, options
 
@@ -99,6 +101,32 @@ async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Answers) -> N
         assert [episode.reward async for episode in second] == [1.0]
     outcomes = sorted((row["task_name"], row["outcome"]) for row in rows())
     assert outcomes == [("apple", "cancelled"), ("apple", "cancelled"), ("bread", "completed")]
+
+
+async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_queue(
+    policy: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_control, "LOOK_SEC", 0.01)
+    policy.gate.clear()
+    async with driver(policy) as driving:
+        playing, queued = driving.submit(["apple"], n=2), driving.submit(["bread"], n=1)
+        await policy.was_asked(2)
+        give(Path("run/control"), Order.made("cancel", what="bread"))
+        async with asyncio.timeout(60):
+            while not Path("run/control.jsonl").exists():  # noqa: ASYNC110 - a file is looked at
+                await asyncio.sleep(0.01)
+            policy.gate.set()
+            assert [episode.slot async for episode in queued] == [("bread", 1)]
+            assert len([episode async for episode in playing]) == 2
+
+
+async def test_what_has_not_begun_is_cancelled_at_the_end(policy: Answers) -> None:
+    policy.gate.clear()
+    async with driver(policy) as driving:
+        driving.submit(["apple"], n=2)
+        await policy.was_asked(2)
+        driving.submit(["bread"], n=2)
+    assert {row["task_name"] for row in rows()} == {"apple"}
 
 
 async def test_the_body_may_leave_at_any_time(policy: Answers) -> None:

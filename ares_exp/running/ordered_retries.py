@@ -1,4 +1,4 @@
-"""Attempts of a run that goes on that are played again, with their recorded answers."""
+"""Retries that an order asks for: further tries of attempts without a reward, with their recorded answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.previous_sessions import PreviousSessions, Slot
 
 
-def played_again(
+def plan_retries(
     run_dir: RunDir,
     planned: Sequence[PlannedEpisode],
     results: Sequence[EpisodeResult],

@@ -1,6 +1,6 @@
-"""What a model's text says: reasoning, text and calls of tools, in the form that its chat template teaches it.
+"""Parsing of a model's text into reasoning, text and tool calls, in the form that its chat template teaches.
 
-A family is told by the marks that the template itself has. What does not parse stays text: the agent gets to see it.
+A family is recognised by the marks in the template itself. What does not parse stays text: the agent gets to see it.
 
 | family | a call of a tool is |
 |---|---|
