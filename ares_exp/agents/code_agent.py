@@ -206,6 +206,11 @@ class AgentFactoryBase(CodeAgentFactory):
         return False
 
     @property
+    def answers_side_calls(self) -> bool:
+        """Whether its agents mark calls that are to be answered beside the steps (`Origin.is_aside`). Default: no."""
+        return False
+
+    @property
     def source_digest(self) -> str | None:
         """Digest of the agent's code, in case a snapshot cannot be restored. Default: of the module of the factory."""
         try:

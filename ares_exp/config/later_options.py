@@ -15,6 +15,13 @@ LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "compaction_keeps": 5,
     },
     "ares_exp.agents.terminal_agent.TerminalAgentFactory": {"reply_form": "json"},
+    "ares_exp.agents.installed.claude_code.ClaudeCodeFactory": {"side_calls": "observe"},
+    "ares_exp.agents.installed.codex.CodexFactory": {"side_calls": "observe"},
+    "ares_exp.agents.installed.command.CommandAgentFactory": {"side_calls": "observe"},
+    "ares_exp.agents.installed.mini_swe_agent.MiniSweAgentFactory": {"side_calls": "observe"},
+    "ares_exp.agents.installed.opencode.OpencodeFactory": {"side_calls": "observe"},
+    "ares_exp.agents.installed.qwen_code.QwenCodeFactory": {"side_calls": "observe"},
+    "ares_exp.containers.daytona.factory.DaytonaContainerFactory": {"door_lease_sec": 2},
 }
 """By class: an option, and the value with which it does what the class did without it."""
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.response import LLMResponse
+
 
 @dataclass(frozen=True, slots=True)
 class CommandRecord:
@@ -25,6 +28,14 @@ class CommandRecord:
     timed_out: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A call of the agent that the policy answered without a step."""
+
+    request: LLMRequest
+    answer: LLMResponse
+
+
 @dataclass(slots=True)
 class Activity:
     """Counts of the container's work since the last time step.
@@ -33,15 +44,17 @@ class Activity:
         container_sec: Wall seconds of calls of the container: its start and set-up, the agent's commands and transfers,
             the verifier. Concurrent calls are added up.
         commands: The agent's finished commands, in the order in which they ended.
+        asides: The agent's calls that were answered without a step, in the order of the answers.
     """
 
     container_sec: float = 0.0
     commands: list[CommandRecord] = field(default_factory=list)
+    asides: list[Aside] = field(default_factory=list)
 
     def take(self) -> Activity:
         """Returns the counts so far as a new object and resets this one."""
-        taken = Activity(self.container_sec, self.commands)
-        self.container_sec, self.commands = 0.0, []
+        taken = Activity(self.container_sec, self.commands, self.asides)
+        self.container_sec, self.commands, self.asides = 0.0, [], []
         return taken
 
     def add_command(self, command: CommandRecord) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import cast
 
 from ares_exp.agents.code_agent import AccountedAgent, CodeAgent, CodeAgentFactory, CountingAgent
+from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container, Shell, User
 from ares_exp.environments.hosted_agent import AgentState, HostedLLM, with_context, with_state
@@ -25,11 +26,12 @@ from ares_exp.errors import (
     NoRequestError,
     SnapshotBusyError,
     SnapshotMismatchError,
+    UnansweredError,
 )
 from ares_exp.journal.call import Call
 from ares_exp.journal.journal import CallEntry, Journal, UnheardEntry
 from ares_exp.journal.runtime import AgentRuntime
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
@@ -65,6 +67,7 @@ class AgentHost:
         limit_commands: bool = True,
         activity: Activity | None = None,
         on_requests: Callable[[], None] = lambda: None,
+        side_calls: LLMClient | None = None,
     ) -> None:
         """Prepares the door.
 
@@ -78,7 +81,11 @@ class AgentHost:
                 the limit of the whole agent phase only.
             activity: Is told of every call of the container.
             on_requests: Is called when there is an LLM call behind another one, and when one may have been given up.
+            side_calls: Answers the calls that are no observations (`Origin.is_aside`); `None`: all are observations.
         """
+        self._side_calls = side_calls
+        self._asides: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
         self._on_requests = on_requests
         self.agent: CodeAgent | None = None
         self.runtime = AgentRuntime(journal, on_llm=self._asked, on_change=self._notify)
@@ -213,6 +220,8 @@ class AgentHost:
             TimeIsUpError: The agent's time limit has passed.
         """
         while True:
+            if self._failure is not None:
+                raise self._failure
             task = self.runtime.task
             if task is not None and task.done():
                 self._raise_if_failed(task)
@@ -295,7 +304,12 @@ class AgentHost:
         """Closes the door, cancels what still runs of the agent and waits, bounded, for its commands to be dead."""
         if self._timer is not None:
             self._timer.cancel()
+        for aside in self._asides:
+            aside.cancel()
         await self.runtime.cancel(CANCEL_GRACE_SEC)
+        if self._asides:
+            await finish(asyncio.wait(self._asides, timeout=CANCEL_GRACE_SEC))
+        self._side_calls = None
         await self._hosted.close_terminal()
 
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
@@ -313,10 +327,29 @@ class AgentHost:
         raise AgentError(f"The code agent raised {type(error).__name__}: {error}") from error
 
     def _asked(self, call: Call) -> None:
+        request = call.arguments
+        if self._side_calls is not None and request.origin is not None and request.origin.is_aside:
+            aside = asyncio.create_task(self._answer_aside(self._side_calls, call), name="side call of an agent")
+            self._asides.add(aside)
+            aside.add_done_callback(self._asides.discard)
+            return
         self._requests += 1
         self._pending.append(call)
         if len(self._pending) > 1:
             self._on_requests()
+
+    async def _answer_aside(self, side_calls: LLMClient, call: Call) -> None:
+        """Has a call answered that is no observation. Where that fails, so does the episode."""
+        try:
+            answer = await side_calls(call.arguments)
+        except UnansweredError:
+            return  # as in the earlier try: it waits until the agent's time is up
+        except Exception as error:
+            self._failure = error
+            self._notify()
+            return
+        if self.runtime.waits_for(call):
+            self.runtime.answer(call, answer)
 
     def _expire(self) -> None:
         if self.runtime.task is not None and not self.runtime.task.done():

@@ -41,7 +41,7 @@ from ares_exp.environments.past_stage import results_of
 from ares_exp.environments.shared_setups import SharedSetups
 from ares_exp.environments.task_choice import choose_task
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotTimingError
-from ares_exp.llms.request import LLMRequest
+from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.task import Task, Verdict
 
@@ -77,6 +77,7 @@ class CodeEnvironment(
         provide_solution: bool = False,
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
+        side_calls: LLMClient | None = None,
         shared_setups: SharedSetups | None = None,
     ) -> None:
         """Touches nothing yet.
@@ -91,6 +92,7 @@ class CodeEnvironment(
                 commands: for the oracle.
             output_dir: Where the verifier's own files are kept, or `None`.
             start_from: What the first `reset()` goes on with, instead of starting an episode.
+            side_calls: As of `EpisodeParts`.
             shared_setups: Where tasks are set up once for several episodes; `None`: each sets its own container up.
         """
         if not tasks:
@@ -102,6 +104,7 @@ class CodeEnvironment(
             limits or EpisodeLimits(),
             provide_solution,
             output_dir,
+            side_calls,
             shared_setups,
         )
         self._random = random.Random(seed)
@@ -126,6 +129,7 @@ class CodeEnvironment(
             provide_solution=parts.provide_solution,
             output_dir=parts.output_dir,
             start_from=parts.start_from,
+            side_calls=parts.side_calls,
             shared_setups=shared_setups,
         )
 
@@ -317,6 +321,7 @@ class CodeEnvironment(
             provide_solution=setup.provide_solution,
             output_dir=setup.output_dir,
             start_from=continuation,
+            side_calls=setup.side_calls,
         )
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.activity import Activity
+from ares_exp.containers.activity import Activity, Aside
 from ares_exp.containers.container import Container, ContainerSpec, Mount, SnapshottableContainer
 from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import LimitName, PastStep, TimeStep, restart, termination, transition, truncation
@@ -354,9 +354,18 @@ class Episode:
             limit_commands=not self.setup.provide_solution,
             activity=self.activity,
             on_requests=self.on_requests,
+            side_calls=self._answer_aside if self.setup.side_calls is not None else None,
         )
         self._hosts.append(host)
         return host
+
+    async def _answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Answers a call that takes no step; it counts towards the limits on tokens and cost."""
+        assert self.setup.side_calls is not None
+        answer = await self.setup.side_calls(request)
+        self.usage.pay(answer)
+        self.activity.asides.append(Aside(request, answer))
+        return answer
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.shared_setups import SharedSetups
+from ares_exp.llms.request import LLMClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +21,5 @@ class EpisodeSetup:
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     provide_solution: bool = False
     output_dir: Path | None = None
+    side_calls: LLMClient | None = None
     shared_setups: SharedSetups | None = None

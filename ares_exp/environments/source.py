@@ -13,6 +13,7 @@ from ares_exp.config.parts import completed
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec
 from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.task import Task
 from ares_exp.tasks.task_origin import TaskOrigin
 
@@ -38,6 +39,7 @@ class EpisodeParts:
         start_from: Where the episode goes on, instead of beginning; only for a source that `exports_state`.
         episode_id: Id of the episode in its run; `None` where it is not played in one.
         attempt: Number of the attempt at the task, from 0.
+        side_calls: Answers what the agent asks beside its work, without a step; `None`: these are observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -49,6 +51,7 @@ class EpisodeParts:
     start_from: EpisodeStart | None = None
     episode_id: str | None = None
     attempt: int = 0
+    side_calls: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
         """Lists every container that a task needs: the agent's, with what that brings along, then the verifiers'."""

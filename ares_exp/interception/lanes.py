@@ -16,6 +16,9 @@ from ares_exp.interception.turn import Turn
 from ares_exp.llms.canonical import Canonical
 from ares_exp.llms.request import LLMRequest
 
+SIDE = "side"
+"""How the names of side lanes begin."""
+
 
 @dataclass(eq=False, slots=True)
 class Lane:
@@ -37,11 +40,23 @@ class Lane:
     last: Canonical
     turns: dict[str, Turn] = field(default_factory=dict)
 
+    @property
+    def is_side(self) -> bool:
+        """Whether it is beside the work: a title, a summary, a check of a quota."""
+        return self.name.startswith(f"{SIDE}-")
+
 
 class Lanes:
     """The conversations of one agent so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, offers_tools: bool = False) -> None:
+        """There is none yet.
+
+        Args:
+            offers_tools: Whether the agent's work always offers its LLM tools, so that a conversation without is a side
+                lane even if it is the first. Otherwise the first is the main one.
+        """
+        self._offers_tools = offers_tools
         self._lanes: list[Lane] = []
         self._names: set[str] = set()
 
@@ -76,10 +91,11 @@ class Lanes:
         return _longest(fitting, asked) or _longest(lanes, asked) or next(iter(fitting), None)
 
     def _new_name(self, request: LLMRequest, digest: str) -> str:
-        if not self._lanes:
+        is_side = not request.tools and (self._offers_tools or any(lane.has_tools for lane in self._lanes[:1]))
+        if not is_side and MAIN_LANE not in self._names:
             name = MAIN_LANE
         else:
-            kind = "side" if self._lanes[0].has_tools and not request.tools else "sub"
+            kind = SIDE if is_side else "sub"
             names = (f"{kind}-{digest[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
             name = next(name for name in names if name not in self._names)
         self._names.add(name)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ares_exp.interception.keys import is_key, new_key
 from ares_exp.interception.lanes import Lane, Lanes
@@ -29,6 +29,9 @@ from ares_exp.llms.request import LLMClient, LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
 
 KEEPALIVE_SEC = 10.0
+SideCalls = Literal["observe", "answer"]
+"""What becomes of calls beside the agent's work: observations like any other, or answered without a step."""
+
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
 """The lane of a request without any of the headers that name lanes."""
@@ -54,12 +57,14 @@ class LineReport:
         retries: Those of them that asked for an answer once more.
         lanes: Names of the conversations, in the order in which they began.
         dropped: What requests had that could not be carried, sorted.
+        asides: Calls that were answered beside the steps.
     """
 
     requests: int = 0
     retries: int = 0
     lanes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    asides: int = 0
 
 
 class Line:
@@ -77,6 +82,8 @@ class Line:
         lane_headers: Sequence[str] = (),
         forward_sampling: bool = False,
         keepalive_sec: float = KEEPALIVE_SEC,
+        side_calls: SideCalls = "observe",
+        offers_tools: bool = False,
     ) -> None:
         """Asks nothing yet.
 
@@ -85,13 +92,17 @@ class Line:
             lane_headers: Names of headers, lower case, whose values name conversations.
             forward_sampling: Whether calls have the agent's own sampling parameters.
             keepalive_sec: After how many seconds, each time, a client that waits is sent something.
+            side_calls: Whether calls of side lanes are marked to be answered beside the steps.
+            offers_tools: As of `Lanes`; matters for such calls alone.
         """
         self.keepalive_sec = keepalive_sec
         self.key = new_key()
         self._llm_client = llm_client
         self._lane_headers = tuple(lane_headers)
         self._forward_sampling = forward_sampling
-        self._lanes = Lanes()
+        self._marks_asides = side_calls == "answer"
+        self._asides = 0
+        self._lanes = Lanes(offers_tools=offers_tools and self._marks_asides)
         self._requests = 0
         self._retries = 0
         self._dropped: set[str] = set()
@@ -102,7 +113,7 @@ class Line:
     def report(self) -> LineReport:
         """What came over it so far."""
         lanes = tuple(lane.name for lane in self._lanes)
-        return LineReport(self._requests, self._retries, lanes, tuple(sorted(self._dropped)))
+        return LineReport(self._requests, self._retries, lanes, tuple(sorted(self._dropped)), self._asides)
 
     def opens_for(self, key: str | None) -> bool:
         """Whether `key` is the line's."""
@@ -159,7 +170,9 @@ class Line:
             _logger.info("Left out of what the agent asks (%s): %s.", origin.wire, ", ".join(sorted(new)))
 
     def _call(self, request: LLMRequest, lane: Lane) -> Turn:
-        origin = replace(request.origin or Origin(""), lane=lane.name)
+        is_aside = self._marks_asides and lane.is_side
+        self._asides += is_aside
+        origin = replace(request.origin or Origin(""), lane=lane.name, is_aside=is_aside)
         sampling = _sampling(origin.sampling) if self._forward_sampling else {}
         request = replace(request, origin=origin, **sampling)
         call = asyncio.get_running_loop().create_task(_answered(self._llm_client, request), name="LLM call of an agent")

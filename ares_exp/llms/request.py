@@ -67,6 +67,7 @@ class Origin:
         sampling: What the agent's client asked of the engine (bounds, temperature, effort), by names on the wire. The
             request itself has them only where they are forwarded.
         dropped: Names of what could not be carried.
+        is_aside: Whether it is answered beside the steps of its episode, where somebody is there for that.
     """
 
     wire: str
@@ -74,6 +75,7 @@ class Origin:
     model: str = ""
     sampling: Mapping[str, Any] = field(default_factory=Message)
     dropped: tuple[str, ...] = ()
+    is_aside: bool = False
 
 
 def origin_to_dict(origin: Origin) -> Mapping[str, Any]:
@@ -91,10 +93,12 @@ def origin_from_dict(data: Mapping[str, Any]) -> Origin:
     """
     texts = {name: data[name] for name in ("wire", "lane", "model") if name in data}
     dropped, sampling = data.get("dropped", ()), data.get("sampling", Message())
+    is_aside = data.get("is_aside", False)
     are_names = isinstance(dropped, list | tuple) and all(isinstance(name, str) for name in dropped)
-    if not all(isinstance(text, str) for text in texts.values()) or not are_names or not isinstance(sampling, Mapping):
+    is_origin = are_names and isinstance(sampling, Mapping) and isinstance(is_aside, bool)
+    if not is_origin or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError(f"Expected the origin of a request, got {data!r:.80}")
-    return Origin(**{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped))
+    return Origin(**{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped), is_aside=is_aside)
 
 
 @dataclass(frozen=True, slots=True)

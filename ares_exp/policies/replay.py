@@ -19,9 +19,11 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.trajectories.normalisers import Normaliser, UserNormaliser, compiled, make_normalisers
 from ares_exp.trajectories.recorded_lanes import RecordedLanes
 from ares_exp.trajectories.records import (
+    AsideRecord,
     EpisodeTrajectory,
     StepRecord,
     deserialize_llm_response,
+    lane_of,
     serialize_llm_request,
 )
 from ares_exp.trajectories.request_diff import (
@@ -186,6 +188,17 @@ def _exchanges(episode: EpisodeTrajectory) -> Iterator[_Recorded]:
             yield _Recorded(step.observation, after.action if after is not None else None, after is None)
 
 
+def _is_aside(request: LLMRequest) -> bool:
+    return request.origin is not None and request.origin.is_aside
+
+
+def _asides(episode: EpisodeTrajectory) -> Iterator[AsideRecord]:
+    """Yields what was answered without a step."""
+    unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
+    for step in (*episode.steps, *unfinished):
+        yield from step.asides
+
+
 class _Replayed:
     """One recorded episode, played from its first action; the conversations of its agent each in their own order.
 
@@ -201,9 +214,12 @@ class _Replayed:
         self._strict = strict
         self.normalisers = normalisers
         self._recorded = RecordedLanes(_exchanges(episode))
+        self._asides = RecordedLanes(_asides(episode))
         self._comparison = RequestComparison(normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
+        if _is_aside(request):
+            return self._answer_aside(request)
         recorded, asked = self._compare(request)
         if recorded is None or recorded.is_last:
             raise ReplayDivergenceError(
@@ -221,7 +237,29 @@ class _Replayed:
 
     def advance(self, request: LLMRequest, answer: LLMResponse | None) -> None:
         """Compares a request that was answered in its stead, and goes past it."""
-        self._compare(request)
+        if _is_aside(request):
+            self._next_aside(serialize_llm_request(request))
+        else:
+            self._compare(request)
+
+    def _answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Gives the recorded answer to a call that takes no step, whatever `strict` says: it is no observation."""
+        asked = serialize_llm_request(request)
+        if (recorded := self._next_aside(asked)) is None:
+            raise ReplayDivergenceError(
+                f"Recorded episode {self._episode.episode_id} has no answer for what the agent asks beside its work "
+                f"({lane_of(asked)}). Play it with `agent.side_calls=observe`.",
+                step=len(self.steps),
+                why="the agent asks for more beside its work than recorded",
+            )
+        return deserialize_llm_response(recorded.answer)
+
+    def _next_aside(self, asked: Mapping[str, Any]) -> AsideRecord | None:
+        """Takes the next recorded call without a step of the lane of a request."""
+        recorded = self._asides.next_of(asked, self._is_same)
+        if recorded is not None:
+            self._asides.use(asked)
+        return recorded
 
     def _compare(self, request: LLMRequest) -> tuple[_Recorded | None, Mapping[str, Any]]:
         """Notes how the next request compares; returns the recorded one, if there is one, and what is asked now."""

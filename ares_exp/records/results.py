@@ -188,6 +188,7 @@ class AgentFacts:
         retries: Those of them that asked for an answer once more; they cost none.
         lanes: Names of its conversations, in the order in which they began.
         dropped: What its requests had that could not be carried.
+        asides: Calls beside its work that the policy answered without a step.
     """
 
     name: str
@@ -196,6 +197,7 @@ class AgentFacts:
     retries: int = 0
     lanes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    asides: int = 0
 
     def __add__(self, other: AgentFacts) -> AgentFacts:
         """Adds those of a later stage."""
@@ -206,6 +208,7 @@ class AgentFacts:
             self.retries + other.retries,
             tuple(dict.fromkeys((*self.lanes, *other.lanes))),
             tuple(sorted({*self.dropped, *other.dropped})),
+            self.asides + other.asides,
         )
 
 

@@ -5,11 +5,12 @@ So is that there was no answer in time: the stage of the task that it ended ends
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ares_exp.asking.asked_ahead import AskedAhead, concurrency_of, is_asked_ahead
+from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of, is_asked_ahead
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
 from ares_exp.environment import PendingRequest
@@ -21,7 +22,7 @@ from ares_exp.resume.answer_log import AnswerLog, Exchange, answers
 from ares_exp.rollout import EpisodeEvents
 from ares_exp.trajectories.normalisers import Normaliser
 from ares_exp.trajectories.recorded_lanes import RecordedLanes
-from ares_exp.trajectories.records import deserialize_llm_request, serialize_llm_request
+from ares_exp.trajectories.records import deserialize_llm_request, lane_of, serialize_llm_request
 from ares_exp.trajectories.request_diff import Match, RequestComparison, StepComparison
 
 OnDivergence = Literal["continue", "restart"]
@@ -116,6 +117,7 @@ class ResumablePolicy:
             on_wait=self._events.waited,
         )
         self._pending: Sequence[PendingRequest] = ()
+        self._aside = asyncio.Lock()
         self._is_live = self._has_gone_live = False
         self._left_over = dict(enumerate(ahead))
         self.given_again = GivenAgain(answers(earlier[:begin_at]))
@@ -163,6 +165,26 @@ class ResumablePolicy:
             await self._diverge(position, asked, compared)
         self._go_live()
         return await self._answer(request)
+
+    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the answer.
+
+        In the log such an answer is one that was asked ahead and whose turn never comes.
+
+        Raises:
+            PolicyError: The policy failed, or what it answered is no answer.
+        """
+        async with self._aside:
+            call = PendingRequest(NO_CALL, lane_of(serialize_llm_request(request)), request)
+            if (taken := self._take(call)) is not None:
+                self._advance(request, taken.answer)
+                if not self._has_gone_live:
+                    self._give_again(taken.answer)
+                return taken.answer
+            answer = await self._paid_answer(request)
+            self._log.append_ahead(request, answer, stage=self._events.num_stages)
+            self._events.pay(answer)
+            return answer
 
     def _is_same(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
         return RequestComparison(self._normalisers).compare(0, recorded, asked).match in _SAME
@@ -223,14 +245,7 @@ class ResumablePolicy:
         """Asks the policy for one answer, in its turn or ahead; it is on record and paid for when it is returned."""
         if (taken := self._take(call)) is not None:
             return taken
-        if self._may_ask is not None:
-            await self._may_ask()
-        try:
-            answer = checked_answer(await self._client(call.request))
-        except RefusalError as refusal:
-            if refusal.answer is not None:
-                self._events.pay(refusal.answer)
-            raise
+        answer = await self._paid_answer(call.request)
         stage, ahead = self._events.num_stages, None
         if is_asked_ahead():
             ahead = self._log.append_ahead(call.request, answer, stage=stage)
@@ -238,6 +253,17 @@ class ResumablePolicy:
             self._log.append(call.request, answer, stage=stage)
         self._events.pay(answer)
         return _Answered(answer, ahead)
+
+    async def _paid_answer(self, request: LLMRequest) -> LLMResponse:
+        """Asks the policy, when it may be asked. Who calls counts the answer; that of a refusal is counted here."""
+        if self._may_ask is not None:
+            await self._may_ask()
+        try:
+            return checked_answer(await self._client(request))
+        except RefusalError as refusal:
+            if refusal.answer is not None:
+                self._events.pay(refusal.answer)
+            raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
         """Returns the answer that the earlier try had asked ahead to this request, if there is one."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ares_exp import __version__
 from ares_exp.asking.asked_ahead import counted_when_awaited
 from ares_exp.asking.gate import Gate
+from ares_exp.asking.side_calls import AsidesPaid, SideCalls
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
@@ -61,7 +62,12 @@ class EpisodeMaker:
         Raises:
             EpisodeError: Something cannot be made.
         """
-        return self._parts.wrapper(self._make_environment(episode)), self._make_client(episode)
+        side_calls = self._side_calls()
+        environment, client = self._make_environment(episode, side_calls=side_calls), self._make_client(episode)
+        if side_calls is not None:
+            client = AsidesPaid(client, episode.pay)
+            side_calls.answered_by(client.answer_aside)
+        return self._parts.wrapper(environment), client
 
     def episode_parts(
         self,
@@ -70,6 +76,7 @@ class EpisodeMaker:
         output_dir: Path | None = None,
         start_from: EpisodeStart | None = None,
         planned: PlannedEpisode | None = None,
+        side_calls: SideCalls | None = None,
     ) -> EpisodeParts:
         """Returns the parts that an environment of this run is made from."""
         return EpisodeParts(
@@ -82,13 +89,26 @@ class EpisodeMaker:
             start_from=start_from,
             episode_id=planned.episode_id if planned is not None else None,
             attempt=planned.attempt if planned is not None else 0,
+            side_calls=side_calls,
         )
 
+    def _side_calls(self) -> SideCalls | None:
+        """Makes what answers the side calls of an episode, where its agent has some answered without a step."""
+        is_asked = self._parts.source.needs_container and self._parts.playing_agent.answers_side_calls
+        return SideCalls(self._settings.policy_timeout_sec) if is_asked else None
+
     def _make_environment(
-        self, episode: RunningEpisode, start_from: EpisodeStart | None = None, *, output_dir: Path | None = None
+        self,
+        episode: RunningEpisode,
+        start_from: EpisodeStart | None = None,
+        *,
+        output_dir: Path | None = None,
+        side_calls: SideCalls | None = None,
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
-        parts = self.episode_parts(planned.seed, output_dir=output_dir, start_from=start_from, planned=planned)
+        parts = self.episode_parts(
+            planned.seed, output_dir=output_dir, start_from=start_from, planned=planned, side_calls=side_calls
+        )
         environment = LimitedEnvironment(
             episode.place.make(self._parts.source, planned.task_name, parts), self._settings.limits, used=episode.usage
         )
@@ -166,11 +186,14 @@ class ResumableEpisodeMaker(EpisodeMaker):
             start_from = await asyncio.to_thread(self._start, episode)
         output_dir = self._run_dir.files / episode.planned.episode_id
         await self._take_over_answers(episode.planned, output_dir)
-        environment = self._make_environment(episode, start_from, output_dir=output_dir)
+        side_calls = self._side_calls()
+        environment = self._make_environment(episode, start_from, output_dir=output_dir, side_calls=side_calls)
         if episode.planned.earlier is None:  # its log is a line, written as the steps are
             policy = self._make_policy(episode)
         else:
             policy = await in_thread(lambda: self._make_policy(episode))
+        if side_calls is not None:
+            side_calls.answered_by(policy.answer_aside)
         return self._parts.wrapper(environment), policy
 
     async def _take_over_answers(self, planned: PlannedEpisode, own: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
@@ -107,7 +107,7 @@ def lanes_of(episode: EpisodeTrajectory) -> list[str]:
 
 
 def calls_of(episode: EpisodeTrajectory, accepted: Accepted) -> Iterator[SampledCall]:
-    """Yields the calls of the accepted lanes, in the order in which they were answered.
+    """Yields the calls of the accepted lanes, in the order in which they were answered, those without a step included.
 
     Raises:
         UntrainableError: One of them is no evidence of sampling from the policy; the message says which, and why.
@@ -118,9 +118,11 @@ def calls_of(episode: EpisodeTrajectory, accepted: Accepted) -> Iterator[Sampled
 
 
 def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], StepRecord]]:
-    for asked, answered in zip(episode.steps, episode.steps[1:], strict=False):
-        if answered.action is not None:
+    for asked, answered in zip((None, *episode.steps), episode.steps, strict=False):
+        if asked is not None and answered.action is not None:
             yield asked.observation if isinstance(asked.observation, Mapping) else {}, answered
+        for aside in answered.asides:
+            yield aside.request, replace(answered, action=aside.answer)
 
 
 class _Reader:

@@ -18,7 +18,13 @@ from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collector_guard import CollectorGuard
 from ares_exp.trajectories.ending import Ending, ending
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+from ares_exp.trajectories.records import (
+    AsideRecord,
+    EpisodeTrajectory,
+    StepRecord,
+    serialize_llm_request,
+    serialize_llm_response,
+)
 
 END_TIMEOUT_SEC = 10.0
 """How long a cancelled caller waits for the collectors to finish writing."""
@@ -188,6 +194,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
                     environment_sec=one.environment_sec,
                     container_sec=one.activity.container_sec,
                     commands=tuple(one.activity.commands),
+                    asides=tuple(map(AsideRecord.of, one.activity.asides)),
                 )
             )
 
@@ -226,6 +233,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             environment_sec=time.perf_counter() - began,
             container_sec=None if seen is None else seen.container_sec,
             commands=() if seen is None else seen.commands,
+            asides=() if seen is None else tuple(map(AsideRecord.of, seen.asides)),
         )
 
     def _record(self, record: StepRecord) -> None:

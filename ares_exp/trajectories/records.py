@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ares_exp.containers.activity import CommandRecord
+from ares_exp.containers.activity import Aside, CommandRecord
 from ares_exp.environment import MAIN_LANE, StepType
 from ares_exp.llms.request import (
     REQUEST_DEFAULTS,
@@ -74,6 +74,33 @@ def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class AsideRecord:
+    """A call of the agent that was answered without a step.
+
+    Attributes:
+        request: As `serialize_llm_request` gives it.
+        answer: As `serialize_llm_response` gives it.
+    """
+
+    request: Mapping[str, Any]
+    answer: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Freezes both."""
+        object.__setattr__(self, "request", freeze(self.request))
+        object.__setattr__(self, "answer", freeze(self.answer))
+
+    @classmethod
+    def of(cls, aside: Aside) -> AsideRecord:
+        """Makes the record of a call."""
+        return cls(serialize_llm_request(aside.request), serialize_llm_response(aside.answer))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form."""
+        return {"request": self.request, "answer": self.answer}
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One time step and the action that led to it.
 
@@ -90,6 +117,7 @@ class StepRecord:
         container_sec: Those of them (of concurrent calls, the sum) that calls of the container took: its start and
             set-up, the agent's commands and transfers, the verifier. `None` where not known.
         commands: What the agent ran in the container, in the order in which the commands ended.
+        asides: Calls that were answered without a step on the way to this time step.
     """
 
     step_index: int
@@ -103,17 +131,20 @@ class StepRecord:
     environment_sec: float | None = None
     container_sec: float | None = None
     commands: Sequence[CommandRecord] = ()
+    asides: Sequence[AsideRecord] = ()
 
     def __post_init__(self) -> None:
         """Freezes what could change: the agent's later edits must not reach the record."""
         object.__setattr__(self, "observation", freeze(self.observation))
         object.__setattr__(self, "action", freeze(self.action))
         object.__setattr__(self, "commands", tuple(self.commands))
+        object.__setattr__(self, "asides", tuple(self.asides))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form, messages in full."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["commands"] = [command_to_dict(command) for command in self.commands]
+        data["asides"] = [aside.to_dict() for aside in self.asides]
         return data
 
     @classmethod

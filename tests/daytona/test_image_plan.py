@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.container import Container, ContainerSpec, ExecResult
+from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Mount
 from ares_exp.containers.daytona.image_plan import ImagePlan, plan_image
 from ares_exp.containers.daytona.options import DaytonaOptions
 from ares_exp.containers.local import LocalContainerFactory
@@ -393,6 +396,68 @@ async def test_nothing_is_left_to_do(tmp_path: Path) -> None:
     planned = plan(tmp_path / "context", "FROM x\nENV A=1\n")
     async with built(planned, tmp_path / "built") as box:
         assert await finish(planned, box) == ({}, "/", "root")
+
+
+def package(tmp_path: Path) -> Mount:
+    folder = tmp_path / "package"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "run").write_text("#!/bin/sh\necho ran\n")
+    (folder / "bin" / "run").chmod(0o755)
+    return Mount(folder, "/opt/ares_exp/tool", "sha512:aa==")
+
+
+def laid(planned: ImagePlan, mounts: Sequence[Mount], directory: Path) -> ImagePlan:
+    directory.mkdir()
+    return planned.with_mounts(mounts, directory)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\nUSER nobody\n", "\nRUN <<EOF\ntrue\nEOF"])
+def test_directories_of_this_machine_are_layers_of_an_image_that_is_built(tmp_path: Path, end: str) -> None:
+    tool = package(tmp_path)
+    planned = laid(plan(tmp_path / "context", f"FROM x{end}"), [tool], tmp_path / "staged")
+    assert planned.laid_in == {"/opt/ares_exp/tool"}
+    *before, last = (planned.dockerfile or "").splitlines()
+    assert "\n".join(before) == f"FROM x{end}".rstrip()
+    name = json.loads(last.removeprefix("COPY "))[0]
+    assert planned.context is not None
+    assert (planned.context / name / "bin" / "run").stat().st_mode & 0o777 == 0o755
+    again = laid(plan(tmp_path / "context", f"FROM x{end}"), [tool], tmp_path / "again")
+    assert again.dockerfile == planned.dockerfile, "the service knows it again"
+    other = laid(plan(tmp_path / "context", "FROM x"), [replace(tool, digest="sha512:bb==")], tmp_path / "other")
+    assert name not in (other.dockerfile or "")
+
+
+def test_directories_are_copied_where_no_layer_would_be_right(tmp_path: Path) -> None:
+    tool, linked = package(tmp_path), Mount(tmp_path / "linked", "/opt/ares_exp/linked", "d2")
+    linked.source.mkdir()
+    (linked.source / "link").symlink_to("nothing")
+    without_files = plan(tmp_path / "context", "FROM x\n")
+    assert laid(without_files, [linked], tmp_path / "a") is without_files, "links would be lost"
+    assert laid(without_files, [linked, tool], tmp_path / "b").laid_in == {"/opt/ares_exp/tool"}
+    with_files = plan(tmp_path / "other", "FROM x\nCOPY . /app\n", a="1")
+    stored = with_files.with_object_store(tmp_path / "staged")
+    assert laid(stored, [tool], tmp_path / "c") is stored, "the task's own COPY would take it, too"
+    after = with_files.after_start()
+    assert laid(after, [tool], tmp_path / "d") is after
+    image = plan_image(ContainerSpec("t", docker_image="debian:12.9"), NO_OPTIONS)
+    assert laid(image, [tool], tmp_path / "e") is image
+
+
+@pytest.mark.docker
+def test_a_builder_makes_the_layer(tmp_path: Path) -> None:
+    text = "FROM debian:bookworm-slim\nUSER nobody"
+    planned = laid(plan(tmp_path / "context", text), [package(tmp_path)], tmp_path / "staged")
+    assert planned.context is not None
+    (tmp_path / "Dockerfile").write_text(planned.dockerfile or "")
+    build = ["docker", "build", "-q", "-f", tmp_path / "Dockerfile", planned.context]
+    image = subprocess.run(build, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        show = "/opt/ares_exp/tool/bin/run; stat -c %u /opt/ares_exp/tool/bin/run; touch /opt/ares_exp/tool/x"
+        ran = subprocess.run(["docker", "run", "--rm", image, "sh", "-c", show], capture_output=True, text=True)
+        assert ran.stdout == "ran\n0\n"
+        assert "Permission denied" in ran.stderr
+    finally:
+        subprocess.run(["docker", "rmi", "-f", image], check=True, capture_output=True)
 
 
 async def test_a_start_that_is_cancelled_leaves_no_copy_of_the_context(

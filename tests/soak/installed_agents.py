@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from ares_exp.agents.toolbox.package import Build
 from ares_exp.agents.toolbox.pinned import PACKAGES
@@ -22,6 +24,7 @@ from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.errors import AgentInstallError
 from tests.installed_agents import SCRIPTS, check_solved, local_python, play
+from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 
 SAMPLES = Path(__file__).parents[2] / "ares_exp" / "tasks" / "samples"
 STRIPPED, WITH_MUSL = "ares-exp-soak:stripped", "ares-exp-soak:with-musl"
@@ -132,6 +135,33 @@ def test_codex_needs_nothing_of_an_image_but_a_shell(roots: None) -> None:
     Path("tasks/write-greeting/tests/test.sh").write_text(f"#!/bin/sh\n{test}\n")
     replies = json.loads(json.dumps(SCRIPTS["codex"]).replace("(exec 3<>/dev/tcp/1.1.1.1/443)", "false"))
     check_solved("run", play("run", "codex", "docker", "env=harbor", where, replies=replies))
+
+
+def test_agents_of_others_are_swept_beside_those_of_the_package() -> None:
+    """As on the command line: `-m agent=shell,codex,claude_code`, with one endpoint for all."""
+    write = "echo 'Hello, harbor!' > /app/greeting.txt"
+
+    async def answer(_: web.Request, received: Received) -> web.StreamResponse:
+        tools = {tool["function"]["name"] for tool in received.body.get("tools", ())}
+        if any(message["role"] == "assistant" for message in received.body["messages"]):
+            done = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```" if not tools else "All done."
+            return web.json_response(completion(done))
+        if not tools:
+            return web.json_response(completion(f"```bash\n{write}\n```"))
+        name, arguments = ("Bash", {"command": write, "description": "writes"})
+        if "Bash" not in tools:
+            name, arguments = "exec_command", {"cmd": write}
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        return web.json_response(completion(None, tool_calls=[{"id": "c1", "type": "function", "function": function}]))
+
+    with LoopbackEndpoint(otherwise=answer) as endpoint:
+        words = ["-m", "agent=shell,codex,claude_code", "env=harbor_samples", "env.tasks=[write-greeting]"]
+        words += ["container=local", "tracker=none", "policy=chat_completions", f"policy.base_url={endpoint.url}"]
+        words += ["policy.model=m", "policy.api_key_env=null", "hydra.sweep.dir=sweep"]
+        subprocess.run([sys.executable, "-m", "ares_exp", *words], check=True)
+    rows = [json.loads(path.read_text()) for path in sorted(Path("sweep").glob("*/episodes.jsonl"))]
+    assert [row["reward"] for row in rows] == [1.0] * 3
+    assert {(row["agent"] or {"name": "shell"})["name"] for row in rows} == {"shell", "codex", "claude_code"}
 
 
 @pytest.mark.parametrize("agent", ["claude_code", "codex"])

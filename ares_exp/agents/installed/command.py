@@ -17,7 +17,7 @@ from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT
 from ares_exp.errors import AgentExitError, ConfigError, PreflightError
-from ares_exp.interception.line import KEEPALIVE_SEC
+from ares_exp.interception.line import KEEPALIVE_SEC, SideCalls
 from ares_exp.trajectories.normalisers import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"
@@ -35,6 +35,7 @@ class CommandRecipe:
     version: str | None = None
     supports: frozenset[str] = frozenset()
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
+    offers_tools = False  # it may be one that works by text alone
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class CommandAgentFactory(InstalledAgentFactory):
         port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
+        side_calls: SideCalls = "observe",
     ) -> None:
         """Validates the options.
 
@@ -148,6 +150,9 @@ class CommandAgentFactory(InstalledAgentFactory):
             port: The port of its LLM in the container that is tried first.
             keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+            side_calls: What becomes of calls without tools that begin conversations beside one with tools (titles,
+                summaries): `observe`: each is an observation like any other; `answer`: the policy answers it without a
+                step.
         """
         wrong = [path for path in files or {} if not path.startswith("/")]
         if wrong:
@@ -162,7 +167,7 @@ class CommandAgentFactory(InstalledAgentFactory):
             ok_exit_codes=frozenset(ok_exit_codes if ok_exit_codes is not None else (0,)),
             normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
         )
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
+        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, side_calls))
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT, Door, ServingContainer
 from ares_exp.errors import AgentError, DoorUnavailableError, EndpointLostError, NoRequestError
-from ares_exp.interception.line import KEEPALIVE_SEC, Line, LineReport
+from ares_exp.interception.line import KEEPALIVE_SEC, Line, LineReport, SideCalls
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.agent_context import AgentContext
@@ -42,12 +42,14 @@ class EndpointOptions:
         port: The port in the container that is tried first.
         keepalive_sec: After how many seconds, each time, a client that waits for an answer is sent something.
         forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+        side_calls: What becomes of calls beside its work.
     """
 
     model_name: str = "policy"
     port: int = DOOR_PORT
     keepalive_sec: float = KEEPALIVE_SEC
     forward_sampling: bool = False
+    side_calls: SideCalls = "observe"
 
 
 class InstalledAgentFactory(AgentFactoryBase):
@@ -81,6 +83,11 @@ class InstalledAgentFactory(AgentFactoryBase):
     def supports(self) -> frozenset[str]:
         """As the recipe."""
         return self.recipe.supports
+
+    @property
+    def answers_side_calls(self) -> bool:
+        """As the options say."""
+        return self._endpoint_options.side_calls == "answer"
 
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
@@ -125,6 +132,7 @@ class InstalledAgent:
             retries=report.retries,
             lanes=report.lanes,
             dropped=report.dropped,
+            asides=report.asides,
         )
 
     async def run(self, task: str) -> None:
@@ -171,6 +179,8 @@ class InstalledAgent:
             lane_headers=self._recipe.lane_headers,
             forward_sampling=options.forward_sampling,
             keepalive_sec=options.keepalive_sec,
+            side_calls=options.side_calls,
+            offers_tools=self._recipe.offers_tools,
         )
         door = await self._container.open_door(lambda client: endpoint.serve(line, client), port=options.port)
         try:

@@ -16,7 +16,7 @@ from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, r
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.door import DOOR_PORT
 from ares_exp.errors import AgentExitError
-from ares_exp.interception.line import KEEPALIVE_SEC
+from ares_exp.interception.line import KEEPALIVE_SEC, SideCalls
 
 LibcChoice = Literal["auto", "glibc", "musl"]
 
@@ -40,6 +40,7 @@ class PackagedRecipe:
     supports: frozenset[str] = frozenset()
     ok_exit_codes: frozenset[int] = frozenset({0})
     subagents: bool = True
+    offers_tools: bool = True
 
     def __init__(
         self,
@@ -148,6 +149,7 @@ class PackagedAgentFactory(InstalledAgentFactory):
         port: Annotated[int, Field(gt=0, lt=65000)] = DOOR_PORT,
         keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
         forward_sampling: bool = False,
+        side_calls: SideCalls = "observe",
     ) -> None:
         """Validates the options.
 
@@ -161,7 +163,9 @@ class PackagedAgentFactory(InstalledAgentFactory):
             port: The port of its LLM in the container that is tried first.
             keepalive_sec: After how many seconds, each time, it is sent something while it waits for an answer.
             forward_sampling: Whether its own sampling parameters are put into the requests that the policy gets.
+            side_calls: What becomes of calls beside its work, which offer no tools (titles, summaries): `observe`: each
+                is an observation like any other; `answer`: the policy answers it without a step.
         """
         recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
         recipe.subagents = subagents
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
+        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, side_calls))

@@ -76,6 +76,7 @@ class AgentRecipe(Protocol):
             in `ares_exp.trajectories.normalisers`.
         variables: Names of variables or options that tell the program where its LLM is, for messages.
         supports: Names of what of `AgentContext` it can use.
+        offers_tools: Whether all that belongs to its work offers tools to its LLM: a call without is a side call.
     """
 
     @property
@@ -90,6 +91,8 @@ class AgentRecipe(Protocol):
     def variables(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def supports(self) -> frozenset[str]: ...  # noqa: D102
+    @property
+    def offers_tools(self) -> bool: ...  # noqa: D102
 
     @property
     def mounts(self) -> tuple[Mount, ...]:

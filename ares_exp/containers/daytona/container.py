@@ -129,7 +129,11 @@ class DaytonaContainer(Container):
             plan = await self._plan(connection, context.path)
             self.image = plan.image or plan.snapshot or f"the Dockerfile of {spec.name}"
             base = await in_thread(lambda: sandbox_base(plan)) if kept is None else kept_base(kept)
-            plan = plan if kept is None else replace(plan, snapshot=kept)
+            plan = (
+                await self._with_mounts(plan, connection, context.path)
+                if kept is None
+                else replace(plan, snapshot=kept)
+            )
             params = create_params(spec, options, plan, name=self.sandbox_name, labels=owner_labels(), ttl_min=ttl_min)
             sandbox = self._sandbox = await create_sandbox(
                 service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
@@ -144,7 +148,8 @@ class DaytonaContainer(Container):
         else:
             await self._become({}, plan.workdir, plan.user)
         for mount in spec.mounts:
-            await self._transfer.upload(mount.source, mount.target)
+            if mount.target not in plan.laid_in:
+                await self._transfer.upload(mount.source, mount.target)
         if options.capture == "files" or (spec.changes is not None and kept is None):
             fetch, send = self._transfer.fetch, self._transfer.send
             self._files = SandboxFiles(
@@ -163,6 +168,12 @@ class DaytonaContainer(Container):
         plan = await in_thread(lambda: plan_image(self._spec, self._options))
         stored = plan.local is not None and plan.local.not_stored is None and await connection.has_object_store()
         return await in_thread(lambda: plan.settle(context if stored else None))
+
+    async def _with_mounts(self, plan: ImagePlan, connection: Connection, context: Path) -> ImagePlan:
+        """Lays the mounts into the image, where the service builds one and takes files for it."""
+        if not self._spec.mounts or plan.dockerfile is None or not await connection.has_object_store():
+            return plan
+        return await in_thread(lambda: plan.with_mounts(self._spec.mounts, context))
 
     async def _finish_image(self, plan: ImagePlan) -> None:
         """Applies the rest of the Dockerfile, which the service could not build."""

@@ -125,6 +125,29 @@ def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:
         raise
 
 
+def find_directory(directory: Path) -> Mapping[str, Path]:
+    """Finds all files of a directory by their names in it, to send them to the builder. Blocking.
+
+    Raises:
+        UnsupportedTaskError: One cannot be uploaded unchanged: a link, an empty directory, a name that is not UTF-8.
+    """
+    found: dict[str, Path] = {}
+    for child in sorted(directory.iterdir()):
+        _collect(child.name, child, None, found)
+    return found
+
+
+def link_files(files: Mapping[str, Path], directory: Path) -> None:
+    """As `copy_files`, of files that never change: without a copy where both are on one file system."""
+    for name in sorted(files):
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.hardlink_to(files[name])
+        except OSError:
+            shutil.copy2(files[name], target)
+
+
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
     """Copies the files to their names below `directory`, always in the same order. Blocking.
 

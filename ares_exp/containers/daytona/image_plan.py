@@ -13,14 +13,16 @@ The service keeps built images for a while, and reuses them for the same text an
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.daytona.image_context import copy_files, find_files, local_sources
+from ares_exp.containers.container import ContainerSpec, Mount
+from ares_exp.containers.daytona.image_context import copy_files, find_directory, find_files, link_files, local_sources
 from ares_exp.containers.daytona.image_rest import FinishedImage, do_rest, read_rest
 from ares_exp.containers.daytona.options import DaytonaOptions
 from ares_exp.containers.dockerfile.instructions import KNOWN, find_syntax, instructions, read_text
@@ -62,6 +64,7 @@ class ImagePlan:
         local: The needed files, until `settle` decides how to transfer them.
         built_lines: Number of lines of the Dockerfile that the service builds; `apply` does the rest. `None`: all.
         warnings: Warnings for the user.
+        laid_in: Directories of the image that came from `ContainerSpec.mounts`.
     """
 
     snapshot: str | None = None
@@ -75,6 +78,7 @@ class ImagePlan:
     local: LocalFiles | None = None
     built_lines: int | None = None
     warnings: tuple[str, ...] = ()
+    laid_in: frozenset[str] = frozenset()
 
     @property
     def builds_after_start(self) -> bool:
@@ -113,6 +117,36 @@ class ImagePlan:
         except OSError as error:
             raise ContainerStartError(f"The build context {self.context_dir} could not be read: {error}.") from error
         return replace(self, context=directory, local=None)
+
+    def with_mounts(self, mounts: Sequence[Mount], directory: Path) -> ImagePlan:
+        """Returns the plan in which directories of this machine are layers of the image, the last ones. Blocking.
+
+        The service builds and keeps a layer for each digest. Those that its object store would change are left out. All
+        are where the service builds no image, or not all of it, and where the Dockerfile takes files of its context:
+        `COPY .` would take these, too.
+
+        Args:
+            mounts: The directories.
+            directory: An empty directory, which becomes the context; has to stay until the sandbox is created.
+
+        Raises:
+            ContainerStartError: They could not be read.
+        """
+        takes_files = self.local is not None or self.context is not None or self.builds_after_start
+        if self.dockerfile is None or takes_files:
+            return self
+        text, laid_in = self.dockerfile, set[str]()
+        for mount in mounts:
+            name = f".ares_exp-{hashlib.sha256(mount.digest.encode()).hexdigest()[:16]}"
+            try:
+                link_files(find_directory(mount.source), directory / name)
+            except UnsupportedTaskError:
+                continue
+            except OSError as error:
+                raise ContainerStartError(f"{mount.source} could not be read: {error}.") from error
+            text = f"{text.rstrip()}\nCOPY {json.dumps([f'{name}/', f'{mount.target}/'])}\n"
+            laid_in.add(mount.target)
+        return replace(self, dockerfile=text, context=directory, laid_in=frozenset(laid_in)) if laid_in else self
 
     def after_start(self) -> ImagePlan:
         """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.

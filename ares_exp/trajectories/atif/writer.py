@@ -332,7 +332,8 @@ def _answer_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 def _record_fields(record: StepRecord) -> dict[str, Any]:
     values = {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}
-    return {name: value for name, value in values.items() if name in _RECORD or value is not None}
+    asides = {"asides": [aside.to_dict() for aside in record.asides]} if record.asides else {}
+    return {name: value for name, value in values.items() if name in _RECORD or value is not None} | asides
 
 
 def _command_call(call_id: str, command: dict[str, Any]) -> dict[str, Any]:

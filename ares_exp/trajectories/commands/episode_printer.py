@@ -14,7 +14,7 @@ from ares_exp.terminal.terminal import collapsed, count_of, one_line, printable
 from ares_exp.trajectories.checks import is_number
 from ares_exp.trajectories.commands.episode_totals import EpisodeTotals
 from ares_exp.trajectories.commands.request_change import RequestChange, is_request, request_change
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord, lane_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,6 +88,16 @@ class EpisodePrinter:
             self._action(step.action)
         for command in step.commands:
             self._command(command)
+        for aside in step.asides:
+            self._aside(aside)
+
+    def _aside(self, aside: AsideRecord) -> None:
+        """Prints the last message of a call that took no step, and the beginning of its answer."""
+        messages, pieces = aside.request.get("messages") or (), aside.answer.get("data") or ()
+        said = " ".join(message_text(message) for message in messages[-1:])
+        answered = " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
+        self._line(one_line(f"aside {lane_of(aside.request)}: {said}"), 2, style="dim")
+        self._line(one_line(answered), 4, style="dim")
 
     def _action(self, action: Mapping[str, Any]) -> None:
         tokens = action.get("usage")

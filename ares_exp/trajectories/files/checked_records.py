@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.records.validation import Table, Text, explain_validation
-from ares_exp.trajectories.records import StepRecord
+from ares_exp.trajectories.records import AsideRecord, StepRecord
 
 Integer = Annotated[int, Field(ge=-(2**1000), le=2**1000)]
 """One that fits into a float: nothing could be computed of longer ones."""
@@ -28,6 +28,11 @@ class _Command(_Fields):
     timed_out: bool = False
 
 
+class _Aside(_Fields):
+    request: Table
+    answer: Table
+
+
 class _Step(_Fields):
     step_index: Integer
     step_type: Literal["FIRST", "MID", "LAST"]
@@ -40,6 +45,7 @@ class _Step(_Fields):
     environment_sec: float | None = None
     container_sec: float | None = None
     commands: Annotated[tuple[_Command, ...] | None, Field(strict=False)] = None
+    asides: Annotated[tuple[_Aside, ...] | None, Field(strict=False)] = None
 
 
 class _Error(_Fields):
@@ -62,7 +68,7 @@ class _Episode(_Fields):
     rewards: dict[Text, float] | None = None
 
 
-_STEP_FIELDS = tuple(item.name for item in fields(StepRecord) if item.name != "commands")
+_STEP_FIELDS = tuple(item.name for item in fields(StepRecord) if item.name not in ("commands", "asides"))
 
 
 def step_from_dict(data: Mapping[str, Any]) -> StepRecord:
@@ -77,7 +83,8 @@ def step_from_dict(data: Mapping[str, Any]) -> StepRecord:
         CommandRecord(one["command"], one["exit_code"], one["duration_sec"], one.get("timed_out", False))
         for one in data.get("commands") or ()
     ]
-    return StepRecord(**values, commands=commands)
+    asides = [AsideRecord(one["request"], one["answer"]) for one in data.get("asides") or ()]
+    return StepRecord(**values, commands=commands, asides=asides)
 
 
 def episode_fields(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 - 2: see `step_encoding` for the steps and `episode_file` for the file.
 - 3: as 2; a piece of an action may be reasoning (`thinking`, maybe `signature` and `redacted`), and its `usage` may
   have `cached_tokens`, `cache_write_tokens` and `reasoning_tokens`. An episode may have `rewards` at its end. A request
-  may have an `origin`, with its `lane`.
+  may have an `origin`, with its `lane`, and a step may have `asides`.
 
 The full form that `EpisodeTrajectory.to_dict` gives has no `schema_version`.
 """

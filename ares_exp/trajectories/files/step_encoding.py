@@ -66,6 +66,8 @@ class StepEncoder:
                 data[name] = seconds
         if record.commands:
             data["commands"] = [command_to_dict(command) for command in record.commands]
+        if record.asides:
+            data["asides"] = [aside.to_dict() for aside in record.asides]
         if adds:
             data["adds"] = adds
         return record, data

@@ -1,7 +1,7 @@
 """An agent of the tests: runs what its LLM says as shell commands. The standard library alone, any Python 3.
 
-`DONE` ends it, `EXIT 3` ends it with that code, and `PARTS one|two` has each part worked on in a conversation of its
-own, side by side.
+`DONE` ends it, `EXIT 3` ends it with that code, `PARTS one|two` has each part worked on in a conversation of its
+own, side by side, and `TITLE text` has a title made of the text by a call beside the work, which offers no tools.
 """
 
 import json
@@ -14,8 +14,8 @@ import urllib.request
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 
 
-def ask(messages):
-    body = {"model": os.environ["ARES_MODEL"], "messages": messages, "tools": [TOOL]}
+def ask(messages, **more):
+    body = {"model": os.environ["ARES_MODEL"], "messages": messages, **more}
     request = urllib.request.Request(
         os.environ["ARES_LLM_URL"] + "/v1/chat/completions",
         json.dumps(body).encode(),
@@ -27,7 +27,7 @@ def ask(messages):
 def work(task, results, number):
     messages = [{"role": "user", "content": task}]
     while True:
-        reply = ask(messages)
+        reply = ask(messages, tools=[TOOL])
         print(reply, flush=True)
         if reply.startswith("EXIT"):
             sys.exit(int(reply.split()[1]))
@@ -38,6 +38,8 @@ def work(task, results, number):
 
 
 def act(reply):
+    if reply.startswith("TITLE "):
+        return "title: " + ask([{"role": "user", "content": "A title for: " + reply[len("TITLE ") :]}])
     if not reply.startswith("PARTS "):
         done = subprocess.run(reply, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return f"exit code {done.returncode}\n{done.stdout}"

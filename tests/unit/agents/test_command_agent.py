@@ -23,7 +23,9 @@ from ares_exp.filesystem.delta_encoding import get_delta
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.resume.answer_log import logged_episodes
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.training.sampled_calls import lanes_of
 from ares_exp.trajectories import load
+from ares_exp.trajectories.commands.command_line import main as trajectories
 from ares_exp.trajectories.commands.request_change import request_change
 from tests.conftest import SECRET_FREE
 from tests.leaks import processes, wait_until
@@ -106,6 +108,55 @@ def test_a_replay_plays_the_lanes_again() -> None:
     assert (row.outcome, row.reward, row.num_steps) == (Outcome.COMPLETED, 1.0, 5)
     report = json.loads(Path("again/replay.json").read_text())
     assert {step["match"] for episode in report["episodes"] for step in episode["steps"]} <= {"exact"}
+
+
+SIDE = ("TITLE a greeting", "Greetings", GREET, "DONE")
+
+
+def test_a_side_call_is_an_observation_or_answered_without_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    row = play(*replies(*SIDE))
+    assert (row.reward, row.num_steps) == (1.0, 4)
+    assert row.agent is not None
+    assert (row.agent.requests, row.agent.asides) == (4, 0)
+    observed = asked()
+    Path("run").rename("observed")
+    again = play(*replies(*SIDE), "agent.side_calls=answer")
+    Path("run").rename("aside")
+    assert (again.reward, again.num_steps) == (1.0, 3)
+    assert (again.prompt_tokens, again.generated_tokens) == (row.prompt_tokens, row.generated_tokens), "it is counted"
+    assert again.agent is not None
+    assert (again.agent.requests, again.agent.asides, again.agent.lanes) == (4, 1, row.agent.lanes)
+    [stored] = load(Path("aside"))
+    episode = stored.load()
+    steps = [step.observation for step in episode.steps if step.observation is not None]
+    assert [step["messages"] for step in steps] == [one["messages"] for one in observed if one is not observed[1]]
+    [aside] = [aside for step in episode.steps for aside in step.asides]
+    assert aside in episode.steps[1].asides
+    assert aside.request["messages"] == observed[1]["messages"]
+    assert aside.request["origin"] == {**observed[1]["origin"], "is_aside": True}
+    assert aside.answer["data"][0]["content"] == "Greetings"
+    assert lanes_of(episode) == ["main", row.agent.lanes[1], "main", "main"], "trained on where its lane is asked for"
+    for name in ("aside.parquet", "aside.atif.json"):
+        assert trajectories(["convert", "aside", name]) == 0
+        assert trajectories(["convert", name, f"{name}.jsonl"]) == 0
+        [converted] = load(Path(f"{name}.jsonl")).trajectories()
+        assert [step.asides for step in converted.steps] == [step.asides for step in episode.steps], name
+    assert trajectories(["show", "aside"]) == 0
+    shown = capsys.readouterr().out
+    assert f"aside {row.agent.lanes[1]}: A title for: a greeting" in shown
+    assert "Greetings" in shown
+
+    [replayed] = ares_exp.run(["replay=aside", "tracker=none", "hydra.run.dir=again"], quiet=True).rows
+    assert (replayed.outcome, replayed.reward, replayed.num_steps) == (Outcome.COMPLETED, 1.0, 3)
+    assert replayed.agent is not None
+    assert replayed.agent.asides == 1
+
+
+def test_a_side_call_that_cannot_be_answered_is_the_policys_failure() -> None:
+    row = play(*replies("TITLE a greeting"), "agent.side_calls=answer")
+    assert (row.outcome, row.num_steps) == (Outcome.POLICY_ERROR, 1)
+    assert row.error is not None
+    assert "the agent asks for one more (request 2)" in row.error.message
 
 
 def test_what_an_agent_says_differs_does_not_count_in_a_replay() -> None:

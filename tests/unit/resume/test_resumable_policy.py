@@ -66,6 +66,38 @@ def request(text: str) -> LLMRequest:
     return LLMRequest([{"role": "user", "content": text}])
 
 
+async def test_an_answer_to_a_side_call_is_logged_and_given_again_once_wherever_it_comes(tmp_path: Path) -> None:
+    begun = LoggedEpisode("e1", "t", attempt=0, retry=0, seed=1, started_at=1.0)
+    log, client, events = AnswerLog(tmp_path, begun), Client(), Told()
+    log.begin(())
+    policy = ResumablePolicy(client, log, events=events)
+    aside = LLMRequest([{"role": "user", "content": "title"}], origin=Origin("messages", lane="side-1", is_aside=True))
+    assert (await policy(request("one"))).text == "new 1"
+    assert (await policy.answer_aside(aside)).text == "new 2"
+    assert events.answers == ["new 1", "new 2"]
+
+    [left] = logged_episodes(tmp_path)
+    assert (len(left.exchanges), len(left.ahead)) == (1, 1)
+    for order in ("aside first", "aside last"):
+        again, told = Client(), Told()
+        own = LoggedEpisode(order, "t", attempt=0, retry=1, seed=1, started_at=2.0, parent="e1")
+        second = AnswerLog(tmp_path / order, own)
+        second.begin(left.exchanges, left.ahead)
+        policy = ResumablePolicy(again, second, earlier=left.exchanges, ahead=left.ahead, events=told)
+        if order == "aside last":
+            assert (await policy(request("one"))).text == "new 1"
+            assert (await policy(request("two"))).text == "new 1"
+        assert (await policy.answer_aside(aside)).text == "new 2"
+        if order == "aside first":
+            assert (await policy(request("one"))).text == "new 1"
+            assert (await policy(request("two"))).text == "new 1"
+        assert again.asked == ["two"]
+        assert told.answers == ["new 1"], "nothing else is paid for again"
+        assert told.usage.cost == 3.0
+        assert (await policy.answer_aside(aside)).text == "new 2", "asked anew, it is another call"
+        assert again.asked == ["two", "title"]
+
+
 EARLIER = [
     Exchange(serialize_llm_request(request(f"q{number} at 12:00:0{number}")), LLMResponse.from_text(f"a{number}"))
     for number in range(3)

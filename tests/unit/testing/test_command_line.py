@@ -77,12 +77,14 @@ def test_columns_of_two_parts(run: Run) -> None:
     assert "def test_" not in done.stderr, "no code of the suite"
 
 
+@pytest.mark.nightly
 def test_options_of_the_part(run: Run) -> None:
     done = run("collector", "my_parts.Kept", "--option", "folder={tmp}/x", "--option", "number=3")
     assert done.returncode == 0, done.stderr
     assert "| concurrent episodes are kept apart | yes |" in done.stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_a_test_file_of_the_users_own(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(SUITE)
     done = run("tracker", "test_mine.py")
