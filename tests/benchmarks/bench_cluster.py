@@ -3,8 +3,8 @@
 Run by hand: `python -m tests.benchmarks.bench_cluster [--latency 1] [--episodes 300]`. Episodes are in memory, as in
 `bench_load`: the policy takes the time, so that one machine can stand for several.
 
-Rows `slots`: hosts of 10 slots each, `--waves` times as many episodes as three hosts have; ideal is 1 : 1/2 : 1/3 of
-the time. Row `at once`: so many episodes at once on three hosts, beside the same ones `here`; ideal is
+Rows `slots`: hosts of 10 slots each, `--waves` times 60 episodes, which fill one, two and three of them; ideal is
+1 : 1/2 : 1/3 of the time. Row `at once`: so many episodes at once on three hosts, beside the same ones `here`; ideal is
 `episodes / latency` steps per second. Rows `here` and `ray` without latency: for the processor time of the run per step
 and per episode. The clock runs from when all hosts are ready. Each row says the load average, of other programs, too.
 """
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency", type=float, default=1.0)
     parser.add_argument("--episodes", type=int, default=300)
-    parser.add_argument("--waves", type=int, default=2)
+    parser.add_argument("--waves", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=1, help="how often the rows are measured, in turns")
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
@@ -147,14 +147,12 @@ def main() -> None:
 
 
 def _slots(on: On, waves: int, latency: float) -> None:
-    first = 0.0
+    first, episodes = 0.0, 10 * math.lcm(*range(1, NODES + 1)) * waves
     for nodes in range(1, NODES + 1):
         concurrency = 10 * nodes
-        played = measure(
-            on(nodes, 10), episodes=10 * NODES * waves, concurrency=concurrency, latency=latency, hosts=nodes
-        )
+        played = measure(on(nodes, 10), episodes=episodes, concurrency=concurrency, latency=latency, hosts=nodes)
         first = first or played.wall_sec
-        of_first, ideal = played.wall_sec / first, 3 * waves / nodes * STEPS[0] * latency
+        of_first, ideal = played.wall_sec / first, episodes / concurrency * STEPS[0] * latency
         _say(f"slots: {nodes} hosts of 10: {played.wall_sec:.1f} s (ideal {ideal:.0f}), {of_first:.3f} of the first")
 
 

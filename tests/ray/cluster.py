@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_niceness": "0",
+    "RAY_worker_register_timeout_seconds": "600",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "5",
     "RAY_health_check_initial_delay_ms": "0",

@@ -129,11 +129,11 @@ def test_a_task_that_kills_hosts_is_found(run: KilledRun, cluster: SmallCluster,
     assert run.begin() == 1, run.said
     final = {row["task_name"]: row for row in run.all_rows}
     assert {name: row["outcome"] for name, row in final.items()} == {
-        "test/task-0": "container_error",
-        "test/task-1": "completed",
-        "test/task-2": "completed",
+        "task-0": "container_error",
+        "task-1": "completed",
+        "task-2": "completed",
     }
-    assert final["test/task-0"]["error"]["type"] == "HostsLostError"
+    assert final["task-0"]["error"]["type"] == "HostsLostError"
 
 
 CANARY = "canary-9b1f5c"
