@@ -25,12 +25,12 @@ from typing import (
     NamedTuple,
     Protocol,
     Self,
-    cast,
     runtime_checkable,
 )
 
 from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
 
+from ares_exp.config.parts import has_members
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.container import Container
 from ares_exp.errors import EpisodeStateError, SnapshotUnsupportedError
@@ -612,21 +612,17 @@ class EnvironmentWrapper(
 
 
 def _capability(env: MinimalEnvironment, kind: type[T]) -> T | None:
-    """Returns `env` typed as the capability `kind`; `None` when it lacks that capability.
-
-    `isinstance` alone takes tens of microseconds with a Protocol, also for a class that derives from it.
-    """
-    return cast("T", env) if kind in type(env).__mro__ or isinstance(env, kind) else None
+    """Returns `env` typed as the capability `kind`; `None` when it lacks that capability."""
+    return env if has_members(env, kind) else None
 
 
-@runtime_checkable
 class _Named(Protocol):
     name: str
 
 
 def _name_of(task: object) -> str | None:
     """Returns the name of a current task; `None` where it has none."""
-    name = task.name if isinstance(task, _Named) else task
+    name = task.name if has_members(task, _Named) else task
     return name if isinstance(name, str) else None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ares_exp.asking.asked_ahead import AskedAhead, ForesightedClient, concurrency_of
 from ares_exp.asking.checked_answer import checked_answer
+from ares_exp.config.parts import has_members
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, PendingRequest, TimeStep
 from ares_exp.errors import PolicyError, PolicyTimeoutError, RefusalError, UnansweredError
 from ares_exp.llms.request import LLMClient
@@ -165,7 +166,7 @@ async def run_episode(
         AgentError, ContainerError, VerifierError: From the environment.
     """
     events = events or EpisodeEvents()
-    client = policy if isinstance(policy, ForesightedClient) else _foresighted(policy, events)
+    client = policy if has_members(policy, ForesightedClient) else _foresighted(policy, events)
     async with EnvironmentWrapper(environment) as env:
         time_step = await env.reset()
         async with _looking_ahead(env, client, time_step):

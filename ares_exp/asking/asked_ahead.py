@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from ares_exp.cancellation import finish
+from ares_exp.config.parts import has_members
 from ares_exp.environment import MAIN_LANE, PendingRequest
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -37,7 +38,7 @@ class ConcurrentClient(LLMClient, Protocol):
 
 def concurrency_of(client: LLMClient) -> int:
     """Returns how many requests of one episode the client may be asked at once; 1 when it does not say."""
-    return client.max_concurrency_per_episode if isinstance(client, ConcurrentClient) else 1
+    return client.max_concurrency_per_episode if has_members(client, ConcurrentClient) else 1
 
 
 @runtime_checkable

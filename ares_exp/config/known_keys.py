@@ -37,7 +37,9 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
         return _did_you_mean(below[:_SHOWN_OPTIONS])
     elsewhere = _arguments_by_option([word.partition(".")[0]] if above else GROUPS)
     if owners := _owners(word, elsewhere):
-        return f" It is an argument of {owners}: choose that option, too."
+        chosen = [choice for choice in _choices(argv) if choice.startswith(f"{word.partition('.')[0]}=")]
+        remedy = f"; `{chosen[0]}` does not take it." if chosen else ": choose that option, too."
+        return f" It is an argument of {owners}{remedy}"
     if same := [key for key in known if _last(key) == last and key != word]:
         return _did_you_mean(same[:1])
     for keys in elsewhere.values():

@@ -7,7 +7,11 @@ import inspect
 import types
 from typing import Any, TypeVar
 
+from typing_extensions import TypeIs, get_protocol_members
+
 C = TypeVar("C")
+
+_ABSENT = object()
 
 
 def completed(part: object, contract: type[C]) -> C:
@@ -25,6 +29,35 @@ def completed(part: object, contract: type[C]) -> C:
     key: Any = contract
     view: C = _view_class(key)(part)
     return view
+
+
+def has_members(part: object, contract: type[C]) -> TypeIs[C]:
+    """Whether `part` has the members of `contract`, a Protocol.
+
+    As `isinstance`, which looks at every member every time (15 µs before Python 3.12): here a class is looked at once,
+    and of an instance only what its class lacks.
+    """
+    kind: Any = type(part)
+    key: Any = contract
+    lacking = _lacking(kind, key)
+    return not lacking or all(_counts(getattr(part, name, _ABSENT), name, contract) for name in lacking)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
+    """Returns the members of a Protocol that a class does not have."""
+    if contract in kind.__mro__:
+        return ()
+    found = {
+        name: next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _ABSENT)
+        for name in get_protocol_members(contract)
+    }
+    return tuple(name for name, member in found.items() if not _counts(member, name, contract))
+
+
+def _counts(member: object, name: str, contract: Any) -> bool:
+    """Whether something is a member: a method that is `None` is none."""
+    return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 
 def kind_of(part: object) -> Any:

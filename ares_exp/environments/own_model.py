@@ -209,9 +209,11 @@ class OwnModel:
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
-    def failed(self, error: BaseException) -> VerifierError:
-        """Makes the error of a client that raised."""
-        return self.error(f"{self.name} (`{self.key}`) could not answer: {type(error).__name__}: {self.message(error)}")
+    def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
+        """Makes the error of a client that raised; `unread`: what it said before, which was not `expected`."""
+        why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
+        message = f"{type(error).__name__}: {self.message(error)}"
+        return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def late(self) -> VerifierError:
         """Makes the error of an answer that did not come in time."""
@@ -272,7 +274,10 @@ class EpisodeModel:
         except self._model.error:
             raise
         except (Exception, SystemExit) as error:
-            raise (self._model.late() if limit.expired() else self._model.failed(error)) from error
+            if limit.expired():
+                raise self._model.late() from error
+            unread = responses[-1].text if responses and not isinstance(error, RefusalError) else None
+            raise self._model.failed(error, expected=reading.expected, unread=unread) from error
         finally:
             recorded = reading.to_record(answer) if answer is not None else None
             await self._write(question, responses, recorded, time.perf_counter() - began)

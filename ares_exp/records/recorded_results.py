@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ares_exp.errors import ConfigError
-from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult
 from ares_exp.records.run_dir import open_regular
 
@@ -63,9 +63,12 @@ def read_results(path: Path) -> RecordedResults:
     return RecordedResults(tuple(results), torn=False, whole_bytes=whole_bytes)
 
 
+_COUNTS = tuple(field.name for field in fields(Usage))
+
+
 def is_countable(answer: LLMResponse) -> bool:
     """Whether cost and usage of an answer can be summed, and the sums read back. The answer is untrusted."""
-    counts = [getattr(answer.usage, field.name) for field in fields(answer.usage)]
+    counts = [getattr(answer.usage, name) for name in _COUNTS]
     is_counted = all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
     return is_counted and isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
 

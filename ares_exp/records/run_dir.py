@@ -75,7 +75,12 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
     Raises:
         OSError: The disk is full, or another failure; the file is unchanged.
     """
-    append_text(path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT, sync=True)
+    append_encoded(path, *map(dump_json, lines))
+
+
+def append_encoded(path: Path, *lines: str) -> None:
+    """As `append_lines`, of lines that `dump_json` has made."""
+    append_text(path, "".join(f"{line}\n" for line in lines), flags=os.O_CREAT, sync=True)
 
 
 def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) -> None:
@@ -299,9 +304,9 @@ class RunDir:
         """Writes indented JSON, atomically."""
         write_atomically(path, dump_json(data, indent=2) + "\n")
 
-    def append_episodes(self, *rows: Mapping[str, Any]) -> None:
-        """Appends lines to `episodes.jsonl`."""
-        append_lines(self.episodes, *rows)
+    def append_episodes(self, *rows: str) -> None:
+        """Appends rows, each encoded by `dump_json`, to `episodes.jsonl`."""
+        append_encoded(self.episodes, *rows)
 
 
 @contextmanager

@@ -139,6 +139,9 @@ class LoggedEpisode:
         )
 
 
+_HEAD_FIELDS = tuple(field.name for field in fields(LoggedEpisode) if field.name not in _CONTENT)
+
+
 class _Exchanges:
     """The exchanges of a log, as its lines bring them.
 
@@ -202,8 +205,7 @@ class AnswerLog:
             Whether it could.
         """
         self._encoder, self._count, self._ahead = StepEncoder(), 0, len(ahead)
-        names = (field.name for field in fields(self._episode) if field.name not in _CONTENT)
-        head = {name: getattr(self._episode, name) for name in names}
+        head = {name: getattr(self._episode, name) for name in _HEAD_FIELDS}
         head |= {"taken_over": len(taken_over), "schema_version": 3}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
@@ -248,10 +250,10 @@ class AnswerLog:
         if not self._broken:
             self._append(dump_json({"applied": number}))
 
-    def end(self, result: EpisodeResult) -> None:
-        """Writes the result of the episode; it survives `kill -9` when this returns."""
+    def end(self, row: str) -> None:
+        """Writes the row of the episode, a line of JSON; it survives `kill -9` when this returns."""
         if not self._broken:
-            self._append(dump_json({"result": result.to_dict()}))
+            self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
         """Reads back what it holds; `None` when it could not be written, or cannot be read. Blocking."""

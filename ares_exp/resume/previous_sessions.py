@@ -28,7 +28,7 @@ from ares_exp.records.results import (
     Replayed,
     final_results,
 )
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.resume.answer_log import SUFFIX, LoggedEpisode, answers, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed
 
@@ -109,7 +109,7 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
         for log in sorted(lost, key=lambda one: one.retry)
     ]
     for result in new:
-        run_dir.append_episodes(result.to_dict())
+        run_dir.append_episodes(dump_json(result.to_dict()))
     results += new
     return PreviousSessions(tuple(results), tuple(new), _latest(run_dir, logs, results, never), wall_sec)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ares_exp.asking.asked_ahead import NO_CALL, AskedAhead, concurrency_of, is_asked_ahead
 from ares_exp.asking.checked_answer import checked_answer
 from ares_exp.cancellation import in_thread
+from ares_exp.config.parts import has_members
 from ares_exp.environment import PendingRequest
 from ares_exp.errors import PolicyError, RefusalError, ResumeDivergedError, UnansweredError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -109,7 +110,7 @@ class ResumablePolicy:
         self._on_divergence = on_divergence
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
-        self._advance = client.advance if isinstance(client, AdvancingClient) else _stay
+        self._advance = client.advance if has_members(client, AdvancingClient) else _stay
         self._asked = AskedAhead(
             self._ask,
             concurrency=concurrency_of(client),

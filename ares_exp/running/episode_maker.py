@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,8 @@ from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.running_episode import RunningEpisode
 from ares_exp.snapshots.nearest import nearest_snapshot
-from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.normalisers import with_own
+from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
+from ares_exp.trajectories.normalisers import Normaliser, with_own
 
 if TYPE_CHECKING:
     from ares_exp.environments.playing_again import EpisodeStart
@@ -52,6 +53,7 @@ class EpisodeMaker:
         self._parts = components
         self._settings = settings
         self._gate = gate or Gate()
+        self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
         """Makes environment and policy of an episode. Starts nothing; the rollout loop closes the environment.
@@ -134,6 +136,7 @@ class EpisodeMaker:
             start_time=episode.started_at,
             metadata=metadata,
             listener=episode,
+            ends=self._ends,
         )
 
     def _make_client(self, episode: RunningEpisode) -> LLMClient:
@@ -242,10 +245,15 @@ class ResumableEpisodeMaker(EpisodeMaker):
             events=episode,
             may_ask=self._may_ask(episode),
             on_divergence=self._settings.resume_diverged,
-            normalisers=with_own(self._parts.playing_agent.normalisers),
+            normalisers=self._normalisers,
         )
         episode.given_again = policy.given_again
         return policy
+
+    @functools.cached_property
+    def _normalisers(self) -> Sequence[Normaliser]:
+        """What may differ between two requests that are the same."""
+        return with_own(self._parts.playing_agent.normalisers)
 
     def begin_log(self, planned: PlannedEpisode, *, started_at: float) -> AnswerLog:
         """Creates the answer log of an episode, in place of the log of the try that it continues. Blocking."""

@@ -18,6 +18,7 @@ from ares_exp.errors import BudgetExhaustedError, ConfigError, HostLostError, Re
 from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import ANSWERS_USED_UP, UNFINISHED, EpisodeResult, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_summary import RunSummary
@@ -27,7 +28,6 @@ from ares_exp.rollout import run_episode
 from ares_exp.running.budget import Budget, BudgetMeter
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import ResumableEpisodeMaker
-from ares_exp.running.gathered_calls import GatheredCalls
 from ares_exp.running.gc_pause import collecting_seldom
 from ares_exp.running.live_settings import LiveSettings
 from ares_exp.running.live_status import LiveStatus
@@ -451,7 +451,7 @@ class Experiment:
             logger.warning(
                 "%s (attempt %d) has reward %s: %s", result.task_name, result.attempt, result.reward, result.note
             )
-        await self._rows.put((episode, result))
+        await asyncio.shield(self._rows.put((episode, result)))
         self._live.finished(result)
         self._progress.episode_finished(result)
         if episode.retry is not None:
@@ -469,7 +469,7 @@ class Experiment:
             if episode.begins_anew:
                 assert episode.retry is not None
                 self._maker.begin_log(episode.retry.planned, started_at=0.0)
-        rows = [result.to_dict() for _, result in ended]
+        rows = [episode.row_of(result) for episode, result in ended]
         if not self._guard("Writing the rows of results", lambda: self._run_dir.append_episodes(*rows)):
             self._unwritten_rows += len(rows)
             return

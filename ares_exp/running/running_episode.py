@@ -13,6 +13,7 @@ from ares_exp.executors.executor import Place
 from ares_exp.executors.here import Here
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult, Replayed
+from ares_exp.records.run_dir import dump_json
 from ares_exp.resume.answer_log import AnswerLog, answers
 from ares_exp.resume.episode_plan import PlannedEpisode
 from ares_exp.resume.resumable_policy import GivenAgain
@@ -76,6 +77,7 @@ class RunningEpisode(EpisodeEvents):
     retry: Retry | None = None
     is_cancelled: bool = False
     limited: LimitedEnvironment | None = field(default=None, repr=False)
+    _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
         """Returns the environment's report; an empty one before the environment is made."""
@@ -123,12 +125,18 @@ class RunningEpisode(EpisodeEvents):
         if self.recorder is not None:
             self.recorder.pay(self, answer)
 
-    def reached_last(self, last: TimeStep[Any]) -> None:
+    def reached_last(self, last: TimeStep[Any], *, end_time: float) -> None:
         """Writes the result to the answer log, so that it survives a crash while the trajectory is written."""
-        self.last = last
+        self.last, self.finished_at = last, end_time
         result = self.to_result(None)
         if self.log is not None and result.outcome in ANSWERS_USED_UP:
-            self.log.end(result)
+            self.log.end(self.row_of(result))
+
+    def row_of(self, result: EpisodeResult) -> str:
+        """Returns the line of a result, which is encoded once if it is the same at LAST and when all is recorded."""
+        if self._row is None or self._row[0] != result:
+            self._row = result, dump_json(result.to_dict())
+        return self._row[1]
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
         """Keeps the trajectory that the collectors recorded, the number of their failures and the episode's end."""

@@ -46,7 +46,7 @@ class ScoredSource(StandIn, SourceBase):
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
         """Makes the environment of one episode, which is scored at its end."""
-        return ScoringEnvironment(self._source.make(task_name, parts), self._rules, parts)
+        return ScoringEnvironment(self._source.make(task_name, parts), self._rules, parts, task_name=task_name)
 
     @property
     def needs_container(self) -> bool:  # noqa: D102

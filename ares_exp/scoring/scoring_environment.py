@@ -42,23 +42,28 @@ class ScoringEnvironment(EnvironmentWrapper):
     the step raise, as a verifier that fails does. An episode that a limit cut short is scored where it is verified.
     """
 
-    def __init__(self, env: MinimalEnvironment, rules: ScoringRules, parts: EpisodeParts) -> None:
+    def __init__(
+        self, env: MinimalEnvironment, rules: ScoringRules, parts: EpisodeParts, *, task_name: str | None = None
+    ) -> None:
         """Scores the episodes of `env`.
 
         Args:
             env: What is played.
             rules: The scorers and their weights.
             parts: What `env` was made from.
+            task_name: What scorers are told; by default what `env` reports, or its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             LimitedEnvironment(env, parts.limits),
             EpisodeCollector(),
             episode_id=parts.episode_id,
+            task_name=task_name,
             metadata={"attempt": parts.attempt, "seed": parts.seed},
         )
         super().__init__(self._collected)
         self._rules = rules
         self._parts = parts
+        self._task_name = task_name
         self._clear()
         self.hold_container()
 
@@ -91,7 +96,7 @@ class ScoringEnvironment(EnvironmentWrapper):
         """Makes environments that continue from here, each scored by itself."""
         forks = await super().fork(n, diversify=diversify)
         parts = replace(self._parts, episode_id=None)
-        return [ScoringEnvironment(fork, self._rules, parts) for fork in forks]
+        return [ScoringEnvironment(fork, self._rules, parts, task_name=self._task_name) for fork in forks]
 
     def report(self) -> EpisodeReport:
         """The wrapped environment's, with the scores, and what the scorers took and spent."""

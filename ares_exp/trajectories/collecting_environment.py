@@ -14,6 +14,7 @@ from ares_exp.environment import EnvironmentWrapper, LimitName, MinimalEnvironme
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collector_guard import CollectorGuard
@@ -28,13 +29,33 @@ from ares_exp.trajectories.records import (
 
 END_TIMEOUT_SEC = 10.0
 """How long a cancelled caller waits for the collectors to finish writing."""
+ENDED_AT_ONCE = 4
+"""How many threads end episodes at the same time: their syncs to disk become one there."""
+
+
+class EpisodeEnds(GatheredCalls[Callable[[], None]]):
+    """Ends of episodes, in threads: collectors may write files."""
+
+    def __init__(self) -> None:
+        """None yet. Several environments may share it, on whatever event loops."""
+        super().__init__(_call_all, at_once=ENDED_AT_ONCE)
+
+
+def _call_all(ends: Sequence[Callable[[], None]]) -> None:
+    for end in ends:
+        end()
 
 
 class EpisodeListener(Protocol):
     """Hears how the episodes of a collecting environment end."""
 
-    def reached_last(self, last: TimeStep[Any]) -> None:
-        """The LAST step was reached; its episode has not been ended yet, which may take collectors a while."""
+    def reached_last(self, last: TimeStep[Any], *, end_time: float) -> None:
+        """The LAST step was reached; its episode has not been ended yet, which may take collectors a while.
+
+        Args:
+            last: The step.
+            end_time: End of the episode, in epoch seconds.
+        """
         ...
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
@@ -68,6 +89,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         start_time: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         listener: EpisodeListener | None = None,
+        ends: EpisodeEnds | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Records `env`.
@@ -80,6 +102,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             start_time: Start of the first episode, in epoch seconds; by default, and of others, that of its reset.
             metadata: What else is to be kept of each episode, JSON-ready, where the collector takes it.
             listener: Hears how an episode ends.
+            ends: Where episodes end; those of environments that share it, and end together, share a thread's call.
             clock: Gives epoch seconds.
 
         Raises:
@@ -93,6 +116,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._start_time = start_time
         self._metadata = freeze(metadata or {})
         self._listener = listener
+        self._ends = ends or EpisodeEnds()
         self._clock = clock
         self._active = False
         self._step_index = 0
@@ -245,29 +269,36 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._waiting_since = time.perf_counter()
 
     async def _end_at(self, last: TimeStep[Any]) -> None:
+        end_time = self._clock()
         if self._listener is not None:
-            self._listener.reached_last(last)
+            self._listener.reached_last(last, end_time=end_time)
         report = self.report()
-        await self._end(ending(last, limit=report.truncated_by, note=report.limit_note), rewards=report.rewards)
+        ended = ending(last, limit=report.truncated_by, note=report.limit_note)
+        await self._end(ended, rewards=report.rewards, end_time=end_time)
 
     async def _end(
-        self, ended: Ending, unfinished: StepRecord | None = None, *, rewards: Mapping[str, float] | None = None
+        self,
+        ended: Ending,
+        unfinished: StepRecord | None = None,
+        *,
+        rewards: Mapping[str, float] | None = None,
+        end_time: float | None = None,
     ) -> None:
         """Ends the episode under way, if any. Collectors may write files, so they are called in a thread."""
         if not self._active:
             return
         self._active = False
         self._waiting_since = None
-        end_time = self._clock()
+        ended_at = self._clock() if end_time is None else end_time
 
         def end() -> None:
-            more: dict[str, Any] = {"end_time": end_time, "unfinished_step": unfinished}
+            more: dict[str, Any] = {"end_time": ended_at, "unfinished_step": unfinished}
             more |= {"rewards": rewards} if rewards else {}
             kept = [sink.end(ended.outcome, ended.error, **more) for sink in self._sinks]
             episodes = (trajectory for trajectory in kept if trajectory is not None)
             self.trajectory = max(episodes, key=lambda trajectory: trajectory.num_steps, default=None)
 
-        writing = asyncio.get_running_loop().run_in_executor(None, end)
+        writing = self._ends.put(end)
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -275,7 +306,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             raise
         finally:
             if self._listener is not None:
-                self._listener.recorded(self.trajectory, self.collector_failures, end_time=end_time)
+                self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
 
 
 class _Unfinished(NamedTuple):

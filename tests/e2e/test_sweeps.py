@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.ctl.command_line import main as ctl
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint
 
@@ -176,7 +177,10 @@ def side_by_side(tmp_path: Path) -> Iterator[Sweep]:
 
 
 @pytest.mark.once
-def test_ctrl_c_ends_jobs_in_other_processes(side_by_side: Sweep) -> None:
+def test_orders_and_ctrl_c_reach_jobs_in_other_processes(side_by_side: Sweep) -> None:
+    assert ctl([str(side_by_side.folder), "pause", "--wait", "60"]) == 0
+    noted = [json.loads(path.read_text()) for path in side_by_side.folder.glob("[01]/control.jsonl")]
+    assert [(line["verb"], line["outcome"]) for line in noted] == [("pause", "done")] * 2
     os.killpg(side_by_side.process.pid, signal.SIGINT)
     out, _ = side_by_side.process.communicate(timeout=60)
     assert side_by_side.process.returncode == 130, out

@@ -1,6 +1,6 @@
-"""Runs of 30 episodes at once that are paused, and killed meanwhile: nothing is asked twice, nothing is lost.
+"""Runs of many episodes at once that are paused, and killed meanwhile: nothing is asked twice, nothing is lost.
 
-`python -m tests.soak.held_runs [BACKEND]` prints a line for each.
+`python -m tests.soak.held_runs [docker|local|ray] [AT_ONCE]` prints a line for each; `ray`: on a cluster of two nodes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ares_exp.control.status import RunStatus, read_status
 from ares_exp.ctl.command_line import main as ctl
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.killed_run import PLAIN, KilledRun, make_tasks
+from tests.leaks import wait_until
 
-AT_ONCE, PLANNED = 30, 45
+AT_ONCE = 30
 PATIENCE_SEC = 600.0
 PAUSE_SEC, LIMIT_SEC = 20.0, 5.0
 """How long a run is held, and how long its agents may take."""
@@ -29,16 +31,39 @@ PAUSE_SEC, LIMIT_SEC = 20.0, 5.0
 Played = tuple[KilledRun, Future[int]]
 
 
+@dataclass(frozen=True)
+class Case:
+    """What is played.
+
+    Attributes:
+        folder: Where.
+        backend: Of the containers.
+        at_once: Episodes at once; half as many again wait.
+        overrides: More of the command line.
+    """
+
+    folder: Path
+    backend: str
+    at_once: int
+    overrides: Sequence[str] = ()
+
+    @property
+    def attempts(self) -> int:
+        """Of each of the three tasks."""
+        return self.at_once // 2
+
+
 @contextmanager
-def played(folder: Path, backend: str, *overrides: str, at_once: int = AT_ONCE) -> Iterator[Played]:
+def played(case: Case) -> Iterator[Played]:
     """A run with so many episodes under way, each with a request that is not answered."""
+    folder = case.folder
     folder.mkdir()
     make_tasks(folder, (PLAIN,) * 3)
     with CountingEndpoint() as endpoint, ThreadPoolExecutor(1) as pool:
-        words = (f"concurrency={at_once}", f"attempts={PLANNED // 3}", "policy.max_concurrency=100", *overrides)
-        run = KilledRun(folder, endpoint, backend, words, PATIENCE_SEC)
+        limits = (f"concurrency={case.at_once}", f"attempts={case.attempts}", "policy.max_concurrency=100")
+        run = KilledRun(folder, endpoint, case.backend, (*limits, *case.overrides), PATIENCE_SEC)
         endpoint.answering.clear()
-        reached = endpoint.when(at_once)
+        reached = endpoint.when(case.at_once)
         playing = pool.submit(run.begin)
         try:
             until(playing, reached.is_set)
@@ -83,35 +108,38 @@ def counted(run: KilledRun) -> str:
     """Checks a run that has ended."""
     twice = [turn for turn, times in run.endpoint.asked.items() if times > 1]
     outcomes = {row["outcome"] for row in run.final.values()}
-    assert (twice, len(run.final), outcomes) == ([], PLANNED, {"completed"}), (twice, len(run.final), outcomes)
-    assert run.left() == []
-    return f"{run.endpoint.asked.total()} requests, none twice, {PLANNED} of {PLANNED} attempts scored"
+    planned = run.summary["planned"]
+    assert (twice, len(run.final), outcomes) == ([], planned, {"completed"}), (twice, len(run.final), outcomes)
+    assert wait_until(lambda: run.left() == []), run.left()
+    return f"{run.endpoint.asked.total()} requests, none twice, {len(run.final)} of {planned} attempts scored"
 
 
-def drained(folder: Path, backend: str) -> str:
+def drained(case: Case) -> str:
     """Pauses it; all that play end, nothing begins, and it is killed then."""
-    with played(folder, backend) as (run, playing):
+    with played(case) as (run, playing):
         order(run, "pause")
         run.endpoint.answering.set()
         until(playing, lambda: status(run).state == "paused")
-        assert (status(run).running, status(run).queued, len(run.all_rows)) == (0, PLANNED - AT_ONCE, AT_ONCE)
+        found = status(run).running, status(run).queued, len(run.all_rows)
+        assert found == (0, 3 * case.attempts - case.at_once, case.at_once), found
         return f"pause: {killed_and_resumed(run, playing)}"
 
 
-def held(folder: Path, backend: str) -> str:
+def held(case: Case) -> str:
     """Pauses it `--now`; what was asked is answered, nothing more is asked, and it is killed then."""
-    with played(folder, backend) as (run, playing):
+    with played(case) as (run, playing):
         order(run, "pause", "--now")
         run.endpoint.answering.set()
-        until(playing, lambda: sum(one.num_steps for one in status(run).episodes) == AT_ONCE)
+        until(playing, lambda: sum(one.num_steps for one in status(run).episodes) == case.at_once)
         time.sleep(PAUSE_SEC / 4)
-        assert run.endpoint.asked.total() == AT_ONCE
+        assert run.endpoint.asked.total() == case.at_once
         return f"pause --now: {killed_and_resumed(run, playing)}"
 
 
-def without_limits(folder: Path, backend: str) -> str:
+def without_limits(case: Case) -> str:
     """Holds it for longer than its agents may take; few at once, so that what is not held is well within the limit."""
-    with played(folder, backend, f"agent_timeout_sec={LIMIT_SEC:g}", at_once=2) as (run, playing):
+    limited = replace(case, at_once=2, overrides=(*case.overrides, f"agent_timeout_sec={LIMIT_SEC:g}"))
+    with played(limited) as (run, playing):
         order(run, "pause", "--now")
         run.endpoint.answering.set()
         asked = run.endpoint.asked.total()
@@ -127,9 +155,19 @@ def without_limits(folder: Path, backend: str) -> str:
 def main() -> None:
     """Prints the lines."""
     backend = sys.argv[1] if len(sys.argv) > 1 else "local"
-    with tempfile.TemporaryDirectory(prefix="held-") as temporary:
+    at_once = int(sys.argv[2]) if len(sys.argv) > 2 else AT_ONCE
+    with tempfile.TemporaryDirectory(prefix="held-") as temporary, ExitStack() as stack:
+        overrides: Sequence[str] = ()
+        if backend == "ray":
+            from tests.ray.cluster import SmallCluster
+            from tests.ray.runs import on
+
+            cluster = SmallCluster(2)
+            stack.callback(cluster.close)
+            backend, overrides = "local", on(cluster)
         for measured in (drained, held, without_limits):
-            print(measured(Path(temporary) / measured.__name__, backend), flush=True)
+            folder = Path(temporary) / measured.__name__
+            print(measured(Case(folder, backend, at_once, overrides)), flush=True)
 
 
 if __name__ == "__main__":

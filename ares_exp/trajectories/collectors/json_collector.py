@@ -154,8 +154,8 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
     def _refuse_taken(self, episode_id: str) -> None:
         for suffix in (self.suffix, *self.exports):  # that of a partial file is seen when it is made
-            path = self.output_dir / f"{episode_id}{suffix}"
-            if path.exists():
+            path = f"{self.output_dir}/{episode_id}{suffix}"
+            if os.path.exists(path):  # noqa: PTH110 - a Path for each episode costs more than the look
                 raise _taken(episode_id, path)
 
     def _forget(self, episode_id: str) -> None:
@@ -166,5 +166,5 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._directory.release(episode_id)
 
 
-def _taken(episode_id: str, path: Path) -> FileExistsError:
+def _taken(episode_id: str, path: Path | str) -> FileExistsError:
     return FileExistsError(f"Expected a new episode id, got {episode_id!r}: {path} is there already.")

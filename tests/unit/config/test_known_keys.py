@@ -39,6 +39,7 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("model", [], f" Did you mean `policy.model`, an argument of {MODELS}?"),
         ("env.dataste", ["env=swebench"], " Did you mean `env.dataset`?"),
         ("env.matchs", ["env=nim"], " Did you mean `env.matches`?"),
+        ("env.matches", ["env=harbor"], " It is an argument of `env=nim`; `env=harbor` does not take it."),
         ("env.matches", [], " It is an argument of `env=nim`: choose that option, too."),
         (
             "env.oracle.modl",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory
 from ares_exp.agents.shell_agent import ShellAgent, ShellAgentFactory
-from ares_exp.config.parts import import_name, name_of
+from ares_exp.config.parts import has_members, import_name, name_of
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environments.source import SourceBase, as_source
 from ares_exp.errors import ConfigError
@@ -119,3 +119,64 @@ def test_a_backend_without_snapshots_says_so() -> None:
 
     with pytest.raises(ConfigError, match="container=moon cannot capture"):
         as_container_factory(Moon()).check_snapshots()  # type: ignore[arg-type]
+
+
+class Timer(Protocol):
+    """A contract with a method and a value."""
+
+    left: float | None
+
+    def wait(self) -> None: ...
+
+
+class Whole:
+    left = None
+
+    def wait(self) -> None: ...
+
+
+class WithAValueOfItsOwn:
+    def __init__(self) -> None:
+        self.left = None
+
+    def wait(self) -> None: ...
+
+
+class WithoutMethod(WithAValueOfItsOwn):
+    wait = None  # type: ignore[assignment]
+
+
+class WithoutValue:
+    def wait(self) -> None: ...
+
+
+class Derived(Timer):
+    pass
+
+
+class Failing(WithoutValue):
+    @property
+    def left(self) -> float:
+        raise RuntimeError("looked at")
+
+
+@pytest.mark.parametrize(
+    ("part", "has"),
+    [
+        (Whole(), True),
+        (WithAValueOfItsOwn(), True),
+        (Derived(), True),
+        (Failing(), True),
+        (WithoutMethod(), False),
+        (WithoutValue(), False),
+        (answer, False),
+    ],
+)
+def test_the_members_of_a_contract_are_found_in_the_class_or_in_the_part(part: object, has: bool) -> None:
+    assert has_members(part, Timer) is has
+
+
+def test_what_one_part_has_of_its_own_is_not_told_of_the_others_of_its_class() -> None:
+    with_value, without = WithoutValue(), WithoutValue()
+    with_value.left = 3.0  # type: ignore[attr-defined]
+    assert [has_members(part, Timer) for part in (without, with_value, without)] == [False, True, False]

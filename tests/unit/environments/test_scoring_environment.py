@@ -15,12 +15,13 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts
+from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ContainerError, EpisodeStateError, ScorerError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.scoring.call import ConfiguredScorer
+from ares_exp.scoring.scored_source import ScoredSource
 from ares_exp.scoring.scorer import ScoredEpisode
 from ares_exp.scoring.scoring_environment import ScoringEnvironment, ScoringRules
 from ares_exp.tasks.harbor import HarborTask
@@ -221,3 +222,34 @@ async def test_a_reward_that_is_no_number_is_not_scored() -> None:
     for _ in range(3):
         last = await env.step(ONE)
     assert (last.step_type, seen) == ("LAST", [])
+
+
+async def test_scorers_are_told_the_task_of_an_environment_that_reports_none() -> None:
+    class Question:
+        async def reset(self) -> TimeStep[LLMRequest]:
+            return restart(LLMRequest([{"role": "user", "content": "capital?"}]))
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            return termination(1.0)
+
+        async def close(self) -> None: ...
+
+    class Questions(SourceBase):
+        path = None
+
+        def load(self, report: object) -> list[str]:
+            return ["france"]
+
+        def check(self, parts: object, *, report: object) -> None:
+            return None
+
+        def make(self, task_name: str, parts: EpisodeParts) -> Any:
+            return Question()
+
+    seen: Seen = []
+    source = ScoredSource(Questions(), ScoringRules((ConfiguredScorer("notes", noting(seen)),)))
+    made = EpisodeParts(LocalContainerFactory(), ShellAgentFactory(), limits=EpisodeLimits(), seed=3)
+    async with source.make("france", made) as env:
+        await env.reset()
+        await env.step(LLMResponse.from_text("Paris"))
+    assert [episode.task_name for episode, _ in seen] == ["france"]

@@ -306,7 +306,10 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) 
             [EndpointTimeoutError("no answer: see policy.timeout_sec")],
             r"EndpointTimeoutError: .* env\.oracle\.timeout_",
         ),
-        (["perhaps", ValueError("x")], "could not answer: ValueError: x"),
+        (
+            ["perhaps", ValueError("x")],
+            r"could not answer: ValueError: x \(asked again: expected yes, no or don't know, got 'perhaps'\)",
+        ),
     ],
 )
 async def test_an_oracle_that_fails_is_neither_the_policys_fault_nor_a_reward(

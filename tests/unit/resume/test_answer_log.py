@@ -14,6 +14,7 @@ import pytest
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.run_dir import dump_json
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, answers, logged_episodes
 from ares_exp.resume.spare_files import MAX_BYTES, SpareFiles
 from ares_exp.trajectories.records import serialize_llm_request
@@ -128,7 +129,7 @@ RESULT = EpisodeResult("fix__0__aa", "fix", 0, 7, Outcome.TRUNCATED, 0.5, reward
 def test_what_an_episode_came_to_is_its_end(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path, EPISODE)
     log.begin(exchanges(2))
-    log.end(RESULT)
+    log.end(dump_json(RESULT.to_dict()))
     [found] = logged_episodes(tmp_path)
     assert (found.result, len(found.exchanges)) == (RESULT, 2)
     log.begin(found.exchanges)

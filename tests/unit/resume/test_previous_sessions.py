@@ -13,7 +13,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeResult, Outcome, Replayed
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.answer_log import AnswerLog, Exchange, LoggedEpisode, logged_episodes
 from ares_exp.resume.episode_plan import PlannedEpisode, episode_seed, plan_episodes
@@ -48,7 +48,7 @@ def leave(run_dir: RunDir, *what: EpisodeResult | LoggedEpisode, answers: int = 
     """Rows, and logs with so many answers."""
     for one in what:
         if isinstance(one, EpisodeResult):
-            run_dir.append_episodes(one.to_dict())
+            run_dir.append_episodes(dump_json(one.to_dict()))
             continue
         written = AnswerLog(run_dir.answers, one)
         exchange = Exchange(serialize_llm_request(LLMRequest([])), ANSWER)
@@ -194,7 +194,7 @@ def test_one_that_had_ended_but_for_its_row(run_dir: RunDir) -> None:
     under_way.begin([])
     under_way.append(LLMRequest([]), ANSWER)
     ended = row("e0", "completed", rewards={"reward": 1.0, "lines": 3.0}, phase_sec={"agent": 2.0}, container_image="i")
-    under_way.end(ended)
+    under_way.end(dump_json(ended.to_dict()))
     earlier = load_previous_sessions(run_dir)
     assert earlier.results == earlier.lost == (ended,)
     assert outcomes(run_dir) == [("e0", "completed")]

@@ -11,7 +11,7 @@ import pytest
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.resume.session import Session, close_session, open_session
 from ares_exp.tasks.recorded_digest import with_files
@@ -158,7 +158,7 @@ def test_seconds_of_all_sessions_are_added_up(run_dir: RunDir) -> None:
     lines = ['{"began": 100.0}', '{"ended": 110.0}', '{"began": 200.0}', '{"beg{"began": 300.0}', '{"began": 400.0}']
     run_dir.sessions.write_text("\n".join([*lines, '{"ended": 401.0}']) + "\n")
     killed = EpisodeResult("a", "fix", 0, 1, Outcome.COMPLETED, 1.0, started_at=201.0, finished_at=205.0)
-    run_dir.append_episodes(killed.to_dict())
+    run_dir.append_episodes(dump_json(killed.to_dict()))
     earlier = opened(run_dir).earlier
     assert earlier is not None
     assert earlier.wall_sec == 16.0

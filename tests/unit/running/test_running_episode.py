@@ -27,9 +27,9 @@ PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 
 def test_whatever_a_component_does_the_row_can_be_read_back(tmp_path: Path) -> None:
     episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
-    run_dir.append_episodes(episode.to_result(AgentError("x" * 5_000_000)).to_dict())
+    run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
     episode.last = TimeStep("LAST", math.nan, 0.0, None)
-    run_dir.append_episodes(episode.to_result(None).to_dict())
+    run_dir.append_episodes(episode.row_of(episode.to_result(None)))
     endless, no_number = read_results(run_dir.episodes).results
     assert endless.error is not None
     assert endless.error.message.endswith("… (5,000,000 characters)")
@@ -101,3 +101,13 @@ async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
     assert (trajectory.outcome, trajectory.error, trajectory.limit) == (row.outcome, row.error, row.limit)
     assert (trajectory.total_reward, trajectory.truncated) == (row.reward, row.outcome is Outcome.TRUNCATED)
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
+
+
+def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
+    episode = RunningEpisode(planned=PLANNED)
+    episode.reached_last(termination(1.0), end_time=episode.started_at + 5.0)
+    row = episode.row_of(episode.to_result(None))
+    assert episode.row_of(episode.to_result(None)) is row
+    assert json.loads(row)["finished_at"] == episode.started_at + 5.0
+    episode.usage.pay(LLMResponse.from_text("too late", usage=Usage(3, 2)))
+    assert json.loads(episode.row_of(episode.to_result(None)))["prompt_tokens"] == 3

@@ -110,6 +110,8 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_within_bounds() 
         JudgeAnswerError, match=r"The judge `q` \(`env.scorers.q.policy`\) could not answer: ServerError"
     ):
         await check_scorer(Judge(policy=Saying(ServerError("down"))), name="q")
+    with pytest.raises(JudgeAnswerError, match=r"down \(asked again: expected lines of the form `Score: N`, got 'very"):
+        await check_scorer(Judge(policy=Saying("very good", ServerError("down"))), name="q")
 
 
 async def test_it_is_paid_for_once_and_its_cost_is_counted(tmp_path: Path) -> None:
