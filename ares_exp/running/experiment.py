@@ -185,8 +185,7 @@ class Experiment:
         finally:
             self._progress.stop()
             await finish(asyncio.to_thread(self._maker.close))
-        num_planned = len(planned) if self._trained is None else len(final_results(self._results))
-        summary = self._summarise(num_planned, earlier.wall_sec + time.monotonic() - began)
+        summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
         return summary
 
@@ -209,6 +208,19 @@ class Experiment:
             self._expect_another,
         )
         await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
+
+    def _num_planned(self) -> int:
+        """Counts the attempts that the run has to have rewards of.
+
+        A training that has ended by itself needs no attempt any more that it cancelled, or, since a kill, did not ask
+        for again.
+        """
+        if self._trained is None:
+            return len(self._planned)
+        final = final_results(self._results)
+        if self._interrupted or self._exhausted is not None:
+            return len(final)
+        return sum(result.outcome not in UNFINISHED for result in final)
 
     def _expect_another(self) -> None:
         self._live.planned += 1

@@ -101,6 +101,8 @@ async def test_what_is_cancelled_ends_and_the_others_go_on(policy: Answers) -> N
         assert [episode.reward async for episode in second] == [1.0]
     outcomes = sorted((row["task_name"], row["outcome"]) for row in rows())
     assert outcomes == [("apple", "cancelled"), ("apple", "cancelled"), ("bread", "completed")]
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["planned"], summary["scored"]) == (1, 1)  # nothing is owed that the trainer does not want
 
 
 async def test_another_attempt_is_played_for_one_that_an_order_takes_off_the_queue(
