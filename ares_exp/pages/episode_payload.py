@@ -10,9 +10,16 @@ from typing import Any
 
 from ares_exp.environment import MAIN_LANE
 from ares_exp.trajectories.commands.diff import step_marks
-from ares_exp.trajectories.commands.episode_printer import as_text, is_text, is_thinking, message_text, piece_text
+from ares_exp.trajectories.commands.episode_printer import (
+    as_text,
+    asked_in,
+    is_text,
+    is_thinking,
+    message_text,
+    piece_text,
+)
 from ares_exp.trajectories.commands.request_change import is_request, request_change
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command_to_dict
+from ares_exp.trajectories.records import AsideRecord, EpisodeTrajectory, StepRecord, command_to_dict, lane_of
 
 NOT_SHOWN = ("origin", "metadata")
 """Fields of a request that are no settings."""
@@ -69,7 +76,7 @@ class _Steps:
         observation = step.observation
         if is_request(observation):
             data |= self._request(position)
-            if (lane := _lane(observation or {})) != MAIN_LANE:
+            if (lane := lane_of(observation or {})) not in (MAIN_LANE, ""):
                 data["lane"] = lane
         elif observation is not None:
             data["observation"] = as_text(observation, indent=2)
@@ -94,6 +101,8 @@ class _Steps:
             data["reply"] = _reply(step.action)
         if step.commands:
             data["commands"] = [command_to_dict(command) for command in step.commands]
+        if step.asides:
+            data["asides"] = [_aside(one) for one in step.asides]
         return data
 
     def _request(self, position: int) -> dict[str, Any]:
@@ -124,10 +133,8 @@ class _Steps:
         return number
 
 
-def _lane(request: Mapping[str, Any]) -> str:
-    origin = request.get("origin")
-    lane = origin.get("lane") if isinstance(origin, Mapping) else None
-    return lane if isinstance(lane, str) and lane else MAIN_LANE
+def _aside(aside: AsideRecord) -> dict[str, Any]:
+    return {"lane": lane_of(aside.request), "asked": asked_in(aside), "reply": _reply(aside.answer)}
 
 
 def _reply(action: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class ExitWatch:
         self._engine = engine
         self._container = container
         self._cause: ExitReason | None = None
+        self._first_process_ended = False
         self._task = asyncio.create_task(self._watch(first_process))
 
     async def cause(self) -> ExitReason | None:
@@ -52,6 +53,8 @@ class ExitWatch:
         dead = self._cause or await self._ask()
         if dead is None:  # the engine may notice an end later than we do
             await asyncio.wait({self._task}, timeout=_DYING_SEC)
+        if dead is None and self._first_process_ended:  # on a busy machine, much later
+            await asyncio.wait({self._task}, timeout=_NOTICED_WITHIN_SEC)
         return dead or self._cause
 
     def close(self) -> None:
@@ -60,6 +63,7 @@ class ExitWatch:
 
     async def _watch(self, first_process: FirstProcess) -> None:
         await first_process.ended()
+        self._first_process_ended = True
         deadline = time.monotonic() + _NOTICED_WITHIN_SEC
         while (dead := await self._ask()) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (polls the engine)
             await asyncio.sleep(_POLL_SEC)

@@ -17,7 +17,7 @@ function stepNode(episode, position, address) {
     el("h3", null, el("a", { href: address ? address(position) : null }, `step ${step.index}`), step.lane ? el("span", { class: "lane", title: "conversation of a part of the agent" }, step.lane) : null,
       el("span", { class: "dim" }, ` ${step.at < 0 ? `${seconds(-step.at)} before the episode` : seconds(step.at)} · ${told.join(" · ")}`)),
     step.reply ? replyNodes(step.reply) : null,
-    (step.commands || []).map(commandNode),
+    (step.commands || []).map(commandNode), (step.asides || []).map(asideNode),
     changes ? changeNodes(changes) : null,
     requestNodes(episode, step),
     step.observation !== undefined ? el("div", { class: "kind request" }, el("h4", null, "observation"), block(step.observation)) : null);
@@ -42,6 +42,11 @@ function commandNode(command) {
   const isWell = command.exit_code === 0;
   return el("div", { class: "kind command" + (isWell ? "" : " bad") }, block("$ " + command.command, "command"),
     el("span", { class: isWell ? "exit" : "exit bad" }, ended(command)), el("span", { class: "dim" }, " " + seconds(command.duration_sec)));
+}
+
+// A call that the agent made beside its work, answered without a step.
+function asideNode(aside) {
+  return el("div", { class: "kind reply" }, fold(`aside ${aside.lane}: ${oneLine(aside.asked, 100)}`, () => el("div", null, block(aside.asked), replyNodes(aside.reply))));
 }
 
 function changeNodes(changes) {
@@ -142,7 +147,7 @@ function episodeView(index, run, row, episode, position) {
 
 function stepText(episode, step) {
   return [...(step.reply ? step.reply.pieces.map((one) => `${one.name || ""} ${one.text}`) : []), ...(step.commands || []).map((one) => one.command),
-    ...(step.edits || []).map(([sign, n]) => (sign === "=" ? "" : episode.messages[n].text)), step.observation || ""].join("\n");
+    ...(step.asides || []).map((one) => [one.asked, ...one.reply.pieces.map((piece) => piece.text)].join("\n")), ...(step.edits || []).map(([sign, n]) => (sign === "=" ? "" : episode.messages[n].text)), step.observation || ""].join("\n");
 }
 
 function factList(facts) {

@@ -93,10 +93,13 @@ class EpisodePrinter:
 
     def _aside(self, aside: AsideRecord) -> None:
         """Prints the last message of a call that took no step, and the beginning of its answer."""
-        messages, pieces = aside.request.get("messages") or (), aside.answer.get("data") or ()
-        said = " ".join(message_text(message) for message in messages[-1:])
-        answered = " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
-        self._line(one_line(f"aside {lane_of(aside.request)}: {said}"), 2, style="dim")
+        pieces = aside.answer.get("data")
+        answered = (
+            " ".join(piece_text(piece) for piece in pieces if not is_thinking(piece))
+            if isinstance(pieces, tuple)
+            else ""
+        )
+        self._line(one_line(f"aside {lane_of(aside.request)}: {asked_in(aside)}"), 2, style="dim")
         self._line(one_line(answered), 4, style="dim")
 
     def _action(self, action: Mapping[str, Any]) -> None:
@@ -307,3 +310,10 @@ def moment(epoch_seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(epoch_seconds))
     except (OverflowError, ValueError, OSError):
         return str(epoch_seconds)
+
+
+def asked_in(aside: AsideRecord) -> str:
+    """Returns the last message of a call that took no step; empty where it has none."""
+    return (
+        message_text(aside.request["messages"][-1]) if is_request(aside.request) and aside.request["messages"] else ""
+    )

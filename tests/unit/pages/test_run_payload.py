@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ares_exp.containers.activity import Aside
+from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.pages.episode_files import HEAD_BYTES, TAIL_BYTES, episode_files
 from ares_exp.pages.episode_payload import episode_payload
@@ -19,6 +21,7 @@ from ares_exp.pages.run_payload import ShownRun
 from ares_exp.statistics.results_document import results_document
 from ares_exp.trajectories.commands.diff import step_marks
 from ares_exp.trajectories.files.episode_file import dump_episode
+from ares_exp.trajectories.records import AsideRecord
 from tests.unit.report.recorded import row, run_of
 from tests.unit.trajectories.chats import chat, with_answer, with_step
 
@@ -72,6 +75,17 @@ def test_pieces_of_a_reply_and_lanes(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [step.get("lane") for step in steps] == [None, "sub-agent", None, None]
     assert all("origin" not in name for step in steps for name, *_ in step.get("settings", ()))
+
+
+def test_calls_without_a_step_are_with_the_step_before_them() -> None:
+    request = LLMRequest([{"role": "user", "content": "A title?"}], origin=Origin("openai-chat", lane="side-1"))
+    aside = AsideRecord.of(Aside(request, LLMResponse.from_text("Bugs")))
+    odd = AsideRecord({"messages": "no list"}, {"data": 3})
+    shown, broken = episode_payload(with_step(chat(), 1, asides=(aside, odd)))["steps"][1]["asides"]
+    assert (shown["lane"], shown["asked"], shown["reply"]["pieces"]) == (
+        "side-1", "A title?", [{"kind": "text", "text": "Bugs"}],
+    )  # fmt: skip
+    assert broken["asked"] == ""
 
 
 def test_what_a_step_adds_is_there_once(tmp_path: Path) -> None:
