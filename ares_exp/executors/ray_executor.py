@@ -117,6 +117,7 @@ class RayExecutor(ExecutorBase):
         self._needs_shared_disk: str | None = None
         self._hosts_lost = 0
         self._is_connected = False
+        self._has_left = threading.Event()
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
         """Connects to the cluster. Backend and agent are checked where environments will be."""
@@ -189,6 +190,7 @@ class RayExecutor(ExecutorBase):
         if self._is_connected:
             self._is_connected = False
             await finish(_leave())
+            self._has_left.set()
 
     async def _end_hosts(self) -> None:
         hosts = [one.host for one in self._placement.hosts]
@@ -213,8 +215,10 @@ class RayExecutor(ExecutorBase):
             await _had_of_ray(
                 lambda: ray.init(address=address, log_to_driver=False, configure_logging=False, **options),
                 within_sec=CONNECT_SEC,
+                thread_stays_until=self._has_left,
             )
         except (Exception, SystemExit) as error:
+            self._has_left.set()
             raise PreflightError(
                 f"Expected a Ray cluster at {address!r}, and there is none that answers ({type(error).__name__}: "
                 f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
@@ -498,8 +502,15 @@ async def _leave() -> None:
         logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
 
 
-async def _had_of_ray(call: Callable[[], T], *, within_sec: float) -> T:
+async def _had_of_ray(
+    call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None
+) -> T:
     """Calls Ray in a thread that nobody waits for at the end: where a cluster is harmed, not every call returns.
+
+    Args:
+        call: The call.
+        within_sec: How long it may take.
+        thread_stays_until: The end of its thread, with which Linux kills the processes that the call has started.
 
     Raises:
         TimeoutError: It did not return in time.
@@ -524,6 +535,8 @@ async def _had_of_ray(call: Callable[[], T], *, within_sec: float) -> T:
             error = raised
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, value, error)
+        if thread_stays_until is not None:
+            thread_stays_until.wait()
 
     threading.Thread(target=run, name="asks Ray", daemon=True).start()
     async with asyncio.timeout(within_sec):

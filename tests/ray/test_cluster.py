@@ -25,6 +25,15 @@ def test_it_is_the_same_run_with_files_that_are_sent(whole: KilledRun, cluster: 
     assert files == {one.relative_to(whole.path / "files").parts[1:] for one in (whole.path / "files").rglob("*")}
 
 
+def test_without_an_address_there_is_a_cluster_of_this_machine(
+    whole: KilledRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with made(tmp_path, "executor=ray", f"executor.join_timeout_sec={PATIENCE_SEC:g}") as run:
+        assert run.begin() == 0, run.said
+        check(run, whole)
+
+
 def test_whatever_dies_it_goes_on(whole: KilledRun, cluster: SmallCluster, tmp_path: Path) -> None:
     """The driver is killed and resumed, the only host is killed, a node joins, and one with episodes loses its power.
 
