@@ -211,8 +211,9 @@ class RayExecutor(ExecutorBase):
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that it takes no signals
+        self._has_left = threading.Event()
         try:
-            await _had_of_ray(
+            await _ask_ray(
                 lambda: ray.init(address=address, log_to_driver=False, configure_logging=False, **options),
                 within_sec=CONNECT_SEC,
                 thread_stays_until=self._has_left,
@@ -232,7 +233,7 @@ class RayExecutor(ExecutorBase):
         empty_since: float | None = None
         while True:
             with suppress(Exception):  # the head may be away for a moment
-                self._follow(await _had_of_ray(_ray().nodes, within_sec=ANSWER_SEC))
+                self._follow(await _ask_ray(_ray().nodes, within_sec=ANSWER_SEC))
             now = time.monotonic()
             was_ready = was_ready or bool(self._placement.hosts)
             if self._placement.hosts or not was_ready:
@@ -475,7 +476,7 @@ class RayConnection(HostConnection):
     async def end(self) -> None:
         """Kills the actor's process."""
         with suppress(Exception):
-            await _had_of_ray(lambda: _ray().kill(self._actor), within_sec=ANSWER_SEC)
+            await _ask_ray(lambda: _ray().kill(self._actor), within_sec=ANSWER_SEC)
 
 
 def _in_short(error: BaseException) -> str:
@@ -496,15 +497,13 @@ async def _leave() -> None:
     """Leaves the cluster. Where Ray does not return in time, the process goes on without waiting for it."""
     shutdown = _ray().shutdown
     try:
-        await _had_of_ray(shutdown, within_sec=LEAVE_SEC)
+        await _ask_ray(shutdown, within_sec=LEAVE_SEC)
     except TimeoutError:
         atexit.unregister(shutdown)  # it would be waited for again
         logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
 
 
-async def _had_of_ray(
-    call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None
-) -> T:
+async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a thread that nobody waits for at the end: where a cluster is harmed, not every call returns.
 
     Args:

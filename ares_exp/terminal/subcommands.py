@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from ares_exp.errors import close_matches
 from ares_exp.terminal.run_command import EXIT_OK, command_parser, guarded
@@ -77,9 +77,9 @@ class CommandModule:
     def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
         """Returns its options, or the words that may stand there."""
         command = cast("Command", import_module(self.module))
-        parser = command_parser("", None)
-        command.add_arguments(parser)
-        return [word for word in _expected(parser, typed, last) if word.startswith(last)]
+        declared = _Declared()
+        command.add_arguments(cast("argparse.ArgumentParser", declared))
+        return [word for word in _expected(declared, typed, last) if word.startswith(last)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +134,43 @@ def _run(command: Command, argv: Sequence[str], program: str) -> int:
     return command.run(parser.parse_intermixed_args(argv))
 
 
-def _expected(parser: argparse.ArgumentParser, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the words that a parser knows of for the place of `last`; none for paths, names and numbers."""
-    options = {word: action for action in parser._actions for word in action.option_strings}
-    positionals = [action for action in parser._actions if not action.option_strings]
+_HELP: Mapping[str, Any] = {"action": "help"}
+
+
+class _Declared:
+    """The arguments that a command declares, kept for completion: it stands in for the parser and for its groups."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Mapping[str, Any]] = {"-h": _HELP, "--help": _HELP}
+        self.positionals: list[Mapping[str, Any]] = []
+
+    def add_argument(self, *names: str, **settings: Any) -> None:
+        """As `ArgumentParser.add_argument`."""
+        if names[0].startswith("-"):
+            self.options |= dict.fromkeys(names, settings)
+        else:
+            self.positionals.append(settings)
+
+    def add_argument_group(self, *_: str) -> Self:
+        """As that of a parser."""
+        return self
+
+    def add_mutually_exclusive_group(self) -> Self:
+        """As that of a parser."""
+        return self
+
+
+def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
+    """Returns the words that a command knows of for the place of `last`; none for paths, names and numbers."""
     place, asks = 0, None
     for word in typed:
-        if asks is None and word not in options:
+        if asks is None and word not in declared.options:
             place += 1
-        asks = options.get(word) if asks is None else None
-        if asks is not None and asks.nargs == 0:
+        asks = declared.options.get(word) if asks is None else None
+        if asks is not None and asks.get("action", "append") != "append":  # it takes no value
             asks = None
     if asks is None and last.startswith("-"):
-        return [*options]
+        return [*declared.options]
     if asks is None:
-        asks = positionals[place] if place < len(positionals) else None
-    return [*map(str, asks.choices)] if asks is not None and asks.choices is not None else []
+        asks = declared.positionals[place] if place < len(declared.positionals) else {}
+    return [*map(str, asks.get("choices") or ())]

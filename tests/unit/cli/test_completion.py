@@ -43,6 +43,14 @@ def test_commands_and_flags(monkeypatch: pytest.MonkeyPatch, line: str, found: l
     assert candidates() == (found, is_hydra_asked)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_flags_completed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    line = f"ares-exp {name} {'list ' if name in ('agents', 'snapshots') else ''}--h"
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.delenv("COMP_POINT", raising=False)
+    assert "--help" in candidates()[0]
+
+
 def test_what_stands_behind_the_cursor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_LINE", "ares-exp sho outputs/first")
     monkeypatch.setenv("COMP_POINT", str(len("ares-exp sho")))

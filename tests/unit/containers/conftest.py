@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,3 +16,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         here = item.path.parent == Path(__file__).parent
         if here and item.path.name not in ON_EVERY_PYTHON and item.get_closest_marker("local"):
             item.add_marker(pytest.mark.once)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def env(temporary: Path) -> dict[str, str]:
+    """The environment of another process that shares that directory, and has no engine."""
+    return {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}

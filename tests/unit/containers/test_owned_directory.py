@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ from ares_exp.containers.leftover import Leftover
 from ares_exp.containers.owned_directory import find_short_lived, short_lived_directory
 from tests.leaks import clean
 
+pytestmark = pytest.mark.usefixtures("temporary")
+
 MAKER = """
 from ares_exp.containers.owned_directory import short_lived_directory
 made = [short_lived_directory(purpose) for purpose in ("build", "verifier")]
@@ -25,18 +26,6 @@ for directory in made:
 print(*(directory.path for directory in made), flush=True)
 input()
 """
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def env(temporary: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import pytest
 from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.containers.shared_directory import SharedDirectory
 from tests.leaks import clean
+
+pytestmark = pytest.mark.usefixtures("temporary")
 
 OTHER = """
 from ares_exp.containers.shared_directory import SharedDirectory
@@ -26,17 +26,6 @@ print("shared", flush=True)
 input()
 held.release()
 """
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def env(temporary: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(temporary), "DOCKER_HOST": "unix:///no/such.sock"}
 
 
 class Other:
