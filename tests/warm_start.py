@@ -1,13 +1,15 @@
 """A process that has imported the command line and forks for each command: `python -m ares_exp` without the imports.
 
 A command runs as it does in a new interpreter: `ares_exp` is `__main__`, arguments, streams, directory and environment
-are those of the client, a process that ends as the command does. Commands of one server have one hash seed, and modules
-that the server has imported are not looked for again. Tests of the start itself and those that send signals start a new
-interpreter. As a script, this file is the server.
+are those of the client, a process that ends as the command does. Commands of one server have one hash seed, modules
+that the server has imported are not looked for again, and what the grammars of Hydra have learned from one composition
+is not learned again. A command ends without the interpreter's own clearing up. Tests of the start itself and those that
+send signals start a new interpreter. As a script, this file is the server.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import marshal
@@ -18,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -103,6 +106,7 @@ def _serve(listening: socket.socket) -> None:
     del sys.path[0]  # the folder of this file
     for name in IMPORTED:
         importlib.import_module(name)
+    _compose_once()
     gc.freeze()  # a command's own collections, and that at its end, would copy all of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
@@ -117,6 +121,15 @@ def _serve(listening: socket.socket) -> None:
             _attend(connection)
             return
         connection.close()
+
+
+def _compose_once() -> None:
+    """Composes the default config, and forgets it: what reads it has been imported and knows its grammars."""
+    from ares_exp.config import hydra_setup, plugins
+
+    hydra_setup.compose_config([])
+    hydra_setup._composed.clear()
+    plugins._installed.cache_clear()
 
 
 def _attend(connection: socket.socket) -> None:
@@ -154,6 +167,20 @@ def _become(request: bytes, streams: list[int]) -> None:
     sys.argv[1:] = arguments
 
 
+def _end(code: int) -> None:
+    """Ends this process as Python does, but takes nothing apart: all that it shares with the server would be copied."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("ares_exp", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("ares_exp", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            _end(end.code)
+        raise
