@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
 from tests.e2e.killed_run import CONCURRENCY, KINDS, PLAIN, KilledRun, Moment, check, make_tasks
 from tests.leaks import wait_until
+from tests.warm_start import WarmProcess, warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -52,20 +52,13 @@ def play(service: DaytonaService, cli: Any, *words: str, **env: str) -> subproce
     return done
 
 
-def begin(directory: Path, *words: str) -> subprocess.Popen[str]:
+def begin(directory: Path, *words: str) -> WarmProcess:
     """A run whose episodes are in the middle of a long command before long."""
     command = "policy.replies=['```bash\ntouch /begun; sleep 4325\n```']"
-    return subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", "container=daytona", "policy=scripted", command, "tracker=none", *words],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return WarmProcess(["container=daytona", "policy=scripted", command, "tracker=none", *words], cwd=directory)
 
 
-def polls(service: DaytonaService, process: subprocess.Popen[str]) -> int:
+def polls(service: DaytonaService, process: WarmProcess) -> int:
     """In how many sandboxes of a process a request waits for output: they have started."""
     ids = {one.id for one in service.sandboxes(process.pid)}
     waiting = {
@@ -76,7 +69,7 @@ def polls(service: DaytonaService, process: subprocess.Popen[str]) -> int:
     return len(ids & waiting)
 
 
-def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
+def end(process: WarmProcess, number: signal.Signals) -> str:
     """Ends it; returns what it wrote to stderr."""
     os.kill(process.pid, number)
     return process.communicate(timeout=90)[1]
@@ -84,7 +77,7 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 def clean(*words: str) -> str:
     """Runs `python -m ares_exp.containers clean`."""
-    command = [sys.executable, "-m", "ares_exp.containers", "clean", *words]
+    command = [*warm_command("ares_exp.containers"), "clean", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
@@ -225,7 +218,7 @@ def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaServ
         (tmp_path / name).mkdir()
         make_tasks(tmp_path / name, [PLAIN] * len(KINDS))
         with CountingEndpoint() as endpoint:
-            run = KilledRun(tmp_path / name, endpoint, backend)
+            run = KilledRun(tmp_path / name, endpoint, backend, is_warm=True)
             made.append(run)
             if backend == "local":
                 assert run.begin() == 0, run.said
