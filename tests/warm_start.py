@@ -61,6 +61,9 @@ IMPORTED = (
 )
 """What nearly every command imports; nothing that draws random numbers or starts threads at import."""
 
+WITH_DAYTONA = ("daytona._async.daytona", "daytona.handle.async_pty_handle")
+"""What commands that use the service import besides: it takes them a second."""
+
 
 class WarmStart:
     """The server; it ends with the process that started it, if not before.
@@ -69,13 +72,18 @@ class WarmStart:
         address: Where it listens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *also: str) -> None:
+        """Starts it.
+
+        Args:
+            also: Modules that it imports besides those of all.
+        """
         self.address = f"\0ares_exp-{uuid.uuid4()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(self.address)
             listening.listen()
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno())],
+                [sys.executable, __file__, str(listening.fileno()), *also],
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,  # as the commands have: a file could be sought, a terminal is buffered by lines
@@ -88,20 +96,25 @@ class WarmStart:
         self._server.communicate(timeout=10)
 
 
-_started: list[WarmStart] = []
+_started: dict[tuple[str, ...], WarmStart] = {}
 
 
-def _server() -> WarmStart:
-    if not _started:
-        _started.append(WarmStart())
-    return _started[0]
+def _server(also: Sequence[str]) -> WarmStart:
+    if tuple(also) not in _started:
+        _started[tuple(also)] = WarmStart(*also)
+    return _started[tuple(also)]
 
 
-def warm_command(module: str = "ares_exp") -> tuple[str, ...]:
-    """Returns the words that stand for `python -m MODULE` in the environment of this process; starts the server."""
+def warm_command(module: str = "ares_exp", also: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the words that stand for `python -m MODULE` in the environment of this process; starts the server.
+
+    Args:
+        module: What is run.
+        also: Modules that have been imported besides those of all.
+    """
     if sys.platform != "linux":
         return (sys.executable, "-m", module)
-    return (sys.executable, "-I", "-S", str(CLIENT), _server().address[1:], module)
+    return (sys.executable, "-I", "-S", str(CLIENT), _server(also).address[1:], module)
 
 
 class WarmProcess:
@@ -123,6 +136,7 @@ class WarmProcess:
         stdout: int | IO[Any] = subprocess.PIPE,
         stderr: int | IO[Any] = subprocess.PIPE,
         module: str = "ares_exp",
+        also: Sequence[str] = (),
     ) -> None:
         """Starts `python -m MODULE WORDS`.
 
@@ -133,12 +147,13 @@ class WarmProcess:
             stdout: As of `subprocess.Popen`.
             stderr: As of `subprocess.Popen`.
             module: What is run.
+            also: Modules that have been imported besides those of all.
         """
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.connect(_server().address)
+        self._server.connect(_server(also).address)
         with ExitStack() as ours:
             nothing = ours.enter_context(Path(os.devnull).open("r+"))
 
@@ -224,15 +239,15 @@ class WarmProcess:
 
 
 def end_warm_start() -> None:
-    """Ends the server, if there is one."""
+    """Ends the servers, if there are any."""
     while _started:
-        _started.pop().close()
+        _started.popitem()[1].close()
 
 
 def _serve(listening: socket.socket) -> str:
     """Returns in the process of each command, which is to run the module of that name."""
     del sys.path[0]  # the folder of this file
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
     _compose_once()
     gc.freeze()  # a command's own collections, and that at its end, would copy all of it

@@ -15,11 +15,12 @@ import pytest
 
 import ares_exp
 from ares_exp import LLMResponse
+from tests.conftest import run_command
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
 from tests.e2e.killed_run import CONCURRENCY, KINDS, PLAIN, KilledRun, Moment, check, make_tasks
 from tests.leaks import wait_until
-from tests.warm_start import WarmProcess, warm_command
+from tests.warm_start import WITH_DAYTONA, WarmProcess, warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -46,16 +47,17 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
-def play(service: DaytonaService, cli: Any, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def play(service: DaytonaService, here: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A command of a user."""
-    done: subprocess.CompletedProcess[str] = cli("tracker=none", *words, env={**service.env, **env})
-    return done
+    return run_command((*warm_command(also=WITH_DAYTONA), "tracker=none", *words), here, {**service.env, **env})
 
 
 def begin(directory: Path, *words: str) -> WarmProcess:
     """A run whose episodes are in the middle of a long command before long."""
     command = "policy.replies=['```bash\ntouch /begun; sleep 4325\n```']"
-    return WarmProcess(["container=daytona", "policy=scripted", command, "tracker=none", *words], cwd=directory)
+    return WarmProcess(
+        ["container=daytona", "policy=scripted", command, "tracker=none", *words], cwd=directory, also=WITH_DAYTONA
+    )
 
 
 def polls(service: DaytonaService, process: WarmProcess) -> int:
@@ -77,7 +79,7 @@ def end(process: WarmProcess, number: signal.Signals) -> str:
 
 def clean(*words: str) -> str:
     """Runs `python -m ares_exp.containers clean`."""
-    command = [*warm_command("ares_exp.containers"), "clean", *words]
+    command = [*warm_command("ares_exp.containers", WITH_DAYTONA), "clean", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
@@ -93,8 +95,8 @@ def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(row.reward, row.format_errors) for row in results.rows] == [(1.0, 0)]
 
 
-def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
-    done = play(service, cli, "container=daytona", "hydra.run.dir=run", "wrapper=sync")
+def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_path: Path) -> None:
+    done = play(service, tmp_path, "container=daytona", "hydra.run.dir=run", "wrapper=sync")
     assert done.returncode == 0, done.stderr
     results = rows(tmp_path / "run")
     assert len(results) >= 6
@@ -107,8 +109,8 @@ def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, 
 
 
 @pytest.mark.nightly
-def test_a_sweep_over_backends(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
-    done = play(service, cli, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
+def test_a_sweep_over_backends(service: DaytonaService, tmp_path: Path) -> None:
+    done = play(service, tmp_path, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
     assert done.returncode == 0, done.stderr
     found = [[(row["task_name"], row["reward"]) for row in rows(tmp_path / "s" / job)] for job in ("0", "1")]
     assert found[0] == found[1]
@@ -149,10 +151,10 @@ def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
     ids=["no key", "no service", "wrong key", "short TTL"],
 )
 def test_a_mistake(
-    service: DaytonaService, cli: Any, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
+    service: DaytonaService, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
 ) -> None:
     asked = len(service.emulator.requests)
-    done = play(service, cli, "container=daytona", *words, **env)
+    done = play(service, tmp_path, "container=daytona", *words, **env)
     assert done.returncode == 2, done.stdout + done.stderr
     assert [part for part in expected if part not in done.stderr] == [], done.stderr
     assert "Traceback" not in done.stderr
@@ -175,17 +177,18 @@ def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
         process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert not service.sandboxes(process.pid), "they are removed before it ends"
+    left = service.sandboxes(process.pid)
+    assert [one for one in left if one.state != "destroying"] == [], "their removal is asked for before it ends"
     assert [row["outcome"] for row in rows(tmp_path / "run")] == ["cancelled"] * 3
 
 
-def test_what_a_killed_run_leaves(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
+def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> None:
     """No other run takes it from a living one; from a dead one the TTL, `clean` and the next run take it."""
     words = ("env.limit=1", "concurrency=3", "attempts=3", "container.ttl_min=30")
     process = begin(tmp_path, *words)
     try:
         assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
-        assert play(service, cli, "container=daytona", "env.limit=1").returncode == 0
+        assert play(service, tmp_path, "container=daytona", "env.limit=1").returncode == 0
         left = {one.name: one for one in service.sandboxes(process.pid)}
         assert [one.state for one in left.values()] == ["started"] * 3
         said = end(process, signal.SIGKILL)
