@@ -141,8 +141,10 @@ def run(command: str, here: Path, *, warm: bool = True, **env: str) -> subproces
     python = f'exec "{sys.executable}" "$@"\n'
     scripts = {"python": python, "python3": python}
     if warm:
-        fork = f'exec {shlex.join(warm_command())} "$@"\n'
-        scripts["python"] = f'if [ -z "${{ALONE-}}" ] && [ "$1 $2" = "-m ares_exp" ]; then shift 2; {fork}fi\n{python}'
+        *client, _ = warm_command()
+        fork = f'module=$2; shift 2; exec {shlex.join(client)} "$module" "$@"\n'
+        asked = '[ -z "${ALONE-}" ] && [ "${1-}" = "-m" ] && [ "${2#ares_exp}" != "${2-}" ]'
+        scripts["python"] = f"if {asked}; then {fork}fi\n{python}"
         scripts["ares-exp"] = 'exec python -m ares_exp "$@"\n'
         command = re.sub(r"^(?=.* &$)", "ALONE=1 ", command, flags=re.MULTILINE)  # it is killed
     for name, script in scripts.items():

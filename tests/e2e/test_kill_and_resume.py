@@ -39,7 +39,7 @@ VARIANTS = ([], ["snapshot=every_step"], ["collector=none"], ["collector=[json,p
 def make(directory: Path, endpoint: CountingEndpoint, backend: str = "local", *overrides: str) -> KilledRun:
     directory.mkdir(parents=True, exist_ok=True)
     make_tasks(directory)
-    return KilledRun(directory, endpoint, backend, overrides)
+    return KilledRun(directory, endpoint, backend, overrides, is_warm=True)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def check_time_is_up_again(tmp_path: Path, *, first_takes_sec: float, command: s
     make_tasks(tmp_path, [TWO_STEPS.replace("'one'", "'one'\nagent.timeout_sec = 3.0")])
     with CountingEndpoint(turns=(3, 3), command=command) as server:
         server.first_takes_sec = first_takes_sec
-        run = KilledRun(tmp_path, server, overrides=["attempts=1", f"snapshot={snapshot}"])
+        run = KilledRun(tmp_path, server, overrides=["attempts=1", f"snapshot={snapshot}"], is_warm=True)
         assert run.begin(Moment(requests=3)) == -signal.SIGKILL, run.said
         assert {turn.stage for turn in server.asked} == {0, 1}
         assert run.resume() == 0, run.said

@@ -43,7 +43,7 @@ class HostedEnvironment(RemoteEnvironment):
         streams = self._files is not None
         inside.adopt(name, self._make_environment(), files=self._files or self.output_dir, is_streamed=streams)
         host = RemoteHost(InProcessConnection(inside), models=self._models, lease_sec=self._lease_sec)
-        host.start()
+        await host.start()
         self.hosts.append(host)
         return host
 
