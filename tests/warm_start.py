@@ -1,13 +1,16 @@
 """A process that has imported the command line and forks for each command: `python -m ares_exp` without the imports.
 
 A command runs as it does in a new interpreter: `ares_exp` is `__main__`, arguments, streams, directory and environment
-are those of the client, a process that ends as the command does. Commands of one server have one hash seed, and modules
-that the server has imported are not looked for again. Tests of the start itself and those that send signals start a new
-interpreter. As a script, this file is the server.
+are those of the client, a process that ends as the command does. Commands of one server have one hash seed, modules
+that the server has imported are not looked for again, and what the grammars of Hydra have learned from one composition
+is not learned again. A command ends without the interpreter's own clearing up. `warm_command` are words for a shell or
+for `subprocess`, whose process stands between; what gets signals is a `WarmProcess`. Tests of the start itself start a
+new interpreter. As a script, this file is the server.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import marshal
@@ -18,9 +21,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import uuid
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
 
 CLIENT = Path(__file__).with_name("warm_client.py")
 LONGEST_REQUEST = 1 << 20
@@ -43,6 +51,7 @@ IMPORTED = (
     "ares_exp.containers.local",
     "ares_exp.environments.harbor",
     "ares_exp.environments.twenty_questions",
+    "ares_exp.policies.chat_completions",
     "ares_exp.policies.oracle",
     "ares_exp.policies.scripted",
     "ares_exp.resume.compose_from_run",
@@ -52,57 +61,195 @@ IMPORTED = (
 )
 """What nearly every command imports; nothing that draws random numbers or starts threads at import."""
 
+WITH_DAYTONA = ("daytona._async.daytona", "daytona.handle.async_pty_handle")
+"""What commands that use the service import besides: it takes them a second."""
+
 
 class WarmStart:
     """The server; it ends with the process that started it, if not before.
 
     Attributes:
-        command: The words that stand for `python -m ares_exp`.
+        address: Where it listens.
     """
 
-    def __init__(self) -> None:
-        address = f"ares_exp-{uuid.uuid4()}"
+    def __init__(self, *also: str) -> None:
+        """Starts it.
+
+        Args:
+            also: Modules that it imports besides those of all.
+        """
+        self.address = f"\0ares_exp-{uuid.uuid4()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(f"\0{address}")
+            listening.bind(self.address)
             listening.listen()
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno())],
+                [sys.executable, __file__, str(listening.fileno()), *also],
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,  # as the commands have: a file could be sought, a terminal is buffered by lines
                 stderr=subprocess.PIPE,
                 cwd="/",
             )
-        self.command = (sys.executable, "-I", "-S", str(CLIENT), address)
 
     def close(self) -> None:
         """Ends the server."""
         self._server.communicate(timeout=10)
 
 
-_started: list[WarmStart] = []
+_started: dict[tuple[str, ...], WarmStart] = {}
 
 
-def warm_command() -> tuple[str, ...]:
-    """Returns the words that stand for `python -m ares_exp` in the environment of this process; starts the server."""
+def _server(also: Sequence[str]) -> WarmStart:
+    if tuple(also) not in _started:
+        _started[tuple(also)] = WarmStart(*also)
+    return _started[tuple(also)]
+
+
+def warm_command(module: str = "ares_exp", also: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the words that stand for `python -m MODULE` in the environment of this process; starts the server.
+
+    Args:
+        module: What is run.
+        also: Modules that have been imported besides those of all.
+    """
     if sys.platform != "linux":
-        return (sys.executable, "-m", "ares_exp")
-    if not _started:
-        _started.append(WarmStart())
-    return _started[0].command
+        return (sys.executable, "-m", module)
+    return (sys.executable, "-I", "-S", str(CLIENT), _server(also).address[1:], module)
+
+
+class WarmProcess:
+    """A command in a fork, in a session of its own, as a `subprocess.Popen` of text; it ends with this process.
+
+    Attributes:
+        pid: The command's own.
+        returncode: As of `subprocess.Popen`; `None` before its end was seen.
+        stdout: What it writes, where that is a pipe.
+        stderr: The same.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        stdout: int | IO[Any] = subprocess.PIPE,
+        stderr: int | IO[Any] = subprocess.PIPE,
+        module: str = "ares_exp",
+        also: Sequence[str] = (),
+    ) -> None:
+        """Starts `python -m MODULE WORDS`.
+
+        Args:
+            words: Its arguments.
+            cwd: Its directory.
+            env: Its environment; `None`: that of this process.
+            stdout: As of `subprocess.Popen`.
+            stderr: As of `subprocess.Popen`.
+            module: What is run.
+            also: Modules that have been imported besides those of all.
+        """
+        self.returncode: int | None = None
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(_server(also).address)
+        with ExitStack() as ours:
+            nothing = ours.enter_context(Path(os.devnull).open("r+"))
+
+            def stream(wanted: int | IO[Any]) -> tuple[int, IO[str] | None]:
+                if wanted == subprocess.DEVNULL:
+                    return nothing.fileno(), None
+                if wanted != subprocess.PIPE:
+                    return wanted if isinstance(wanted, int) else wanted.fileno(), None
+                reading, writing = os.pipe()
+                ours.callback(os.close, writing)
+                return writing, os.fdopen(reading)
+
+            out, self.stdout = stream(stdout)
+            err, self.stderr = (out, None) if stderr == subprocess.STDOUT else stream(stderr)
+            request = module, list(words), str(cwd), dict(os.environ if env is None else env), True
+            socket.send_fds(self._server, [marshal.dumps(request)], [nothing.fileno(), out, err])
+            self.pid: int = marshal.loads(self._server.recv(100))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends it, and closes the pipes."""
+        self.kill()
+        for pipe in filter(None, (self.stdout, self.stderr)):
+            pipe.close()
+        self.wait()
+
+    def poll(self) -> int | None:
+        """Returns the exit code, `None` before the end."""
+        if self.returncode is None and select.select([self._server], [], [], 0)[0]:
+            self.returncode = marshal.loads(self._server.recv(100))
+            self._server.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It did not end so soon.
+        """
+        if self.returncode is None and not select.select([self._server], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("ares_exp", timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Sends SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Returns the rest of what it writes when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It, or who holds its pipes, did not end so soon.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        said: dict[IO[str], str] = {}
+        readers = [
+            threading.Thread(target=lambda pipe=pipe: said.update({pipe: pipe.read()}), daemon=True)
+            for pipe in (self.stdout, self.stderr)
+            if pipe is not None and not pipe.closed
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(None if until is None else max(0, until - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired("ares_exp", timeout or 0)
+        self.wait(None if until is None else max(0, until - time.monotonic()))
+        for pipe in said:
+            pipe.close()
+        out, err = (said.get(pipe, "") if pipe is not None else "" for pipe in (self.stdout, self.stderr))
+        return out, err
 
 
 def end_warm_start() -> None:
-    """Ends the server, if there is one."""
+    """Ends the servers, if there are any."""
     while _started:
-        _started.pop().close()
+        _started.popitem()[1].close()
 
 
-def _serve(listening: socket.socket) -> None:
-    """Returns in the process of each command, which is to run it."""
+def _serve(listening: socket.socket) -> str:
+    """Returns in the process of each command, which is to run the module of that name."""
     del sys.path[0]  # the folder of this file
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
+    _compose_once()
     gc.freeze()  # a command's own collections, and that at its end, would copy all of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
@@ -114,21 +261,27 @@ def _serve(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         if not os.fork():
             listening.close()
-            _attend(connection)
-            return
+            return _attend(connection)
         connection.close()
 
 
-def _attend(connection: socket.socket) -> None:
+def _compose_once() -> None:
+    """Composes the default config, and forgets it: what reads it has been imported and knows its grammars."""
+    from ares_exp.config import hydra_setup, plugins
+
+    hydra_setup.compose_config([])
+    hydra_setup._composed.clear()
+    plugins._installed.cache_clear()
+
+
+def _attend(connection: socket.socket) -> str:
     """Starts a command, tells the client how it ended, and ends it when the client is gone; returns in the command."""
     request, streams, _, _ = socket.recv_fds(connection, LONGEST_REQUEST, 3)
     if len(streams) < 3:
         os._exit(1)
     command = os.fork()
     if not command:
-        connection.close()
-        _become(request, streams)
-        return
+        return _become(request, streams, connection)
     for stream in (*streams, *range(3)):
         os.close(stream)
     ended = os.pidfd_open(command)
@@ -140,20 +293,40 @@ def _attend(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(request: bytes, streams: list[int]) -> None:
-    """Takes over what the client has."""
+def _become(request: bytes, streams: list[int], connection: socket.socket) -> str:
+    """Takes over what the client has, and tells it which process this is."""
+    module, arguments, directory, environment, has_session = marshal.loads(request)
+    if has_session:
+        os.setsid()
+    connection.send(marshal.dumps(os.getpid()))
+    connection.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    arguments, directory, environment = marshal.loads(request)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
     sys.path[:0] = [directory, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv[1:] = arguments
+    name: str = module
+    return name
+
+
+def _end(code: int) -> None:
+    """Ends this process as Python does, but takes nothing apart: all that it shares with the server would be copied."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("ares_exp", run_name="__main__", alter_sys=True)
+    _module = _serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        runpy.run_module(_module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            _end(end.code)
+        raise

@@ -14,7 +14,7 @@ from hydra.experimental.callback import Callback
 from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
 from ares_exp.config.overrides import quoted
 from ares_exp.control.inbox import forget_orders
-from ares_exp.control.stop_file import STOP
+from ares_exp.control.stop_file import STOP, is_stopped
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, lock, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
@@ -137,7 +137,8 @@ def end_sweep(exit_code: int) -> int:
     except (UserError, OSError) as error:
         logger.warning("The sweep's summary cannot be made: %s", error)
         return max(exit_code, INCOMPLETE)
-    return exit_code if exit_code == INTERRUPTED else max(exit_code, report.exit_code)
+    worst = max(exit_code, report.exit_code)
+    return INTERRUPTED if worst == INCOMPLETE and is_stopped(folder) else worst
 
 
 def _run_in(folder: Path) -> Path | None:

@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -38,11 +38,14 @@ from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.executors.executor import Recipe
+from ares_exp.executors.host_calls import CALL_BYTES, HostCalls, Method, failed
 from ares_exp.executors.wire import (
+    AnswerAside,
     AppendRecord,
     AskModel,
     Bases,
     ClientOfModel,
+    EnvironmentOrder,
     Facts,
     Failure,
     Logged,
@@ -60,10 +63,10 @@ from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import Asked
 from ares_exp.scoring.scored_source import make_scored_source
 
-CHUNK_BYTES = 64 * 1024
-"""Size of the pieces in which files travel: Ray sends larger ones by another way, which is slow."""
-LOOKS_PER_LEASE = 10
-"""How often per lease a host looks whether it is alone."""
+EXPIRED_SEC = 0.05
+"""How long after the end of its lease a host ends."""
+REPORTS_SEC = 1.0
+"""How often changed reports of busy environments are told, at most."""
 CLOSE_SEC = 30.0
 """How long the environments of a host may take to close before it ends without them."""
 
@@ -113,13 +116,10 @@ def versions_here() -> dict[str, str]:
     return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
 
 
-def parts_to_send(parts: EpisodeParts, *, keeps_files: bool = True) -> dict[str, Any]:
+def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
     """Returns what of an episode's parts crosses to a host: all but the factories, which it has."""
-    names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt")
-    return {
-        **{name: getattr(parts, name) for name in names},
-        "output_dir": parts.output_dir if keeps_files else None,
-    }
+    names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
+    return {name: getattr(parts, name) for name in names}
 
 
 @dataclass(slots=True)
@@ -132,7 +132,8 @@ class _Hosted:
         files: Where files of its episode are kept; `None`: nowhere.
         is_streamed: Whether that is a directory of this host, to be fetched.
         is_fetched: Whether that has been done.
-        told: The report that the run has.
+        told: The report that the run was told last.
+        replied: The report that the last reply was about.
         calls: Number of its calls under way.
     """
 
@@ -142,10 +143,8 @@ class _Hosted:
     is_streamed: bool = False
     is_fetched: bool = False
     told: EpisodeReport | None = None
+    replied: EpisodeReport | None = None
     calls: int = 0
-
-
-Method = Callable[..., Awaitable[Any]]
 
 
 class EnvironmentHost(ModelsElsewhere):
@@ -164,12 +163,10 @@ class EnvironmentHost(ModelsElsewhere):
         self._containers: ContainerFactoryBase | None = None
         self._agents: AgentFactoryBase | None = None
         self._hosted: dict[str, _Hosted] = {}
-        self._calls: dict[int, asyncio.Task[bytes]] = {}
         self._heard_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news: list[News] = []
-        self._has_news = asyncio.Event()
+        self._reported_at = 0.0
         self._questions = count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._clients = count()
@@ -177,38 +174,22 @@ class EnvironmentHost(ModelsElsewhere):
         self._folder: Path | None = None
         self._has_ended = False
         self._ending: asyncio.Task[None] | None = None
-        self._methods: Mapping[str, Method] = {
-            method.__name__: method
-            for method in (
-                *(self.prepare, self.make, self.act, self.changed, self.grant, self.fork, self.fetch, self.drop),
-                *(self.cancel, self.news, self.answer, self.waited, self.end),
-            )
-        }
+        methods: Sequence[Method] = (
+            *(self.prepare, self.act, self.changed, self.grant, self.fork, self.fetch, self.drop),
+            *(self.cancel, self.answer, self.waited, self.end),
+        )
+        self._calls = HostCalls({method.__name__: method for method in methods})
 
-    async def handle(self, message: bytes) -> bytes:
-        """Carries a message out, once however often it comes, and returns the answer.
-
-        A message is the pickled tuple of its number, the numbers of earlier ones whose answers have arrived, the name
-        of a method, and its arguments.
-        """
-        number, arrived, name, arguments = pickle.loads(message)
+    async def handle(self, call: bytes) -> bytes:
+        """Takes a call, once however often it comes, and returns its answer; see `HostCalls`."""
+        number, arrived, wait_sec, messages = pickle.loads(call)
         try:
             self._hear()
         except EpisodeStateError as error:
-            return _failed(error)
-        for one in arrived:
-            self._calls.pop(one, None)
-        call = self._calls.get(number)
-        if call is None:
-            call = self._calls[number] = asyncio.ensure_future(self._carried_out(name, arguments))
-        await asyncio.wait({call})
-        return _failed(asyncio.CancelledError("it was cancelled")) if call.cancelled() else call.result()
-
-    async def _carried_out(self, name: str, arguments: tuple[Any, ...]) -> bytes:
-        try:
-            return pickle.dumps((True, await self._methods[name](*arguments)))
-        except (Exception, SystemExit) as error:
-            return _failed(error)
+            return failed(error)
+        if wait_sec is not None:
+            self._tell_new_reports()
+        return await self._calls.take(number, arrived, wait_sec, messages)
 
     def _hear(self) -> None:
         """Notes that the run has spoken. Raises `EpisodeStateError` when that is too late."""
@@ -223,9 +204,11 @@ class EnvironmentHost(ModelsElsewhere):
 
     async def _watch(self) -> None:
         while not self._has_ended:
-            await asyncio.sleep(self._lease_sec / LOOKS_PER_LEASE)
-            if time.monotonic() - self._heard_at > self._lease_sec:
+            left = self._heard_at + self._lease_sec - time.monotonic()
+            if left < 0:
                 self._end_by_itself()
+            else:
+                await asyncio.sleep(left + EXPIRED_SEC)
 
     def _end_by_itself(self) -> None:
         if not self._has_ended:
@@ -272,21 +255,17 @@ class EnvironmentHost(ModelsElsewhere):
         shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
         return HostReady(socket.gethostname(), os.getpid(), tuple(warnings), shares_disk)
 
-    async def make(self, name: str, task_name: str, parts: Mapping[str, Any], streams: bool) -> None:
-        """Makes an environment of that name. Starts nothing.
-
-        Args:
-            name: Of the environment.
-            task_name: Its task.
-            parts: Of its episode, without the factories.
-            streams: Whether files of the episode are kept here, to be fetched.
-        """
+    async def _make(self, name: str, order: EnvironmentOrder) -> None:
+        """Makes an environment of that name. Starts nothing."""
         assert self._source is not None, "prepare() comes first"
-        made = self._parts(parts)
-        if streams and made.output_dir is not None:
+        made = self._parts(order.parts)
+        if order.streams and made.output_dir is not None:
             made = replace(made, output_dir=await asyncio.to_thread(self._new_folder))
-        environment = self._source.make(task_name, made)
-        self.adopt(name, LimitedEnvironment(environment, made.limits), files=made.output_dir, is_streamed=streams)
+        if order.has_side_calls:
+            made = replace(made, side_calls=self.side_calls_of(name))
+        environment = self._source.make(order.task_name, made)
+        limited = LimitedEnvironment(environment, made.limits)
+        self.adopt(name, limited, files=made.output_dir, is_streamed=order.streams)
 
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
@@ -296,8 +275,27 @@ class EnvironmentHost(ModelsElsewhere):
             environment = EnvironmentWrapper(environment)
         self._hosted[name] = _Hosted(environment, RequestEncoder(), files, is_streamed)
 
-    async def act(self, name: str, method: str, arguments: Mapping[str, Any], bases: Bases) -> Reply:
-        """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`."""
+    async def act(
+        self,
+        name: str,
+        method: str,
+        arguments: Mapping[str, Any],
+        bases: Bases,
+        order: EnvironmentOrder | None = None,
+    ) -> Reply:
+        """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
+
+        Args:
+            name: Of the environment.
+            method: What is called.
+            arguments: Its arguments.
+            bases: The requests that the run has.
+            order: What the environment is made from, when the run does not know of it yet.
+        """
+        if name not in self._hosted and method == "close":
+            return Reply()
+        if name not in self._hosted and order is not None:
+            await self._make(name, order)
         hosted = self._of(name)
         hosted.encoder.acknowledge(bases)
         hosted.is_fetched = hosted.is_fetched and method == "close"
@@ -327,16 +325,19 @@ class EnvironmentHost(ModelsElsewhere):
         elif value is not None:
             value = coded_step(value, lambda observation: hosted.encoder.encode(observation, bases))
         facts = await self._facts(hosted, bases, begins=method == "reset")
+        if method == "close" and not facts.has_files:
+            await self.drop(name)
         return Reply(value, failure, facts)
 
     async def _facts(self, hosted: _Hosted, bases: Bases, *, begins: bool = False) -> Facts:
         environment, encoder = hosted.environment, hosted.encoder
-        hosted.told = environment.report()
+        before, report = hosted.replied, environment.report()
+        hosted.told = hosted.replied = report
         past = environment.past_steps if begins else ()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
         may_have_files = step_type in (None, "LAST") and hosted.is_streamed and not hosted.is_fetched
         return Facts(
-            report=hosted.told,
+            report=report if report != before else None,
             step_count=environment.step_count,
             has_begun=True,
             step_type=step_type,
@@ -398,28 +399,18 @@ class EnvironmentHost(ModelsElsewhere):
                 await in_thread(lambda: _remove_files(files))
 
     async def cancel(self, number: int) -> None:
-        """Cancels a call, and returns when it has ended."""
-        if (call := self._calls.get(number)) is not None:
-            call.cancel()
-            await asyncio.wait({call})
+        """Cancels what carries a message out, and returns when it has ended."""
+        await self._calls.cancel(number)
 
-    async def news(self, wait_sec: float) -> list[News]:
-        """Returns what there is to tell, after at most so many seconds."""
-        if not self._news:
-            self._has_news.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_sec):
-                    await self._has_news.wait()
-        told, self._news = self._news, []
-        return [*told, *self._new_reports()]
-
-    def _new_reports(self) -> list[Reported]:
-        found = []
+    def _tell_new_reports(self) -> None:
+        """Has the run told which reports of busy environments have changed, not all the time."""
+        if time.monotonic() - self._reported_at < REPORTS_SEC:
+            return
+        self._reported_at = time.monotonic()
         for name, hosted in self._hosted.items():
             if hosted.calls and _shown(report := hosted.environment.report()) != _shown(hosted.told):
                 hosted.told = report
-                found.append(Reported(name, report))
-        return found
+                self.tell(Reported(name, report))
 
     async def answer(self, number: int, value: Any, failure: Failure | None) -> None:
         """Takes the answer to a question."""
@@ -447,14 +438,14 @@ class EnvironmentHost(ModelsElsewhere):
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(EpisodeStateError("the host has ended"))
-        calls = {call for call in self._calls.values() if call is not asyncio.current_task()}
-        for call in calls:
-            call.cancel()
+        for work in self._calls.work:
+            if work is not asyncio.current_task():
+                work.cancel()
         names = [*self._hosted]
-        work = [asyncio.ensure_future(self.drop(name)) for name in names]
+        drops = [asyncio.ensure_future(self.drop(name)) for name in names]
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SEC):
-                await asyncio.gather(*work, return_exceptions=True)
+                await asyncio.gather(*drops, return_exceptions=True)
                 for part in (self._source, self._containers):
                     if part is not None:
                         with suppress(Exception):
@@ -477,6 +468,15 @@ class EnvironmentHost(ModelsElsewhere):
 
         return ask
 
+    def side_calls_of(self, name: str) -> LLMClient:
+        """Makes a client that has the run answer the side calls of an environment."""
+
+        async def ask(request: LLMRequest) -> LLMResponse:
+            answer: LLMResponse = await self._ask(lambda question: AnswerAside(question, name, request))
+            return answer
+
+        return ask
+
     async def read(self, files: Path) -> Sequence[Asked] | None:
         """Has the run read the record of an episode's questions."""
         if (name := self._name_of(files)) is None:
@@ -491,8 +491,7 @@ class EnvironmentHost(ModelsElsewhere):
 
     def tell(self, news: News) -> None:
         """Has the run told something, as soon as it asks."""
-        self._news.append(news)
-        self._has_news.set()
+        self._calls.tell(news)
 
     def tell_log(self, record: logging.LogRecord) -> None:
         """Has the run told a line of the log, from whatever thread."""
@@ -529,10 +528,6 @@ class EnvironmentHost(ModelsElsewhere):
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="ares-exp-host-"))
         return Path(tempfile.mkdtemp(dir=self._folder)) / "files"
-
-
-def _failed(error: BaseException) -> bytes:
-    return pickle.dumps((False, Failure.of(error)))
 
 
 def _move_to(recipe: Recipe) -> None:
@@ -572,7 +567,7 @@ def _piece(files: Path, offset: int) -> tuple[bytes, bool]:
             tar.add(files, arcname=".")
     with archive.open("rb") as file:
         file.seek(offset)
-        data = file.read(CHUNK_BYTES)
+        data = file.read(CALL_BYTES)
         has_more = bool(data) and file.seek(0, io.SEEK_END) > offset + len(data)
     if not has_more:
         archive.unlink(missing_ok=True)

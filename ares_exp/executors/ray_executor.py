@@ -39,6 +39,7 @@ from ares_exp.executors.host_connection import ConnectionDoubtfulError, Connecti
 from ares_exp.executors.placement import Placement
 from ares_exp.executors.remote_environment import RemoteEnvironment
 from ares_exp.executors.remote_host import RemoteHost
+from ares_exp.executors.wire import EnvironmentOrder
 
 NODES_INTERVAL_SEC = 1.0
 """Seconds between two looks at the nodes of the cluster."""
@@ -303,6 +304,7 @@ class RayExecutor(ExecutorBase):
             "resources": self._resources,
             "max_restarts": 0,
             "max_concurrency": 100_000,
+            "enable_task_events": False,  # Ray would keep books of every call
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
         actor = ray.remote(HostProcess).options(**options).remote(self._lease_sec)
@@ -315,8 +317,7 @@ class RayExecutor(ExecutorBase):
         started = _Started(node, host)
         try:
             async with asyncio.timeout(self._join_timeout_sec):
-                await host.call("news", 0.0)  # its process may take longer to start than its lease
-                host.start()
+                await host.start()  # its process may take longer to start than its lease
                 ready: HostReady = await started.host.call("prepare", self._order)
             started.shares_disk = self._uses_shared_disk(ready)
         except BaseException:
@@ -404,15 +405,23 @@ class _RayPlace(Place):
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
         """Makes the environment of an episode in the host."""
-        started, sent = self._started, parts_to_send(parts)
+        sent = parts_to_send(parts)
         if parts.output_dir is not None:
             sent["output_dir"] = parts.output_dir.absolute()
+        streams, asides = not self._started.shares_disk, parts.side_calls
+        order = EnvironmentOrder(task_name, sent, streams=streams, has_side_calls=asides is not None)
 
-        async def make(name: str) -> RemoteHost:
-            await started.host.call("make", name, task_name, sent, not started.shares_disk)
-            return started.host
+        async def find(name: str) -> RemoteHost:
+            return self._started.host
 
-        return RemoteEnvironment(make, task_name=task_name, output_dir=parts.output_dir, loss=self._loss)
+        return RemoteEnvironment(
+            find,
+            task_name=task_name,
+            order=order,
+            output_dir=parts.output_dir,
+            side_calls=asides,
+            loss=self._loss,
+        )
 
     def _loss(self, error: HostLostError) -> Exception:
         if not self._may_be_blamed:

@@ -34,7 +34,8 @@ from ares_exp.environment import (
 )
 from ares_exp.errors import ConfigError, HostLostError
 from ares_exp.executors.remote_host import RemoteHost
-from ares_exp.executors.wire import Facts, Reply, RequestDecoder, coded_step
+from ares_exp.executors.wire import EnvironmentOrder, Facts, Reply, RequestDecoder, coded_step
+from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.environment_answers import Asked
 from ares_exp.records.results import EnvironmentUsage
@@ -47,8 +48,8 @@ CHANGED_SEC = 20.0
 CLOSE_SEC = 120.0
 """How long an environment in a host may take to close."""
 
-Make = Callable[[str], Awaitable[RemoteHost]]
-"""Makes the environment in its host, under the name that is given."""
+Find = Callable[[str], Awaitable[RemoteHost]]
+"""Finds the host for the environment of the name that is given."""
 
 
 class RemoteEnvironment(
@@ -66,27 +67,36 @@ class RemoteEnvironment(
 
     def __init__(
         self,
-        make: Make,
+        find: Find,
         *,
         task_name: str,
+        order: EnvironmentOrder | None = None,
         output_dir: Path | None = None,
+        side_calls: LLMClient | None = None,
         loss: Callable[[HostLostError], Exception] = lambda error: error,
     ) -> None:
         """Starts nothing.
 
         Args:
-            make: Makes it in a host, at the first call.
+            find: Finds its host, at the first call.
             task_name: Its task, for an environment that does not tell.
+            order: What the host makes it from; `None`: the host has it.
             output_dir: Where files of the episode are kept in the run; `None`: nowhere.
+            side_calls: Answers what its agent asks beside its work.
             loss: Makes of the error of a lost host what is raised.
         """
         self.output_dir = output_dir
-        self._make = make
+        self._find = find
         self._task_name = task_name
+        self._order = order
+        self._is_made = False
         self._loss = loss
+        self._side_calls = side_calls
+        self._asides: set[asyncio.Task[LLMResponse]] = set()
         self._name = uuid.uuid4().hex
         self._host: RemoteHost | None = None
         self._facts = Facts()
+        self._report = EpisodeReport()
         self._facts_at = time.monotonic()
         self._granted_sec = 0.0
         self._decoder = RequestDecoder()
@@ -140,7 +150,10 @@ class RemoteEnvironment(
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
         with self._calls.during("fork()"):
             host = await self._there()
-            forks = [RemoteEnvironment(self._make, task_name=self._task_name, loss=self._loss) for _ in range(n)]
+            forks = [
+                RemoteEnvironment(self._find, task_name=self._task_name, order=self._order, loss=self._loss)
+                for _ in range(n)
+            ]
             facts = await self._asked_of_host("fork", [fork._name for fork in forks], diversify)
             for fork, told in zip(forks, facts, strict=True):
                 fork._begin_as_fork(host, told, self)
@@ -149,6 +162,7 @@ class RemoteEnvironment(
     def _begin_as_fork(self, host: RemoteHost, facts: Facts, parent: RemoteEnvironment) -> None:
         host.guests[self._name] = self
         self._host, self.time_step, self._past = host, parent.time_step, list(parent._past)
+        self._is_made = True
         self._take(facts)
         self._answered_at = time.perf_counter()
 
@@ -157,6 +171,7 @@ class RemoteEnvironment(
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._pending = ()
+        self._end_asides()
         host = self._host
         if host is None or self._name not in host.guests:
             return
@@ -171,16 +186,17 @@ class RemoteEnvironment(
             async with asyncio.timeout(CLOSE_SEC):
                 if host.why_lost is None:
                     await self._acted("close", {})
-                    await host.call("drop", self._name)
+                    if self._facts.has_files:
+                        await host.call("drop", self._name)
         except (HostLostError, TimeoutError):
             return
 
     async def _there(self) -> RemoteHost:
-        """Returns the host, where the environment is made at the first call, and after `close`."""
+        """Returns the host, which is found at the first call, and after `close`."""
         if self._host is None:
-            host = await self._make(self._name)
+            host = await self._find(self._name)
             host.guests[self._name] = self
-            self._host, self._decoder = host, RequestDecoder()
+            self._host, self._decoder, self._is_made = host, RequestDecoder(), False
         return self._host
 
     async def _asked_of_host(self, method: str, *arguments: Any) -> Any:
@@ -188,7 +204,7 @@ class RemoteEnvironment(
         try:
             return await host.call(method, self._name, *arguments)
         except HostLostError as error:
-            self._facts, self.time_step, self._pending = replace(self._facts, step_type=None), None, ()
+            self._facts, self.time_step, self._pending = self._facts._replace(step_type=None), None, ()
             raise self._loss(error) from error
 
     async def _stepped(self, method: str, arguments: Mapping[str, Any]) -> TimeStep[Any] | None:
@@ -200,13 +216,17 @@ class RemoteEnvironment(
             self.time_step = before if self._facts.step_type is not None else None
             raise
         taken = coded_step(sent, self._decoder.decode) if sent is not None else None
+        if taken is not None and taken.last():
+            self._end_asides()
         self.time_step = taken or before
         return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Calls the environment, and takes over its facts and its files."""
         bases = dict(self._decoder.bases)
-        reply: Reply = await self._asked_of_host("act", method, arguments, bases)
+        order = None if self._is_made or method == "close" else self._order
+        reply: Reply = await self._asked_of_host("act", method, arguments, bases, order)
+        self._is_made = True
         self._decoder.forget(bases)
         self._take(reply.facts)
         if reply.facts.has_files:
@@ -217,6 +237,7 @@ class RemoteEnvironment(
 
     def _take(self, facts: Facts) -> None:
         self._facts, self._facts_at, self._granted_sec = facts, time.monotonic(), 0.0
+        self._report = facts.report or self._report
         self._pending = self._decoded(facts.pending)
         self._answered_at = time.perf_counter()
 
@@ -245,7 +266,7 @@ class RemoteEnvironment(
 
     def report(self) -> EpisodeReport:
         """What the host said last; what models were paid by the run is counted here."""
-        report = self._facts.report
+        report = self._report
         told, counted = report.environment_usage, self._asked
         if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
             return replace(report, environment_usage=counted)
@@ -253,11 +274,26 @@ class RemoteEnvironment(
 
     def reported(self, report: EpisodeReport) -> None:
         """Takes a report that came while the environment is busy."""
-        self._facts = replace(self._facts, report=report)
+        self._report = report
 
     def asked(self, asked: Asked) -> None:
         """Counts what a question of the environment's own has cost."""
         self._asked = asked.usage if self._asked is None else self._asked + asked.usage
+
+    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Has the policy answer a side call, as long as the episode goes on."""
+        assert self._side_calls is not None, "the host asks where it was told so"
+        answering = asyncio.ensure_future(self._side_calls(request))
+        self._asides.add(answering)
+        try:
+            return await answering
+        finally:
+            answering.cancel()
+            self._asides.discard(answering)
+
+    def _end_asides(self) -> None:
+        for answering in self._asides:
+            answering.cancel()
 
     @property
     def step_count(self) -> int:
@@ -267,7 +303,7 @@ class RemoteEnvironment(
     @property
     def current_task(self) -> str | None:
         """Name of the task; the task itself is in the host."""
-        return (self._facts.report.task_name or self._task_name) if self._facts.has_begun else None
+        return (self._report.task_name or self._task_name) if self._facts.has_begun else None
 
     @property
     def activity(self) -> Activity | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any, Protocol
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.environment import EpisodeReport
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.errors import HostLostError
+from ares_exp.errors import EpisodeStateError, HostLostError
+from ares_exp.executors.host_calls import fitting
 from ares_exp.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.executors.wire import (
+    AnswerAside,
     AppendRecord,
     AskModel,
     ClientOfModel,
@@ -28,7 +31,8 @@ from ares_exp.executors.wire import (
     ReadRecord,
     Reported,
 )
-from ares_exp.llms.request import LLMClient
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import Asked, append_asked, read_asked
 
@@ -57,6 +61,10 @@ class Guest(Protocol):
 
     def asked(self, asked: Asked) -> None:
         """Takes a question of the environment's own model that is on record now."""
+        ...
+
+    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Has the policy answer a side call, as long as the episode goes on."""
         ...
 
 
@@ -94,14 +102,16 @@ class RemoteHost:
         self._models = models
         self._lease_sec = lease_sec
         self._on_lost = on_lost
-        self._numbers = count()
+        self._call_numbers, self._numbers = count(), count()
         self._arrived: list[int] = []
-        self._lost = asyncio.Event()
+        self._to_send: list[tuple[int, bytes]] = []
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clients: dict[int, tuple[str | None, LLMClient]] = {}
 
-    def start(self) -> None:
-        """Begins to listen to its news."""
+    async def start(self) -> None:
+        """Waits until the host answers, and begins to listen to it. Raises `HostLostError`."""
+        await self._exchange(0.0)
         self._spawn(self._listen(), name=f"news of {self.node}")
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -115,7 +125,7 @@ class RemoteHost:
         """
         number = next(self._numbers)
         try:
-            return await self._exchange(number, method, arguments)
+            return await self._answer_to(number, method, arguments)
         except asyncio.CancelledError:
             await finish(self._cancel(number))
             raise
@@ -123,55 +133,112 @@ class RemoteHost:
     async def _cancel(self, number: int) -> None:
         with suppress(TimeoutError, HostLostError):
             async with asyncio.timeout(CANCEL_SEC):
-                await self._exchange(next(self._numbers), "cancel", (number,))
+                await self._answer_to(next(self._numbers), "cancel", (number,))
 
-    async def _exchange(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        message = pickle.dumps((number, tuple(self._arrived), method, arguments))
-        self._arrived.clear()
-        returned, value = pickle.loads(await self._sent(message))
-        self._arrived.append(number)
+    async def _answer_to(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Sends a message with all others of this moment, and waits for its answer."""
+        if self.why_lost is not None:
+            raise self._loss()
+        message = pickle.dumps((number, method, arguments))
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting[number] = loop.create_future()
+        if not self._to_send:
+            loop.call_soon(self._send)
+        self._to_send.append((number, message))
+        try:
+            returned, value = await waiting
+        finally:
+            self._waiting.pop(number, None)
         if returned:
             return value
         raise value.error(self.node)
 
-    async def _sent(self, message: bytes) -> bytes:
-        """Sends a message until it is answered, or the host is lost."""
-        lost = asyncio.ensure_future(self._lost.wait())
+    def _send(self) -> None:
+        """Sends the messages that were made since the last time."""
+        while self._to_send and self.why_lost is None:
+            some = fitting([len(message) for _, message in self._to_send])
+            sent, self._to_send = self._to_send[:some], self._to_send[some:]
+            self._spawn(self._sent(sent))
+        self._to_send = []
+
+    async def _sent(self, messages: Sequence[tuple[int, bytes]]) -> None:
         try:
-            while True:
-                if self.why_lost is not None:
-                    raise HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
-                sending = asyncio.ensure_future(self._connection.send(message))
-                try:
-                    await asyncio.wait({sending, lost}, return_when=asyncio.FIRST_COMPLETED)
-                    if sending.done():
-                        return sending.result()
-                except ConnectionLostError as error:
-                    self.lose(str(error))
-                except ConnectionDoubtfulError:
-                    await asyncio.sleep(RESEND_SEC)
-                finally:
-                    sending.cancel()
-        finally:
-            lost.cancel()
+            await self._exchange(None, [message for _, message in messages])
+        except HostLostError:
+            return
+        except Exception as error:
+            failure = Failure.of(error)
+            for number, _ in messages:
+                self._settle(number, pickle.dumps((False, failure)))
+
+    async def _exchange(self, wait_sec: float | None, messages: Sequence[bytes] = ()) -> None:
+        """Calls the host, and takes what it tells with its answer.
+
+        Args:
+            wait_sec: For how long the host waits for something to tell when there are no messages.
+            messages: To be carried out.
+
+        Raises:
+            HostLostError: The host is lost.
+            BaseException: Why the host takes no calls.
+        """
+        number, arrived = next(self._call_numbers), tuple(self._arrived)
+        self._arrived.clear()
+        returned, told = pickle.loads(await self._carried(pickle.dumps((number, arrived, wait_sec, messages))))
+        self._arrived.append(number)
+        if not returned:
+            raise told.error(self.node)
+        for answered, data in told:
+            if answered is None:
+                self._take(pickle.loads(data))
+            else:
+                self._settle(answered, data)
+
+    def _settle(self, number: int, answer: bytes) -> None:
+        """Hands an answer to what waits for it."""
+        waiting = self._waiting.get(number)
+        if waiting is None or waiting.done():
+            return
+        try:
+            waiting.set_result(pickle.loads(answer))
+        except Exception as error:  # what is in it may be anything
+            waiting.set_exception(error)
+
+    async def _carried(self, call: bytes) -> bytes:
+        """Sends a call until it is answered, or the host is lost."""
+        while self.why_lost is None:
+            try:
+                return await self._connection.send(call)
+            except ConnectionLostError as error:
+                self.lose(str(error))
+            except ConnectionDoubtfulError:
+                await asyncio.sleep(RESEND_SEC)
+        raise self._loss()
+
+    def _loss(self) -> HostLostError:
+        return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
         """Gives the host up: calls under way and to come raise `HostLostError`. Only the first time counts."""
         if self.why_lost is not None:
             return
-        self.why_lost = why
-        self._lost.set()
+        self._give_up(why)
         self._end_tasks()
         self._on_lost(self)
+
+    def _give_up(self, why: str) -> None:
+        self.why_lost = why
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(self._loss())
 
     async def close(self) -> None:
         """Has the host close everything, and ends its process. Idempotent."""
         if self.why_lost is None:
             with suppress(TimeoutError, HostLostError):
                 async with asyncio.timeout(CANCEL_SEC):
-                    await self._exchange(next(self._numbers), "end", ())
-            self.why_lost = "the run has ended"
-            self._lost.set()
+                    await self._answer_to(next(self._numbers), "end", ())
+            self._give_up("the run has ended")
         tasks = {*self._tasks}
         self._end_tasks()
         if tasks:
@@ -192,23 +259,22 @@ class RemoteHost:
     async def _listen(self) -> None:
         """Asks for news all the time, which also keeps the lease."""
         wait_sec = min(NEWS_SEC, self._lease_sec / 4)
+        measured_at = -math.inf
         while self.why_lost is None:
             try:
                 async with asyncio.timeout(self._lease_sec):
                     began = time.perf_counter()
-                    news = await self._exchange(next(self._numbers), "news", (0.0,))
-                    self.round_trip_sec = time.perf_counter() - began
-                    if not news:
-                        news = await self._exchange(next(self._numbers), "news", (wait_sec,))
+                    if began - measured_at > wait_sec:
+                        measured_at = began
+                        await self._exchange(0.0)
+                        self.round_trip_sec = time.perf_counter() - began
+                    await self._exchange(wait_sec)
             except TimeoutError:
                 self.lose(f"it gave no sign of life for {self._lease_sec:g} s")
             except HostLostError:
                 return
             except Exception as error:
                 self.lose(f"it gave no news: {type(error).__name__}: {error}")
-            else:
-                for one in news:
-                    self._take(one)
 
     def _take(self, news: News) -> None:
         match news:
@@ -227,12 +293,16 @@ class RemoteHost:
         except (Exception, SystemExit) as error:
             failure = Failure.of(error)
         with suppress(HostLostError):
-            await self._exchange(next(self._numbers), "answer", (question.number, value, failure))
+            await self._answer_to(next(self._numbers), "answer", (question.number, value, failure))
 
     async def _answered(self, question: Question) -> Any:
         match question:
             case AskModel(_, of, request):
                 return await self._models[of.key].call(self._client(of), request)
+            case AnswerAside(_, environment, request):
+                if (guest := self.guests.get(environment)) is None:
+                    raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
+                return await guest.answer_aside(request)
             case ReadRecord(_, environment):
                 files = self._files(environment)
                 return await asyncio.to_thread(read_asked, files) if files is not None else None
@@ -271,4 +341,4 @@ class RemoteHost:
 
     async def _tell(self, method: str, *arguments: Any) -> None:
         with suppress(HostLostError):
-            await self._exchange(next(self._numbers), method, arguments)
+            await self._answer_to(next(self._numbers), method, arguments)

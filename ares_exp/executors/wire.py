@@ -6,9 +6,9 @@ import importlib
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import MAIN_LANE, EpisodeReport, PastStep, PendingRequest, TimeStep
@@ -107,8 +107,7 @@ def _text_of(error: BaseException) -> str:
         return f"{type(error).__name__} without a text: {type(failed).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDifference:
+class RequestDifference(NamedTuple):
     """A request as the difference to an earlier one, so that a step does not carry the whole conversation.
 
     Attributes:
@@ -216,12 +215,27 @@ def lane_of(request: LLMRequest) -> str:
     return MAIN_LANE if request.origin is None else request.origin.lane
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class EnvironmentOrder(NamedTuple):
+    """What a host makes an environment from.
+
+    Attributes:
+        task_name: Its task.
+        parts: Of its episode, without the factories.
+        streams: Whether files of the episode are kept in the host, to be fetched.
+        has_side_calls: Whether the run answers side calls of its agent.
+    """
+
+    task_name: str
+    parts: Mapping[str, Any]
+    streams: bool
+    has_side_calls: bool = False
+
+
+class Facts(NamedTuple):
     """What can be asked of an environment without a call, as of the end of a call.
 
     Attributes:
-        report: Its report.
+        report: Its report; `None`: as it was told with the reply before.
         step_count: Number of time steps since FIRST.
         has_begun: Whether it was reset; without that there is nothing to tell.
         step_type: Of its time step; `None` when it has none.
@@ -233,7 +247,7 @@ class Facts:
         has_files: Whether files of the episode are kept on the node, to be fetched.
     """
 
-    report: EpisodeReport = field(default_factory=EpisodeReport)
+    report: EpisodeReport | None = None
     step_count: int = 0
     has_begun: bool = False
     step_type: str | None = None
@@ -245,8 +259,7 @@ class Facts:
     has_files: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The outcome of a call of an environment.
 
     Attributes:
@@ -257,7 +270,7 @@ class Reply:
 
     value: Any = None
     failure: Failure | None = None
-    facts: Facts = field(default_factory=Facts)
+    facts: Facts = Facts()
 
 
 def coded_step(time_step: TimeStep[Any], code: Callable[[Any], Any]) -> TimeStep[Any]:
@@ -300,6 +313,14 @@ class AskModel(Question):
     """An answer of a model is needed."""
 
     client: ClientOfModel
+    request: LLMRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAside(Question):
+    """The policy is to answer a side call of an environment's agent."""
+
+    environment: str
     request: LLMRequest
 
 

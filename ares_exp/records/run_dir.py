@@ -96,20 +96,40 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
         OSError: The disk is full, or another failure; the file is unchanged.
     """
     data = text.encode()
-    descriptor = _open_to_append(path, flags)
+    descriptor = open_to_append(path, flags)
     try:
         with _appending:  # what another thread appends after half a line would go with that
-            written = os.write(descriptor, data)
-            if written != len(data):
-                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            write_whole(descriptor, data, path)
         if sync:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _open_to_append(path: Path, flags: int) -> int:
+def write_whole(descriptor: int, data: bytes, path: Path) -> None:
+    """Writes to the end of a file, all or nothing. Nobody else may write to it meanwhile.
+
+    Args:
+        descriptor: Of the file, opened by `open_to_append`.
+        data: What is written.
+        path: The file, for the error.
+
+    Raises:
+        OSError: The disk is full, or another failure; the file is unchanged.
+    """
+    written = os.write(descriptor, data)
+    if written != len(data):
+        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def open_to_append(path: Path, flags: int = 0) -> int:
+    """Opens a file to append to; a link is not followed.
+
+    Args:
+        path: The file.
+        flags: As of `append_text`.
+    """
     flags |= os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
     try:
         return os.open(path, flags, 0o644)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.gathered_calls import GatheredCalls
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collector import EpisodeEnd, TrajectoryCollector
 from ares_exp.trajectories.collector_guard import CollectorGuard
 from ares_exp.trajectories.ending import Ending, ending
 from ares_exp.trajectories.records import (
@@ -33,17 +33,40 @@ ENDED_AT_ONCE = 4
 """How many threads end episodes at the same time: their syncs to disk become one there."""
 
 
-class EpisodeEnds(GatheredCalls[Callable[[], None]]):
-    """Ends of episodes, in threads: collectors may write files."""
+@dataclass(frozen=True, slots=True)
+class EpisodeEnding:
+    """An episode that is to be ended.
+
+    Attributes:
+        ends: How each of its collectors is to end it.
+        kept: What those have kept that have done so.
+    """
+
+    ends: Sequence[tuple[CollectorGuard, EpisodeEnd]]
+    kept: list[EpisodeTrajectory] = field(default_factory=list)
+
+
+class EpisodeEnds(GatheredCalls[EpisodeEnding]):
+    """Ends of episodes, in threads: collectors may write files. Those that have gathered are ended together."""
 
     def __init__(self) -> None:
         """None yet. Several environments may share it, on whatever event loops."""
-        super().__init__(_call_all, at_once=ENDED_AT_ONCE)
+        super().__init__(_end_together, at_once=ENDED_AT_ONCE)
 
 
-def _call_all(ends: Sequence[Callable[[], None]]) -> None:
-    for end in ends:
-        end()
+def _end_together(endings: Sequence[EpisodeEnding]) -> None:
+    """Has each collector end all its episodes in one call."""
+    by_collector: dict[int, list[tuple[EpisodeEnding, CollectorGuard, EpisodeEnd]]] = {}
+    for one in endings:
+        for guard, end in one.ends:
+            by_collector.setdefault(guard.key, []).append((one, guard, end))
+    for of_one in by_collector.values():
+        closed = of_one[0][1].end([end for *_, end in of_one])
+        for (one, guard, _), kept in zip(of_one, closed, strict=True):
+            if isinstance(kept, Exception):
+                guard.failed("end_episode", kept)
+            elif kept is not None:
+                one.kept.append(kept)
 
 
 class EpisodeListener(Protocol):
@@ -291,22 +314,24 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._waiting_since = None
         ended_at = self._clock() if end_time is None else end_time
 
-        def end() -> None:
-            more: dict[str, Any] = {"end_time": ended_at, "unfinished_step": unfinished}
-            more |= {"rewards": rewards} if rewards else {}
-            kept = [sink.end(ended.outcome, ended.error, **more) for sink in self._sinks]
-            episodes = (trajectory for trajectory in kept if trajectory is not None)
-            self.trajectory = max(episodes, key=lambda trajectory: trajectory.num_steps, default=None)
+        more: dict[str, Any] = {"end_time": ended_at, "unfinished_step": unfinished}
+        more |= {"rewards": rewards} if rewards else {}
+        ends = ((sink, sink.close(ended.outcome, ended.error, **more)) for sink in self._sinks)
+        ended_by = EpisodeEnding([(sink, end) for sink, end in ends if end is not None])
+        try:
+            if ended_by.ends:
+                await self._ended(self._ends.put(ended_by))
+        finally:
+            self.trajectory = max(ended_by.kept, key=lambda kept: kept.num_steps, default=None)
+            if self._listener is not None:
+                self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
 
-        writing = self._ends.put(end)
+    async def _ended(self, writing: asyncio.Future[None]) -> None:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await asyncio.wait({writing}, timeout=END_TIMEOUT_SEC)
             raise
-        finally:
-            if self._listener is not None:
-                self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
 
 
 class _Unfinished(NamedTuple):

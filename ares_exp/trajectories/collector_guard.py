@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ares_exp.config.parts import StandIn
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector
+from ares_exp.trajectories.collector import CollectorBase, EpisodeEnd, TrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -30,47 +29,65 @@ class CollectorGuard:
         """`name` is for messages."""
         self.failures = 0
         self._name = name
+        self._key = id(collector)
         self._collector = as_collector(collector)
         self._told: set[str] = set()
         self._episode: object | None = None
         self._active = False
 
+    @property
+    def key(self) -> int:
+        """The same of two guards of the same collector."""
+        return self._key
+
     def begin(self, *, task_name: str, episode_id: str | None, start_time: float, metadata: Mapping[str, Any]) -> None:
         """Opens an episode."""
-        with self._reported("begin_episode"):
+        try:
             self._episode = self._collector.begin_episode(
                 task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
             )
             self._active = True  # not where it failed: without a handle it would take another's episode
+        except Exception as error:
+            self.failed("begin_episode", error)
 
     def record(self, record: StepRecord) -> None:
         """Records a step of the open episode, if there is one."""
         if self._active:
-            with self._reported("record_step"):
+            try:
                 self._collector.record_step(record, episode=self._episode)
+            except Exception as error:
+                self.failed("record_step", error)
 
-    def end(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> EpisodeTrajectory | None:
-        """Ends the open episode, if there is one; returns it, `None` where the collector failed."""
+    def close(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> EpisodeEnd | None:
+        """Closes the open episode for further steps; returns how its collector is to end it, `None` without one."""
         if not self._active:
             return None
         self._active, episode, self._episode = False, self._episode, None
         if not _takes(self._collector.end_episode, "rewards"):  # of a collector that was written before there were any
             more.pop("rewards", None)
-        with self._reported("end_episode"):
-            return self._collector.end_episode(
-                truncated=outcome is Outcome.TRUNCATED, outcome=outcome, error=error, episode=episode, **more
-            )
-        return None
+        end = {"truncated": outcome is Outcome.TRUNCATED, "outcome": outcome, "error": error, "episode": episode}
+        return cast("EpisodeEnd", {**end, **more})
 
-    @contextmanager
-    def _reported(self, what: str) -> Iterator[None]:
+    def end(self, ends: Sequence[EpisodeEnd]) -> Sequence[EpisodeTrajectory | Exception]:
+        """Has the collector end episodes, of whichever environments.
+
+        Returns:
+            For each what the collector kept, or raised.
+        """
         try:
-            yield
+            closed = self._collector.end_episodes(ends)
+            if len(closed) != len(ends):
+                raise RuntimeError(f"end_episodes of {len(ends)} episodes returned {len(closed)}")
         except Exception as error:
-            self.failures += 1
-            level = logging.DEBUG if what in self._told else logging.WARNING
-            self._told.add(what)
-            logger.log(level, "The %s collector failed in %s: %s: %s", self._name, what, type(error).__name__, error)
+            return [error] * len(ends)
+        return closed
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Counts a call that raised."""
+        self.failures += 1
+        level = logging.DEBUG if what in self._told else logging.WARNING
+        self._told.add(what)
+        logger.log(level, "The %s collector failed in %s: %s: %s", self._name, what, type(error).__name__, error)
 
 
 def as_collector(collector: TrajectoryCollector) -> CollectorBase:

@@ -1,12 +1,14 @@
 """Runs on a cluster of three nodes on this machine: how they scale by slots, and what a host costs the run.
 
-Run by hand: `python -m tests.benchmarks.bench_cluster [--latency 1] [--episodes 300]`. Episodes are in memory, as in
-`bench_load`: the policy takes the time, so that one machine can stand for several.
+Run by hand: `python -m tests.benchmarks.bench_cluster [--latency 1] [--episodes 300] [--steps 10]`. Episodes are in
+memory, as in `bench_load`: the policy takes the time, so that one machine can stand for several.
 
 Rows `slots`: hosts of 10 slots each, `--waves` times 60 episodes, which fill one, two and three of them; ideal is
 1 : 1/2 : 1/3 of the time. Row `at once`: so many episodes at once on three hosts, beside the same ones `here`; ideal is
-`episodes / latency` steps per second. Rows `here` and `ray` without latency: for the processor time of the run per step
-and per episode. The clock runs from when all hosts are ready. Each row says the load average, of other programs, too.
+`episodes / latency` steps per second. What their start takes counts for more the shorter episodes are; a code agent
+takes some 30 steps (`--steps 30`). Rows `here` and `ray` without latency: for the processor time of the run, and of all
+hosts, per step and per episode. The clock runs from when all hosts are ready. Each row says the load average, of other
+programs, too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.containers.container import as_container_factory
@@ -40,10 +44,11 @@ from tests.benchmarks.bench_load import Boxes, Tasks, Work, play
 from tests.ray.cluster import SmallCluster
 from tests.ray.runs import PATIENCE_SEC
 
-STEPS = (10, 10)
 NODES = 3
 On = Callable[[int, int], RayExecutor]
 """Makes an executor on so many nodes, with so many slots on each."""
+Processes = Callable[[], list[psutil.Process]]
+"""Finds the processes of the hosts."""
 HERE = "tests.benchmarks.bench_load"
 
 
@@ -63,11 +68,13 @@ class Measured(NamedTuple):
     Attributes:
         wall_sec: From when all hosts were ready.
         cpu_sec: Of this process's processor.
+        hosts_cpu_sec: Of that of all hosts.
         steps: Answers that were given.
     """
 
     wall_sec: float
     cpu_sec: float
+    hosts_cpu_sec: float
     steps: int
 
 
@@ -77,11 +84,12 @@ def measure(
     episodes: int,
     concurrency: int,
     latency: float,
+    steps: int,
     hosts: int = 0,
-    steps: tuple[int, int] = STEPS,
+    processes: Processes = list,
 ) -> Measured:
     """Plays episodes, as soon as there are so many hosts."""
-    policy = Work(latency, steps=steps)
+    policy = Work(latency, steps=(steps, steps))
     with tempfile.TemporaryDirectory(prefix="ares_exp-cluster-") as folder:
         run_dir = RunDir(Path(folder) / "run")
         run_dir.path.mkdir()
@@ -98,33 +106,42 @@ def measure(
         )
         settings = Settings(1, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0)
         made = _Timed(components, settings, run_dir, quiet=True)
-        made.executor, made.hosts = executor, hosts
+        made.executor, made.hosts, made.processes = executor, hosts, processes
         summary = asyncio.run(play(made, run_dir))
         assert summary.exit_code == 0 or all(one.reward is not None for one in summary.results), summary
-    return Measured(made.wall_sec, made.cpu_sec, policy.steps)
+    return Measured(made.wall_sec, made.cpu_sec, made.hosts_cpu_sec, policy.steps)
 
 
 class _Timed(Experiment):
     """Measures the run, without its preparation."""
 
-    wall_sec = cpu_sec = 0.0
+    wall_sec = cpu_sec = hosts_cpu_sec = 0.0
     executor: ExecutorBase
     hosts = 0
+    processes: Processes
 
     async def run(self, *arguments: Any, **options: Any) -> Any:
         while self.executor.figures().get("system/hosts", 0) < self.hosts:  # noqa: ASYNC110 -- only looked at here
             await asyncio.sleep(0.1)
-        began, cpu = time.perf_counter(), time.process_time()
+        found = self.processes()
+        began, cpu, hosts_cpu = time.perf_counter(), time.process_time(), _cpu_sec(found)
         try:
             return await super().run(*arguments, **options)
         finally:
             self.wall_sec, self.cpu_sec = time.perf_counter() - began, time.process_time() - cpu
+            self.hosts_cpu_sec = _cpu_sec(found) - hosts_cpu
+
+
+def _cpu_sec(processes: list[psutil.Process]) -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency", type=float, default=1.0)
     parser.add_argument("--episodes", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=10, help="of an episode")
+    parser.add_argument("--rows", nargs="+", default=["slots", "at-once", "overhead"], help="which to measure")
     parser.add_argument("--waves", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=1, help="how often the rows are measured, in turns")
     arguments = parser.parse_args()
@@ -139,32 +156,37 @@ def main() -> None:
 
     try:
         for _ in range(arguments.repeat):
-            _slots(on, arguments.waves, arguments.latency)
-            _at_once(on, arguments.episodes, arguments.latency)
-            _overhead(on, arguments.episodes)
+            if "slots" in arguments.rows:
+                _slots(on, arguments.waves, arguments.latency, arguments.steps)
+            if "at-once" in arguments.rows:
+                _at_once(on, arguments.episodes, arguments.latency, arguments.steps)
+            if "overhead" in arguments.rows:
+                _overhead(on, arguments.episodes, arguments.steps, cluster.hosts)
     finally:
         cluster.close()
 
 
-def _slots(on: On, waves: int, latency: float) -> None:
+def _slots(on: On, waves: int, latency: float, steps: int) -> None:
     first, episodes = 0.0, 10 * math.lcm(*range(1, NODES + 1)) * waves
     for nodes in range(1, NODES + 1):
         concurrency = 10 * nodes
-        played = measure(on(nodes, 10), episodes=episodes, concurrency=concurrency, latency=latency, hosts=nodes)
+        played = measure(
+            on(nodes, 10), episodes=episodes, concurrency=concurrency, latency=latency, steps=steps, hosts=nodes
+        )
         first = first or played.wall_sec
-        of_first, ideal = played.wall_sec / first, episodes / concurrency * STEPS[0] * latency
+        of_first, ideal = played.wall_sec / first, episodes / concurrency * steps * latency
         _say(f"slots: {nodes} hosts of 10: {played.wall_sec:.1f} s (ideal {ideal:.0f}), {of_first:.3f} of the first")
 
 
-def _at_once(on: On, count: int, latency: float) -> None:
-    ideal = STEPS[0] * latency
+def _at_once(on: On, count: int, latency: float, steps: int) -> None:
+    ideal = steps * latency
     for name, executor, hosts in (("here", Here(), 0), ("ray", on(NODES, math.ceil(count / NODES)), NODES)):
-        played = measure(executor, episodes=count, concurrency=count, latency=latency, hosts=hosts)
+        played = measure(executor, episodes=count, concurrency=count, latency=latency, steps=steps, hosts=hosts)
         rate = f"{ideal / played.wall_sec:.1%} of ideal; {played.steps / played.wall_sec:.0f} steps/s"
         _say(f"at once, {name}: {count} episodes: {played.wall_sec:.1f} s, {rate}")
 
 
-def _overhead(on: On, count: int) -> None:
+def _overhead(on: On, count: int, steps: int, processes: Processes) -> None:
     """Of episodes with many steps and with one, so that what a step costs and what an episode costs can be told."""
     for name, hosts in (("here", 0), ("ray", NODES)):
         many, one = (
@@ -174,14 +196,20 @@ def _overhead(on: On, count: int) -> None:
                 concurrency=min(count, 100),
                 latency=0.0,
                 hosts=hosts,
-                steps=steps,
+                steps=taken,
+                processes=processes if hosts else list,
             )
-            for steps in (STEPS, (1, 1))
+            for taken in (steps, 1)
         )
-        per_step = (many.cpu_sec - one.cpu_sec) / (many.steps - one.steps)
-        per_episode = one.cpu_sec / count - per_step
-        rate = f"{many.steps / many.wall_sec:.0f} steps/s"
-        _say(f"{name}: {rate}; of processor {per_step * 1e6:.0f} us a step, {per_episode * 1e3:.1f} ms an episode")
+        of_run = _costs(many, one, many.cpu_sec, one.cpu_sec)
+        of_hosts = f", of hosts {_costs(many, one, many.hosts_cpu_sec, one.hosts_cpu_sec)}" if hosts else ""
+        _say(f"{name}: {many.steps / many.wall_sec:.0f} steps/s; of processor {of_run}{of_hosts}")
+
+
+def _costs(many: Measured, one: Measured, many_sec: float, one_sec: float) -> str:
+    """Tells what a step and what an episode costs; `one` has as many steps as episodes."""
+    per_step = (many_sec - one_sec) / (many.steps - one.steps)
+    return f"{per_step * 1e6:.0f} us a step, {(one_sec / one.steps - per_step) * 1e3:.1f} ms an episode"
 
 
 def _say(words: str) -> None:

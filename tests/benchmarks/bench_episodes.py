@@ -1,9 +1,12 @@
 """What an episode costs beside its steps: twenty questions, one step each, recorded as a run records them.
 
-Run by hand: `python -m tests.benchmarks.bench_episodes [--dir PLACE]`. The whole experiment with the JSON collector and
-the answer log, no container and no agent: what remains is making, recording, syncing and forgetting an episode. Prints
+Run by hand: `python -m tests.benchmarks.bench_episodes [--dir PLACE]`. The whole experiment with a collector and the
+answer log, no container and no agent: what remains is making, recording, syncing and forgetting an episode. Prints
 episodes per second and CPU per episode; `--dir` chooses the disk, whose syncs are a part of it. Two runs in a row on
 ext4 are to be a few minutes apart, as the first removes its files.
+
+`--once json 4` plays 240 games once, 64 at a time, and prints nothing: for `valgrind --tool=callgrind` or `strace -fc`:
+the difference to `--once json 1`, divided by 180, is what an episode costs whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -31,34 +34,40 @@ from ares_exp.running.experiment import Experiment
 from ares_exp.trackers.null_tracker import NullTracker
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
+from ares_exp.trajectories.collectors.jsonl_collector import JsonlTrajectoryCollector
 from ares_exp.wrappers.drivers import drive_async_gym
 from tests.benchmarks.bench_load import Boxes, play
 
 ATTEMPTS = 10
 CONCURRENCIES = (1, 8, 64)
+COLLECTORS = ("json", "jsonl", "none")
 ROUNDS = 3
 
 
 _numbers = itertools.count()
 
 
-def measure(concurrency: int, folder: Path, *, is_recorded: bool) -> tuple[float, float]:
-    """Plays all games `ATTEMPTS` times; returns wall and CPU seconds of an episode."""
+def collectors_of(kind: str, run_dir: RunDir) -> dict[str, TrajectoryCollector]:
+    """Makes the collector of a run, by its name."""
+    if kind == "json":
+        return {kind: JsonTrajectoryCollector(run_dir.trajectories)}
+    return {kind: JsonlTrajectoryCollector(run_dir.path / "trajectories.jsonl")} if kind == "jsonl" else {}
+
+
+def measure(concurrency: int, folder: Path, kind: str, attempts: int = ATTEMPTS) -> tuple[float, float]:
+    """Plays all games `attempts` times; returns wall and CPU seconds of an episode."""
     run_dir = RunDir(folder / f"run-{next(_numbers)}")
-    collectors: dict[str, TrajectoryCollector] = {}
-    if is_recorded:
-        collectors["json"] = JsonTrajectoryCollector(run_dir.trajectories)
     components = Components(
         source=TwentyQuestionsEnvironments(),
         agent_factory=ShellAgentFactory(),
         container_factory=as_container_factory(Boxes()),  # type: ignore[arg-type]
         policy=OraclePolicy(),
         wrapper=drive_async_gym,
-        collectors=collectors,
+        collectors=collectors_of(kind, run_dir),
         tracker=NullTracker(),
     )
     made = Experiment(
-        components, Settings(ATTEMPTS, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0), run_dir
+        components, Settings(attempts, concurrency, 0, EpisodeLimits(), policy_timeout_sec=600.0), run_dir
     )
     began, cpu_began = time.perf_counter(), time.process_time()
     summary: RunSummary = asyncio.run(play(made, run_dir))
@@ -71,22 +80,26 @@ def measure(concurrency: int, folder: Path, *, is_recorded: bool) -> tuple[float
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=None, help="where the runs are written; by default a temporary one")
+    parser.add_argument("--once", nargs=2, metavar=("COLLECTOR", "ATTEMPTS"), help="plays once, and prints nothing")
+    options = parser.parse_args(given)
     logging.disable(logging.INFO)
     # All runs are removed at the end: for a minute ext4 is slow to make files where others have been removed.
-    with tempfile.TemporaryDirectory(dir=parser.parse_args(given).dir) as folder:
-        print_table(Path(folder))
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        if options.once is None:
+            print_table(Path(folder))
+        else:
+            measure(CONCURRENCIES[-1], Path(folder), options.once[0], int(options.once[1]))
 
 
 def print_table(folder: Path) -> None:
-    measure(8, folder, is_recorded=True)  # what is imported once
+    measure(8, folder, COLLECTORS[0])  # what is imported once
     print(f"median of {ROUNDS} rounds of {ATTEMPTS} attempts at 60 games, Python {sys.version.split()[0]}\n")
     print("| at once | collector | episodes/s | CPU per episode |\n|---|---|---|---|")
     for concurrency in CONCURRENCIES:
-        for is_recorded in (True, False):
-            rounds = [measure(concurrency, folder, is_recorded=is_recorded) for _ in range(ROUNDS)]
+        for kind in COLLECTORS:
+            rounds = [measure(concurrency, folder, kind) for _ in range(ROUNDS)]
             wall, cpu = (statistics.median(figures) for figures in zip(*rounds, strict=True))
-            name = "json" if is_recorded else "none"
-            print(f"| {concurrency} | {name} | {1 / wall:.0f} | {cpu * 1e3:.2f} ms |", flush=True)
+            print(f"| {concurrency} | {kind} | {1 / wall:.0f} | {cpu * 1e3:.2f} ms |", flush=True)
 
 
 if __name__ == "__main__":

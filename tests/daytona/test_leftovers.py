@@ -18,6 +18,7 @@ from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.ownership import HOST, owner_labels
 from ares_exp.errors import ContainerAuthorizationError
 from tests.daytona.emulator import Emulator, Fault
+from tests.warm_start import WITH_DAYTONA, warm_command
 
 pytestmark = pytest.mark.local
 
@@ -93,7 +94,7 @@ async def test_a_service_that_does_not_say_what_it_has(emulator: Emulator, servi
 async def clean(directory: Path, *arguments: str, **env: str) -> tuple[int | None, list[str], str]:
     """Runs the command; returns its exit code, what it says of sandboxes and of Daytona, and its stderr."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ares_exp.containers", "clean", *arguments),
+        *(*warm_command("ares_exp.containers", WITH_DAYTONA), "clean", *arguments),
         env={**os.environ, "TMPDIR": str(directory), "DOCKER_HOST": "unix:///no/such.sock", **env},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -20,6 +20,7 @@ from ares_exp.trajectories import load
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.e2e.counting_endpoint import STAGE, CountingEndpoint
 from tests.leaks import processes, wait_until
+from tests.warm_start import WarmProcess
 
 ATTEMPTS, CONCURRENCY = 2, 3
 STATE_OF_START_UP = (
@@ -96,6 +97,7 @@ class KilledRun:
         endpoint: Answers.
         backend: `local` or `docker`.
         overrides: Of its first command.
+        is_warm: Whether its processes are forks, not new interpreters.
         patience_sec: How long a process may take that is not killed.
         kills: How many processes were killed, or interrupted.
         tries: Episodes that had a log of answers when a process was killed.
@@ -107,6 +109,7 @@ class KilledRun:
     endpoint: CountingEndpoint
     backend: str = "local"
     overrides: Sequence[str] = ()
+    is_warm: bool = False
     patience_sec: float = 100
     kills: int = 0
     tries: set[str] = field(default_factory=set)
@@ -170,7 +173,7 @@ class KilledRun:
         marks = [str(self.directory / "tmp"), *(f"ares_exp-box-{pid}-" for pid in self.pids)]
         lines = [words for _, _, _, words in processes()] + Path("/proc/self/mountinfo").read_text().splitlines()
         found = [line for line in lines if any(mark in line for mark in marks)]
-        return found + (_containers(self.pids) if self.backend == "docker" else [])
+        return found + (containers_of(*self.pids) if self.backend == "docker" else [])
 
     def play(self, moment: Moment, *words: str, cwd: str = "") -> int:
         """Runs a command, kills it at that moment and returns the exit code."""
@@ -178,13 +181,16 @@ class KilledRun:
         asked = self.endpoint.asked.total()
         reached = self.endpoint.when(asked + moment.requests) if moment.requests is not None else None
         with (self.directory / "said").open("wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ares_exp", *words],
-                cwd=self.directory / cwd,
-                env={**os.environ, "TMPDIR": str(self.directory / "tmp")},
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            streams: dict[str, Any] = {
+                "cwd": self.directory / cwd,
+                "env": {**os.environ, "TMPDIR": str(self.directory / "tmp")},
+                "stdout": said,
+                "stderr": subprocess.STDOUT,
+            }
+            process = (
+                WarmProcess(words, **streams)
+                if self.is_warm
+                else subprocess.Popen([sys.executable, "-m", "ares_exp", *words], start_new_session=True, **streams)
             )
         self.pids.append(process.pid)
         try:
@@ -318,7 +324,8 @@ def _whole_lines(path: Path) -> list[bytes]:
         return []
 
 
-def _containers(pids: Sequence[int]) -> list[str]:
+def containers_of(*pids: int) -> list[str]:
+    """The containers of these processes in the Docker engine."""
     import docker
 
     with contextlib.closing(docker.from_env()) as client:

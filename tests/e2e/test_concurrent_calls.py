@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from aiohttp import web
 
 from tests.leaks import wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
+from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
@@ -76,15 +76,10 @@ def endpoint() -> Iterator[FirstIsSlow]:
         yield server
 
 
-def command(directory: Path, *words: str) -> subprocess.Popen[bytes]:
+def command(directory: Path, *words: str) -> WarmProcess:
+    environment = {**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{Path.cwd()}"}
     with (directory / "said").open("wb") as said:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ares_exp", *words],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{Path.cwd()}"},
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
+        return WarmProcess(words, cwd=directory, env=environment, stdout=said, stderr=subprocess.STDOUT)
 
 
 def ahead(directory: Path) -> list[dict[str, object]]:

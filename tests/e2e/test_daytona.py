@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ import pytest
 
 import ares_exp
 from ares_exp import LLMResponse
+from tests.conftest import run_command
 from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
 from tests.e2e.killed_run import CONCURRENCY, KINDS, PLAIN, KilledRun, Moment, check, make_tasks
 from tests.leaks import wait_until
+from tests.warm_start import WITH_DAYTONA, WarmProcess, warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -46,26 +47,20 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
-def play(service: DaytonaService, cli: Any, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def play(service: DaytonaService, here: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A command of a user."""
-    done: subprocess.CompletedProcess[str] = cli("tracker=none", *words, env={**service.env, **env})
-    return done
+    return run_command((*warm_command(also=WITH_DAYTONA), "tracker=none", *words), here, {**service.env, **env})
 
 
-def begin(directory: Path, *words: str) -> subprocess.Popen[str]:
+def begin(directory: Path, *words: str) -> WarmProcess:
     """A run whose episodes are in the middle of a long command before long."""
     command = "policy.replies=['```bash\ntouch /begun; sleep 4325\n```']"
-    return subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", "container=daytona", "policy=scripted", command, "tracker=none", *words],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    return WarmProcess(
+        ["container=daytona", "policy=scripted", command, "tracker=none", *words], cwd=directory, also=WITH_DAYTONA
     )
 
 
-def polls(service: DaytonaService, process: subprocess.Popen[str]) -> int:
+def polls(service: DaytonaService, process: WarmProcess) -> int:
     """In how many sandboxes of a process a request waits for output: they have started."""
     ids = {one.id for one in service.sandboxes(process.pid)}
     waiting = {
@@ -76,7 +71,7 @@ def polls(service: DaytonaService, process: subprocess.Popen[str]) -> int:
     return len(ids & waiting)
 
 
-def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
+def end(process: WarmProcess, number: signal.Signals) -> str:
     """Ends it; returns what it wrote to stderr."""
     os.kill(process.pid, number)
     return process.communicate(timeout=90)[1]
@@ -84,7 +79,7 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 def clean(*words: str) -> str:
     """Runs `python -m ares_exp.containers clean`."""
-    command = [sys.executable, "-m", "ares_exp.containers", "clean", *words]
+    command = [*warm_command("ares_exp.containers", WITH_DAYTONA), "clean", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
@@ -100,11 +95,11 @@ def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(row.reward, row.format_errors) for row in results.rows] == [(1.0, 0)]
 
 
-def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
-    done = play(service, cli, "container=daytona", "hydra.run.dir=run", "wrapper=sync")
+def test_tasks_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_path: Path) -> None:
+    done = play(service, tmp_path, "container=daytona", "env.limit=2", "hydra.run.dir=run", "wrapper=sync")
     assert done.returncode == 0, done.stderr
     results = rows(tmp_path / "run")
-    assert len(results) >= 6
+    assert len(results) == 2
     assert {row["task_name"]: (row["outcome"], row["reward"]) for row in results} == {
         row["task_name"]: ("completed", 1.0) for row in results
     }
@@ -114,8 +109,8 @@ def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, 
 
 
 @pytest.mark.nightly
-def test_a_sweep_over_backends(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
-    done = play(service, cli, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
+def test_a_sweep_over_backends(service: DaytonaService, tmp_path: Path) -> None:
+    done = play(service, tmp_path, "-m", "container=local,daytona", "hydra.sweep.dir=s", "env.limit=1")
     assert done.returncode == 0, done.stderr
     found = [[(row["task_name"], row["reward"]) for row in rows(tmp_path / "s" / job)] for job in ("0", "1")]
     assert found[0] == found[1]
@@ -156,10 +151,10 @@ def test_gymnasium(service: DaytonaService, tmp_path: Path) -> None:
     ids=["no key", "no service", "wrong key", "short TTL"],
 )
 def test_a_mistake(
-    service: DaytonaService, cli: Any, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
+    service: DaytonaService, tmp_path: Path, words: tuple[str, ...], env: dict[str, str], expected: list[str]
 ) -> None:
     asked = len(service.emulator.requests)
-    done = play(service, cli, "container=daytona", *words, **env)
+    done = play(service, tmp_path, "container=daytona", *words, **env)
     assert done.returncode == 2, done.stdout + done.stderr
     assert [part for part in expected if part not in done.stderr] == [], done.stderr
     assert "Traceback" not in done.stderr
@@ -182,17 +177,18 @@ def test_ctrl_c_leaves_nothing(service: DaytonaService, tmp_path: Path) -> None:
         process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert not service.sandboxes(process.pid), "they are removed before it ends"
+    left = service.sandboxes(process.pid)
+    assert [one for one in left if one.state != "destroying"] == [], "their removal is asked for before it ends"
     assert [row["outcome"] for row in rows(tmp_path / "run")] == ["cancelled"] * 3
 
 
-def test_what_a_killed_run_leaves(service: DaytonaService, cli: Any, tmp_path: Path) -> None:
+def test_what_a_killed_run_leaves(service: DaytonaService, tmp_path: Path) -> None:
     """No other run takes it from a living one; from a dead one the TTL, `clean` and the next run take it."""
     words = ("env.limit=1", "concurrency=3", "attempts=3", "container.ttl_min=30")
     process = begin(tmp_path, *words)
     try:
         assert wait_until(lambda: polls(service, process) == 3 or process.poll() is not None)
-        assert play(service, cli, "container=daytona", "env.limit=1").returncode == 0
+        assert play(service, tmp_path, "container=daytona", "env.limit=1").returncode == 0
         left = {one.name: one for one in service.sandboxes(process.pid)}
         assert [one.state for one in left.values()] == ["started"] * 3
         said = end(process, signal.SIGKILL)
@@ -225,7 +221,7 @@ def test_a_killed_run_is_resumed_to_what_it_would_have_been(service: DaytonaServ
         (tmp_path / name).mkdir()
         make_tasks(tmp_path / name, [PLAIN] * len(KINDS))
         with CountingEndpoint() as endpoint:
-            run = KilledRun(tmp_path / name, endpoint, backend)
+            run = KilledRun(tmp_path / name, endpoint, backend, is_warm=True)
             made.append(run)
             if backend == "local":
                 assert run.begin() == 0, run.said

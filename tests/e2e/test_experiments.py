@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ares_exp.config.options import conf_dir
 from ares_exp.records.recorded_results import read_results
 from tests.leaks import wait_until
 from tests.loopback_endpoint import LoopbackEndpoint
+from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
@@ -57,9 +57,7 @@ def test_collect_sft(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> No
 @pytest.mark.nightly
 def test_resume_demo(tmp_path: Path, cli: Any) -> None:
     words = [*command("resume_demo"), "env.tasks=write-greeting", "attempts=1", "concurrency=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = WarmProcess(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "outputs" / "demo"
     try:
         assert wait_until(lambda: answers(run) >= 1 or process.poll() is not None)

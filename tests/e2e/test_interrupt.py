@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.leaks import processes, wait_until
+from tests.warm_start import WarmProcess
 
 pytestmark = pytest.mark.local
 
@@ -32,24 +33,10 @@ SOON_SEC = 45.0
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def running(tmp_path: Path) -> Iterator[WarmProcess]:
     """A run with four episodes in the middle of a long command."""
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ares_exp",
-            "tracker=none",
-            "policy=scripted",
-            SLEEP,
-            "hydra.run.dir=run",
-            "concurrency=4",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    process = WarmProcess(
+        ["tracker=none", "policy=scripted", SLEEP, "hydra.run.dir=run", "concurrency=4"], cwd=tmp_path
     )
     try:
         assert wait_until(lambda: len(sleepers()) == 4 or process.poll() is not None)
@@ -63,7 +50,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_one_press_records_cancelled_episodes_and_prints_the_summary(
-    running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+    running: WarmProcess, tmp_path: Path, number: signal.Signals
 ) -> None:
     running.send_signal(number)
     out, err = running.communicate(timeout=SOON_SEC)
@@ -79,7 +66,7 @@ def test_one_press_records_cancelled_episodes_and_prints_the_summary(
     assert "Traceback" not in err
 
 
-def boxes_of(process: subprocess.Popen[str]) -> list[str]:
+def boxes_of(process: WarmProcess) -> list[str]:
     command = ["pgrep", "-P", str(process.pid), "bwrap"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
 
@@ -138,30 +125,15 @@ def test_two_presses_leave_at_once(tmp_path: Path) -> None:
     assert wait_until(lambda: not [pid for pid, *_ in processes() if str(pid) in boxes], SOON_SEC)
 
 
-def test_kill_9_leaves_no_box(running: subprocess.Popen[str]) -> None:
+def test_kill_9_leaves_no_box(running: WarmProcess) -> None:
     os.kill(running.pid, signal.SIGKILL)
     running.wait(timeout=SOON_SEC)
     assert wait_until(lambda: not sleepers(), SOON_SEC)
 
 
 def test_an_interrupted_sweep_starts_no_further_run(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ares_exp",
-            "-m",
-            "tracker=none",
-            "policy=scripted",
-            SLEEP,
-            "seed=1,2",
-            "hydra.sweep.dir=s",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    process = WarmProcess(
+        ["-m", "tracker=none", "policy=scripted", SLEEP, "seed=1,2", "hydra.sweep.dir=s"], cwd=tmp_path
     )
     try:
         assert wait_until(lambda: sleepers() or process.poll() is not None)

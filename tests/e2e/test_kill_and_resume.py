@@ -39,7 +39,7 @@ VARIANTS = ([], ["snapshot=every_step"], ["collector=none"], ["collector=[json,p
 def make(directory: Path, endpoint: CountingEndpoint, backend: str = "local", *overrides: str) -> KilledRun:
     directory.mkdir(parents=True, exist_ok=True)
     make_tasks(directory)
-    return KilledRun(directory, endpoint, backend, overrides)
+    return KilledRun(directory, endpoint, backend, overrides, is_warm=True)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ RANDOM = "od -An -N8 -tu8 /dev/urandom > /work/state; cat /work/state"
 
 
 def test_an_environment_that_is_another_one(tmp_path: Path) -> None:
-    with CountingEndpoint(turns=(12, 12), command=RANDOM) as server:
+    with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make(tmp_path, server)
         assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
         shutil.copytree(run.path, tmp_path / "copy")
@@ -188,7 +188,7 @@ def check_time_is_up_again(tmp_path: Path, *, first_takes_sec: float, command: s
     make_tasks(tmp_path, [TWO_STEPS.replace("'one'", "'one'\nagent.timeout_sec = 3.0")])
     with CountingEndpoint(turns=(3, 3), command=command) as server:
         server.first_takes_sec = first_takes_sec
-        run = KilledRun(tmp_path, server, overrides=["attempts=1", f"snapshot={snapshot}"])
+        run = KilledRun(tmp_path, server, overrides=["attempts=1", f"snapshot={snapshot}"], is_warm=True)
         assert run.begin(Moment(requests=3)) == -signal.SIGKILL, run.said
         assert {turn.stage for turn in server.asked} == {0, 1}
         assert run.resume() == 0, run.said

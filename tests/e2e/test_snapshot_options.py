@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from ares_exp.snapshots.store import SnapshotStore
+from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -53,19 +52,11 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start(tmp_path: Path, *arguments: str) -> WarmProcess:
+    return WarmProcess(arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
 
 
-def wait_until(condition: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_until(condition: Any, process: WarmProcess, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline or process.poll() is not None:

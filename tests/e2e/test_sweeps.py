@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,14 @@ import pytest
 from ares_exp.ctl.command_line import main as ctl
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint
+from tests.warm_start import WarmProcess
 
 pytestmark = pytest.mark.local
 
 LAUNCHERS = [
     pytest.param("basic", "none", marks=pytest.mark.nightly),
-    pytest.param("joblib", "wandb", marks=pytest.mark.once),
+    pytest.param("joblib", "none", marks=pytest.mark.once),
+    pytest.param("joblib", "wandb", marks=[pytest.mark.once, pytest.mark.nightly]),
     pytest.param("submitit_local", "none", marks=[pytest.mark.once, pytest.mark.nightly]),
 ]
 
@@ -141,17 +142,14 @@ class Sweep:
     def __init__(self, folder: Path, *words: str) -> None:
         self.mark = f"61.{uuid.uuid4().int % 10**12:012}"
         self.folder = folder / "s"
-        self.process = subprocess.Popen(
+        self.process = WarmProcess(
             [
-                *(sys.executable, "-m", "ares_exp", "-m", "tracker=none", "policy=scripted", "env.limit=1"),
+                *("-m", "tracker=none", "policy=scripted", "env.limit=1"),
                 *("seed=1,2", "step_limit=8,9", "hydra.sweep.dir=s", *words),
                 f"policy.replies=['```bash\nsleep {self.mark}\n```']",
             ],
             cwd=folder,
-            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
         )
 
     def sleeping(self) -> int:
@@ -213,9 +211,7 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
         *("policy=scripted", "policy.repeat_last=true", "attempts=2", "concurrency=1", "hydra.sweep.dir=s"),
         "policy.replies=['```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```']",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ares_exp", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = WarmProcess(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     folder = tmp_path / "s"
     try:
         assert wait_until(lambda: list(folder.glob("*/results.json")) or process.poll() is not None)
@@ -230,7 +226,7 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     assert cli("-m", "seed=3", "hydra.sweep.dir=s").returncode == 2, "another sweep would be a mixture"
     assert digests(folder) == before
 
-    done = cli("resume=s", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    done = cli("resume=s")
     assert done.returncode == 0, done.stderr
     for number in complete:
         assert f"#{number}: complete before" in done.stdout

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import threading
 import zlib
 from collections import Counter
@@ -20,6 +18,7 @@ from aiohttp import web
 from ares_exp.trajectories import load
 from tests.conftest import SECRET_FREE, Cli
 from tests.loopback_endpoint import LoopbackEndpoint, Received, answer, slow
+from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
 
@@ -95,11 +94,8 @@ def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: L
     oracle = [f"env.oracle.base_url={models.url}", "env.oracle.api_key_env=null", "env.oracle.model=knows"]
     overrides = ["policy=chat_completions", *at, "policy@env.oracle=chat_completions", *oracle, "env.tasks=[elephant]"]
     models.then(*[answer(both_models)] * 3, slow(60))  # two questions; the second one's answer does not come
-    command = [sys.executable, "-m", "ares_exp", *GAME, *overrides]
     models.arrived.clear()
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=SECRET_FREE | NO_ENGINE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with WarmProcess([*GAME, *overrides], cwd=tmp_path, env=SECRET_FREE | NO_ENGINE) as process:
         while len(models.requests) < 4 and process.poll() is None:
             models.arrived.wait(5)
             models.arrived.clear()
@@ -180,9 +176,7 @@ def play_until(models: Fickle, count: int | None, number: signal.Signals, *words
     models.answers = count
     models.holding.clear()
     with (cwd / "said").open("wb") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ares_exp", *words], cwd=cwd, env=SECRET_FREE | NO_ENGINE, stdout=said, stderr=said
-        )
+        process = WarmProcess(words, cwd=cwd, env=SECRET_FREE | NO_ENGINE, stdout=said, stderr=said)
     try:
         if count is not None:
             assert models.holding.wait(100), (cwd / "said").read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SECRET_FREE, run_command
-from tests.warm_start import warm_command
+from tests.warm_start import WarmProcess, warm_command
 
 pytestmark = pytest.mark.once
 
@@ -52,3 +52,24 @@ def test_it_is_not_left_behind(tmp_path: Path) -> None:
             os.kill(pid, 0)
             time.sleep(0.01)
         pytest.fail(f"process {pid} goes on")
+
+
+def test_a_process_gets_signals_and_says_how_it_ended(tmp_path: Path) -> None:
+    code = "import os, sys, time\nprint(os.getpid(), os.getsid(0), flush=True)\nprint('err', file=sys.stderr)\n"
+    words = option(tmp_path, f"{code}time.sleep(600)\n")
+    process = WarmProcess(words, cwd=tmp_path, env=SECRET_FREE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{process.pid} {process.pid}\n"
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("err\n")
+    with WarmProcess(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+        killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    merged = WarmProcess(["clean", "--no-such"], cwd=tmp_path, stderr=subprocess.STDOUT, module="ares_exp.containers")
+    out, err = merged.communicate(timeout=60)
+    assert (merged.returncode, "--no-such" in out, err) == (2, True, "")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import validate_call
 
+from ares_exp.records.appended_file import AppendedFile
 from ares_exp.records.durability import Durability
-from ares_exp.records.run_dir import append_text
 from ares_exp.records.shared_sync import SharedSync
-from ares_exp.trajectories.collector import EpisodeCollector, EpisodeHandle
+from ares_exp.trajectories.collector import EndedEpisode, EpisodeCollector, EpisodeHandle, for_each
 from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
 from ares_exp.trajectories.files.episode_file import PARTIAL, closing_line, dump_episode, opening_line, step_line
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 from ares_exp.trajectories.files.writer_lock import WriterLock
-from ares_exp.trajectories.records import EpisodeTrajectory
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -59,7 +59,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._sync = GroupedSync()
         self._names = SharedSync(self.output_dir)
         self._directory = WriterLock()
-        self._partials: dict[str, Path] = {}
+        self._partials: dict[str, AppendedFile] = {}
 
     def begin_episode(
         self,
@@ -96,12 +96,12 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._sync.close()
 
     def _begun(self, handle: EpisodeHandle) -> None:
-        partial = self.output_dir / f"{handle.episode_id}{self.suffix}{PARTIAL}"
-        self._partials[handle.episode_id] = partial  # one object: making a path costs as much as writing to it
-        head = opening_line(handle)
+        partial = Path(f"{self.output_dir}/{handle.episode_id}{self.suffix}{PARTIAL}")
         try:
             self._hold_directory(handle.episode_id)
-            append_text(partial, head, flags=os.O_CREAT | os.O_EXCL)
+            file = AppendedFile(partial, flags=os.O_CREAT | os.O_EXCL)
+            self._partials[handle.episode_id] = file
+            file.append(opening_line(handle))
             if self._durability == "step":
                 self._sync.want(self.output_dir)
         except OSError as error:
@@ -122,35 +122,56 @@ class JsonTrajectoryCollector(EpisodeCollector):
             if first:
                 raise handle.unwritten  # told once
             return
-        path = self._partials[handle.episode_id]
+        file = self._partials[handle.episode_id]
         try:
-            append_text(path, step_line(encoded, first=first))
+            file.append(step_line(encoded, first=first))
         except OSError as error:
             handle.unwritten = error
             raise
         if self._durability == "step":
-            self._sync.want(path)
+            self._sync.want(file.path)
 
-    def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
-        partial = self._partials.pop(handle.episode_id)
-        path = self.output_dir / f"{handle.episode_id}{self.suffix}"
+    def _ended_together(self, ended: Sequence[EndedEpisode]) -> None:
+        """Makes the finished files: what is written of all of them goes to the disk at the same time."""
         try:
-            if handle.unwritten is None and path.suffix != ZSTD:
-                self._complete(partial, path, trajectory)
-            else:
-                self.output_dir.mkdir(parents=True, exist_ok=True)
-                write_lines(path, dump_episode(trajectory), sync=self._durability != "none")
-                partial.unlink(missing_ok=True)
+            for_each(ended, self._write_end)
+            for_each(ended, self._finish)
+            if self._durability != "none" and ended:
+                self._sync_names(ended)
+            super()._ended_together(ended)
         finally:
-            self._directory.release(handle.episode_id)
+            for one in ended:
+                self._forget_file(one.handle.episode_id)
 
-    def _complete(self, partial: Path, path: Path, trajectory: EpisodeTrajectory) -> None:
-        """Makes the finished file of a partial one, which has all of it but the last line."""
-        sync = self._durability != "none"
-        append_text(partial, closing_line(trajectory), sync=sync)
-        partial.rename(path)
-        if sync:
+    def _write_end(self, one: EndedEpisode) -> None:
+        """Writes the last line, where the file has all others and can be finished."""
+        if one.handle.unwritten is not None or self.suffix.endswith(ZSTD):
+            return
+        file = self._partials[one.handle.episode_id]
+        file.append(closing_line(one.trajectory))
+        if self._durability != "none":
+            file.begin_sync()
+
+    def _finish(self, one: EndedEpisode) -> None:
+        """Gives the partial file its name, when it is on the disk; one that lacks something is replaced."""
+        file = self._partials.get(one.handle.episode_id)
+        path = f"{self.output_dir}/{one.handle.episode_id}{self.suffix}"
+        if one.handle.unwritten is None and file is not None and not path.endswith(ZSTD):
+            if self._durability != "none":
+                file.sync()
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+                os.rename(file.path, path)  # noqa: PTH104 - a Path for each episode costs more than the call
+                return
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        write_lines(Path(path), dump_episode(one.trajectory), sync=self._durability != "none")
+        Path(f"{path}{PARTIAL}").unlink(missing_ok=True)
+
+    def _sync_names(self, ended: Sequence[EndedEpisode]) -> None:
+        try:
             self._names.sync()
+        except OSError as error:
+            for one in ended:
+                one.failure = one.failure or error
 
     def _refuse_taken(self, episode_id: str) -> None:
         for suffix in (self.suffix, *self.exports):  # that of a partial file is seen when it is made
@@ -162,7 +183,11 @@ class JsonTrajectoryCollector(EpisodeCollector):
         """Takes an episode back that could not begin."""
         with self._lock:
             del self._open[episode_id]
-        del self._partials[episode_id]
+        self._forget_file(episode_id)
+
+    def _forget_file(self, episode_id: str) -> None:
+        if (file := self._partials.pop(episode_id, None)) is not None:
+            file.close()
         self._directory.release(episode_id)
 
 

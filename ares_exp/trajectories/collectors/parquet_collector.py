@@ -45,6 +45,5 @@ class ParquetTrajectoryCollector(JsonTrajectoryCollector):
         import_parquet()
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
-        super()._ended(handle, trajectory)
         path = self.output_dir / f"{trajectory.episode_id}{PARQUET_SUFFIX}"
         write_parquet(path, [trajectory], sync=self._durability != "none")

@@ -13,8 +13,12 @@ import pytest
 from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
-from ares_exp.errors import EpisodeStateError, HostLostError
+from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
 from ares_exp.executors.environment_host import EnvironmentHost
+from ares_exp.executors.host_connection import InProcessConnection
+from ares_exp.executors.remote_environment import RemoteEnvironment
+from ares_exp.executors.remote_host import RemoteHost
+from ares_exp.executors.wire import EnvironmentOrder
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.environment_answers import read_asked
@@ -43,6 +47,12 @@ class Slow:
 
     async def close(self) -> None:
         self.closed.set()
+
+
+def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | None = None) -> bytes:
+    """A call of a run, with its messages."""
+    numbered = [pickle.dumps((1000 * number + place, *one)) for place, one in enumerate(messages)]
+    return pickle.dumps((number, (), wait_sec, numbered))
 
 
 ANSWER = LLMResponse.from_text("Hm.")
@@ -80,13 +90,28 @@ async def test_a_host_that_does_not_hear_of_its_run_closes_its_environments() ->
     host = EnvironmentHost(lease_sec=0.2, on_end=ended.set)
     inside = Slow()
     host.adopt("one", inside)
-    reset = pickle.dumps((0, (), "act", ("one", "reset", {}, {})))
-    await host.handle(reset)
+    await host.handle(call(0, ("act", ("one", "reset", {}, {}))))
     await asyncio.wait_for(inside.closed.wait(), 60)
     await asyncio.wait_for(ended.wait(), 60)
-    returned, failure = pickle.loads(await host.handle(pickle.dumps((1, (), "news", (0.0,)))))
+    returned, failure = pickle.loads(await host.handle(call(1, wait_sec=0.0)))
     assert not returned
     assert failure.name == EpisodeStateError.__name__
+
+
+async def test_an_environment_that_cannot_be_made_can_be_closed() -> None:
+    inside = EnvironmentHost(lease_sec=60)
+    host = RemoteHost(InProcessConnection(inside), models={}, lease_sec=60)
+    await host.start()
+
+    async def find(name: str) -> RemoteHost:
+        return host
+
+    order = EnvironmentOrder("a task", {}, streams=False)
+    environment = RemoteEnvironment(find, task_name="a task", order=order)
+    with pytest.raises(AssertionError, match="prepare"):
+        await environment.reset()
+    await environment.close()
+    await host.close()
 
 
 async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
@@ -105,7 +130,7 @@ async def test_a_message_that_comes_twice_is_carried_out_once() -> None:
     inside = Counted()
     host = EnvironmentHost(lease_sec=60)
     host.adopt("one", inside)
-    step = pickle.dumps((7, (), "act", ("one", "step", {"action": ANSWER}, {})))
+    step = call(7, ("act", ("one", "step", {"action": ANSWER}, {})))
     answers = await asyncio.gather(host.handle(step), host.handle(step))
     assert answers[0] == answers[1]
     assert inside.steps == 1
@@ -148,6 +173,49 @@ async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> No
     assert (line.question, line.answer) == ("Is it alive?", "yes")
     assert environment.report().environment_usage is not None
     await environment.close()
+
+
+async def test_the_policy_answers_side_calls_as_long_as_the_episode_goes_on() -> None:
+    """One that is not answered when the episode ends is not paid for any more."""
+    request = LLMRequest([{"role": "user", "content": "a title?"}])
+    asked: list[LLMRequest] = []
+    cancelled = asyncio.Event()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        asked.append(request)
+        if len(asked) == 2:
+            raise PolicyError("no answer")
+        if len(asked) == 3:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        return LLMResponse.from_text("Greetings")
+
+    class Asking:
+        unanswered: asyncio.Task[Any]
+
+        async def reset(self) -> TimeStep[Any]:
+            self.client = environment.inside_now.side_calls_of(environment.name_inside)
+            return restart((await self.client(request)).text)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            with pytest.raises(PolicyError, match="no answer"):
+                await self.client(request)
+            self.unanswered = asyncio.ensure_future(self.client(request))
+            while len(asked) < 3:  # noqa: ASYNC110 -- only looked at here
+                await asyncio.sleep(0.01)
+            return termination(1.0)
+
+        async def close(self) -> None:
+            self.unanswered.cancel()
+
+    environment = HostedEnvironment(Asking, side_calls=policy)
+    assert (await environment.reset()).observation == "Greetings"
+    assert (await environment.step(ANSWER)).last()
+    await asyncio.wait_for(cancelled.wait(), 60)
+    await environment.close()
+    assert asked == [request] * 3
 
 
 def _no_limits() -> Any:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import resource
+import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +17,11 @@ from pydantic import ValidationError
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.appended_file import MOST_HELD
 from ares_exp.records.durability import Durability
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
-from ares_exp.trajectories.collector import TrajectoryCollector
+from ares_exp.trajectories.collector import EpisodeEnd, TrajectoryCollector
 from ares_exp.trajectories.collectors.atif_collector import AtifTrajectoryCollector
 from ares_exp.trajectories.collectors.grouped_sync import GroupedSync
 from ares_exp.trajectories.collectors.json_collector import JsonTrajectoryCollector
@@ -309,6 +312,86 @@ async def test_a_failing_collector_keeps_nothing_from_the_others(
     assert memory.episodes[0] == EpisodeTrajectory.load(tmp_path / "e.json")
     assert env.trajectory is not None
     assert env.trajectory.num_steps == 3
+
+
+@pytest.mark.parametrize(("kind", "file_syncs"), [(JsonTrajectoryCollector, 8), (JsonlTrajectoryCollector, 1)])
+def test_episodes_that_end_together_share_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, file_syncs: int
+) -> None:
+    """Of the folder there is one sync for all; what one of them fails by is its own."""
+    collector = kind(tmp_path / "t")
+    handles = [collector.begin_episode(task_name="t", episode_id=f"e{number}") for number in range(8)]
+    for handle in handles:
+        for record in records(text=handle.episode_id):
+            collector.record_step(record, episode=handle)
+    synced: list[bool] = []
+
+    def spy(descriptor: int, really: Any = os.fsync) -> None:
+        really(descriptor)
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+
+    monkeypatch.setattr(os, "fsync", spy)
+    *ended, failed = collector.end_episodes([EpisodeEnd(episode=handle) for handle in (*handles, handles[0])])
+    assert (synced.count(False), synced.count(True)) == (file_syncs, 1)
+    assert isinstance(failed, RuntimeError)
+    if kind is JsonTrajectoryCollector:
+        kept = [EpisodeTrajectory.load(tmp_path / "t" / f"e{number}.json") for number in range(8)]
+        assert not list((tmp_path / "t").glob("*.partial"))
+    else:
+        kept = load_jsonl(tmp_path / "t")
+    assert kept == ended
+    assert not has_writer(tmp_path / "t")
+
+
+def test_an_end_that_a_subclass_adds_to_is_called_for_each_episode() -> None:
+    class Counting(MemoryTrajectoryCollector):
+        count = 0
+
+        def end_episode(self, **how: Any) -> EpisodeTrajectory:
+            self.count += 1
+            return super().end_episode(**how)
+
+    collector = Counting()
+    handles = [collector.begin_episode(task_name="t") for _ in range(3)]
+    assert collector.end_episodes([EpisodeEnd(episode=handle) for handle in handles]) == collector.episodes
+    assert collector.count == 3
+
+
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
+def test_a_file_that_somebody_removed_is_written_whole_at_the_end(tmp_path: Path, kind: Any) -> None:
+    collector = kind(tmp_path / "t")
+    first, second = (collector.begin_episode(task_name="t", episode_id=name) for name in "ab")
+    for handle in (first, second):
+        collector.record_step(records()[0], episode=handle)
+    path = tmp_path / "t"
+    if kind is JsonTrajectoryCollector:
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    collector.record_step(records()[1], episode=first)
+    ended = [collector.end_episode(episode=first), collector.end_episode(episode=second)]
+    assert [episode.num_steps for episode in ended] == [2, 1]
+    assert (load_jsonl(path) if path.is_file() else [EpisodeTrajectory.load(path / f"{x}.json") for x in "ab"]) == ended
+
+
+def number_of_open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
+def test_no_file_stays_open(tmp_path: Path, kind: Any) -> None:
+    """Whatever has ended, and whatever was dropped with its collector; more than may be held open are kept, too."""
+    before = number_of_open_files()
+    collector = kind(tmp_path / "t")
+    handles = [collector.begin_episode(task_name="t", episode_id=f"e{number}") for number in range(MOST_HELD + 5)]
+    for handle in handles:
+        collector.record_step(records()[0], episode=handle)
+    assert number_of_open_files() <= before + MOST_HELD + 1
+    ended = [collector.end_episode(episode=handle) for handle in handles[1:]]
+    assert ended[-1].num_steps == 1
+    collector._directory.release("e0") if kind is JsonTrajectoryCollector else collector._writing.release("e0")
+    del collector, handles, handle
+    assert number_of_open_files() == before
 
 
 @pytest.mark.parametrize("kind", [JsonTrajectoryCollector, JsonlTrajectoryCollector])
