@@ -12,8 +12,8 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -706,16 +706,19 @@ class OneCallAtATime:
     def __init__(self) -> None:
         self.under_way = ""
 
-    @contextmanager
-    def during(self, what: str) -> Iterator[None]:
+    def during(self, what: str) -> Self:
         """Marks `what` as the running call inside the block. Raises `EpisodeStateError` when another one is running."""
         if self.under_way:
             raise EpisodeStateError(f"{what} while {self.under_way} is under way: await that one first.")
         self.under_way = what
-        try:
-            yield
-        finally:
-            self.under_way = ""
+        return self
+
+    def __enter__(self) -> None:
+        """Begins the block of `during`."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ends the running call."""
+        self.under_way = ""
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:
