@@ -475,6 +475,7 @@ class EnvironmentWrapper(
         self._env = env
         self._timed = _capability(env, Timed)
         self._recordable = _capability(env, Recordable)
+        self._reporting = _capability(env, Reporting)
 
     @property
     def environment(self) -> MinimalEnvironment:
@@ -511,8 +512,9 @@ class EnvironmentWrapper(
 
     def report(self) -> EpisodeReport:
         """Returns the wrapped environment's report; when it has none, one with the name of its current task alone."""
-        reporting = _capability(self._env, Reporting)
-        return reporting.report() if reporting is not None else EpisodeReport(task_name=_name_of(self.current_task))
+        if self._reporting is None:
+            return EpisodeReport(task_name=_name_of(self.current_task))
+        return self._reporting.report()
 
     @property
     def step_count(self) -> int:

@@ -99,4 +99,5 @@ class AppendedFile:
 
     def __del__(self) -> None:
         """Lets go of a file that nobody has closed: that of an episode which was dropped with its collector."""
-        self.close()
+        if self._descriptor is not None:
+            self.close()
