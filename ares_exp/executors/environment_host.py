@@ -40,6 +40,7 @@ from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedE
 from ares_exp.executors.executor import Recipe
 from ares_exp.executors.host_calls import CALL_BYTES, HostCalls, Method, failed
 from ares_exp.executors.wire import (
+    AnswerAside,
     AppendRecord,
     AskModel,
     Bases,
@@ -62,10 +63,10 @@ from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import Asked
 from ares_exp.scoring.scored_source import make_scored_source
 
+EXPIRED_SEC = 0.05
+"""How long after the end of its lease a host ends."""
 REPORTS_SEC = 1.0
 """How often changed reports of busy environments are told, at most."""
-LOOKS_PER_LEASE = 10
-"""How often per lease a host looks whether it is alone."""
 CLOSE_SEC = 30.0
 """How long the environments of a host may take to close before it ends without them."""
 
@@ -203,9 +204,11 @@ class EnvironmentHost(ModelsElsewhere):
 
     async def _watch(self) -> None:
         while not self._has_ended:
-            await asyncio.sleep(self._lease_sec / LOOKS_PER_LEASE)
-            if time.monotonic() - self._heard_at > self._lease_sec:
+            left = self._heard_at + self._lease_sec - time.monotonic()
+            if left < 0:
                 self._end_by_itself()
+            else:
+                await asyncio.sleep(left + EXPIRED_SEC)
 
     def _end_by_itself(self) -> None:
         if not self._has_ended:
@@ -258,6 +261,8 @@ class EnvironmentHost(ModelsElsewhere):
         made = self._parts(order.parts)
         if order.streams and made.output_dir is not None:
             made = replace(made, output_dir=await asyncio.to_thread(self._new_folder))
+        if order.has_side_calls:
+            made = replace(made, side_calls=self.side_calls_of(name))
         environment = self._source.make(order.task_name, made)
         limited = LimitedEnvironment(environment, made.limits)
         self.adopt(name, limited, files=made.output_dir, is_streamed=order.streams)
@@ -459,6 +464,15 @@ class EnvironmentHost(ModelsElsewhere):
 
         async def ask(request: LLMRequest) -> LLMResponse:
             answer: LLMResponse = await self._ask(lambda question: AskModel(question, of, request))
+            return answer
+
+        return ask
+
+    def side_calls_of(self, name: str) -> LLMClient:
+        """Makes a client that has the run answer the side calls of an environment."""
+
+        async def ask(request: LLMRequest) -> LLMResponse:
+            answer: LLMResponse = await self._ask(lambda question: AnswerAside(question, name, request))
             return answer
 
         return ask

@@ -408,12 +408,20 @@ class _RayPlace(Place):
         sent = parts_to_send(parts)
         if parts.output_dir is not None:
             sent["output_dir"] = parts.output_dir.absolute()
-        order = EnvironmentOrder(task_name, sent, streams=not self._started.shares_disk)
+        streams, asides = not self._started.shares_disk, parts.side_calls
+        order = EnvironmentOrder(task_name, sent, streams=streams, has_side_calls=asides is not None)
 
         async def find(name: str) -> RemoteHost:
             return self._started.host
 
-        return RemoteEnvironment(find, task_name=task_name, order=order, output_dir=parts.output_dir, loss=self._loss)
+        return RemoteEnvironment(
+            find,
+            task_name=task_name,
+            order=order,
+            output_dir=parts.output_dir,
+            side_calls=asides,
+            loss=self._loss,
+        )
 
     def _loss(self, error: HostLostError) -> Exception:
         if not self._may_be_blamed:

@@ -35,6 +35,7 @@ from ares_exp.environment import (
 from ares_exp.errors import ConfigError, HostLostError
 from ares_exp.executors.remote_host import RemoteHost
 from ares_exp.executors.wire import EnvironmentOrder, Facts, Reply, RequestDecoder, coded_step
+from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.environment_answers import Asked
 from ares_exp.records.results import EnvironmentUsage
@@ -71,6 +72,7 @@ class RemoteEnvironment(
         task_name: str,
         order: EnvironmentOrder | None = None,
         output_dir: Path | None = None,
+        side_calls: LLMClient | None = None,
         loss: Callable[[HostLostError], Exception] = lambda error: error,
     ) -> None:
         """Starts nothing.
@@ -80,6 +82,7 @@ class RemoteEnvironment(
             task_name: Its task, for an environment that does not tell.
             order: What the host makes it from; `None`: the host has it.
             output_dir: Where files of the episode are kept in the run; `None`: nowhere.
+            side_calls: Answers what its agent asks beside its work.
             loss: Makes of the error of a lost host what is raised.
         """
         self.output_dir = output_dir
@@ -88,6 +91,8 @@ class RemoteEnvironment(
         self._order = order
         self._is_made = False
         self._loss = loss
+        self._side_calls = side_calls
+        self._asides: set[asyncio.Task[LLMResponse]] = set()
         self._name = uuid.uuid4().hex
         self._host: RemoteHost | None = None
         self._facts = Facts()
@@ -166,6 +171,7 @@ class RemoteEnvironment(
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._pending = ()
+        self._end_asides()
         host = self._host
         if host is None or self._name not in host.guests:
             return
@@ -210,6 +216,8 @@ class RemoteEnvironment(
             self.time_step = before if self._facts.step_type is not None else None
             raise
         taken = coded_step(sent, self._decoder.decode) if sent is not None else None
+        if taken is not None and taken.last():
+            self._end_asides()
         self.time_step = taken or before
         return taken
 
@@ -271,6 +279,21 @@ class RemoteEnvironment(
     def asked(self, asked: Asked) -> None:
         """Counts what a question of the environment's own has cost."""
         self._asked = asked.usage if self._asked is None else self._asked + asked.usage
+
+    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Has the policy answer a side call, as long as the episode goes on."""
+        assert self._side_calls is not None, "the host asks where it was told so"
+        answering = asyncio.ensure_future(self._side_calls(request))
+        self._asides.add(answering)
+        try:
+            return await answering
+        finally:
+            answering.cancel()
+            self._asides.discard(answering)
+
+    def _end_asides(self) -> None:
+        for answering in self._asides:
+            answering.cancel()
 
     @property
     def step_count(self) -> int:

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.environment import EpisodeReport
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.errors import HostLostError
+from ares_exp.errors import EpisodeStateError, HostLostError
 from ares_exp.executors.host_calls import fitting
 from ares_exp.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.executors.wire import (
+    AnswerAside,
     AppendRecord,
     AskModel,
     ClientOfModel,
@@ -30,7 +31,8 @@ from ares_exp.executors.wire import (
     ReadRecord,
     Reported,
 )
-from ares_exp.llms.request import LLMClient
+from ares_exp.llms.request import LLMClient, LLMRequest
+from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_answers import Asked, append_asked, read_asked
 
@@ -59,6 +61,10 @@ class Guest(Protocol):
 
     def asked(self, asked: Asked) -> None:
         """Takes a question of the environment's own model that is on record now."""
+        ...
+
+    async def answer_aside(self, request: LLMRequest) -> LLMResponse:
+        """Has the policy answer a side call, as long as the episode goes on."""
         ...
 
 
@@ -293,6 +299,10 @@ class RemoteHost:
         match question:
             case AskModel(_, of, request):
                 return await self._models[of.key].call(self._client(of), request)
+            case AnswerAside(_, environment, request):
+                if (guest := self.guests.get(environment)) is None:
+                    raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
+                return await guest.answer_aside(request)
             case ReadRecord(_, environment):
                 files = self._files(environment)
                 return await asyncio.to_thread(read_asked, files) if files is not None else None

@@ -222,11 +222,13 @@ class EnvironmentOrder(NamedTuple):
         task_name: Its task.
         parts: Of its episode, without the factories.
         streams: Whether files of the episode are kept in the host, to be fetched.
+        has_side_calls: Whether the run answers side calls of its agent.
     """
 
     task_name: str
     parts: Mapping[str, Any]
     streams: bool
+    has_side_calls: bool = False
 
 
 class Facts(NamedTuple):
@@ -311,6 +313,14 @@ class AskModel(Question):
     """An answer of a model is needed."""
 
     client: ClientOfModel
+    request: LLMRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAside(Question):
+    """The policy is to answer a side call of an environment's agent."""
+
+    environment: str
     request: LLMRequest
 
 

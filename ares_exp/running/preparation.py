@@ -12,7 +12,6 @@ from ares_exp.config.parts import name_of
 from ares_exp.environments.source import SourceBase
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.executors.executor import Played
-from ares_exp.executors.here import Here
 from ares_exp.resume.episode_plan import PlannedEpisode, plan_episodes
 from ares_exp.running.components import Components, Settings
 from ares_exp.running.episode_maker import EpisodeMaker
@@ -52,7 +51,6 @@ async def prepare(
         )
     _check_terminals(parts)
     _check_doors(parts)
-    _check_side_calls(parts)
     parts.snapshots.check(parts.source, parts.container_factory, parts.playing_agent)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
     checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
@@ -121,16 +119,6 @@ def _check_doors(parts: Components) -> None:
             f"agent={agents.name} is a program in the container, whose LLM calls come out by a door, and "
             f"container={containers.name} does not say that it has doors (`has_doors = True` beside `open_door`). Use "
             "container=local, container=docker or container=daytona, or agent=tools or agent=shell."
-        )
-
-
-def _check_side_calls(parts: Components) -> None:
-    """Refuses side calls that are answered without a step where the policy is not beside the environment."""
-    if parts.playing_agent.answers_side_calls and not isinstance(parts.executor, Here):
-        raise ConfigError(
-            "`agent.side_calls=answer` has the policy answer beside the steps of an episode, which "
-            f"{name_of(parts.executor)} cannot do: its environments live in other processes. Use "
-            "`agent.side_calls=observe`, or `executor=here`."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -33,13 +34,14 @@ MODULE_OF = {
 
 def commands_page() -> str:
     """The page."""
+    main_help, *helps = _helps().items()
     parts = [
         GENERATED,
         "# Command reference\n\n"
         "The `--help` of `ares-exp` and of its commands. `python -m ares_exp` is the same as `ares-exp`.\n",
-        f"\n## ares-exp\n\n```text\n{_main_help()}```\n\n(Groups and keys: [config.md](config.md).)\n",
+        f"\n## ares-exp\n\n```text\n{_without_groups(main_help[1])}```\n\n(Groups and keys: [config.md](config.md).)\n",
     ]
-    for words, text in _helps():
+    for words, text in helps:
         parts.append(f"\n{'#' * (1 + len(words))} {' '.join(words)}\n\n```text\n{text}```\n")
     rows = "".join(f"| `ares-exp {name}` | `python -m ares_exp.{module}` |\n" for name, module in MODULE_OF.items())
     parts.append(
@@ -55,24 +57,51 @@ def comparable(page: str) -> str:
     return " ".join(re.sub(r"(?m)(-\w) [A-Z]+, --", r"\1, --", page).split())
 
 
-def _main_help() -> str:
-    text = _help()
+def _without_groups(text: str) -> str:
     begin, end = text.index("Groups (group=option"), text.index("Flags:\n")
     return text[:begin] + text[end:]
 
 
-def _helps() -> Iterator[tuple[list[str], str]]:
-    """The help of every command, and of those below it."""
+def _all_words() -> Iterator[tuple[str, ...]]:
+    """The program, every command, and those below it."""
+    yield ()
     for name, command in COMMANDS.items():
-        yield [name], _help(name)
+        yield (name,)
         for below in command.commands if isinstance(command, Subcommands) else ():
-            yield [name, below], _help(name, below)
+            yield (name, below)
 
 
-def _help(*words: str) -> str:
-    """What `--help` prints, as it is printed where `ares-exp` is typed."""
+_PRINT = """
+import contextlib, io, json, sys
+from ares_exp.cli.main import main
+
+for words in json.loads(sys.stdin.read()):
+    sys.argv[:] = ["ares-exp", *words, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code or 0
+    assert code == 0, words
+    sys.stdout.write(json.dumps(said.getvalue()) + "\\n")
+"""
+
+
+def _helps() -> dict[tuple[str, ...], str]:
+    """What `--help` prints, as it is printed where `ares-exp` is typed; all by one process."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHON_COLORS": "0"}
-    start = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, *words, "--help"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()) + "\n"
+    asked = [*_all_words()]
+    done = subprocess.run(
+        [sys.executable, "-c", _PRINT],
+        env=environment,
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    texts = map(json.loads, done.stdout.splitlines())
+    return {
+        words: "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
+        for words, text in zip(asked, texts, strict=True)
+    }

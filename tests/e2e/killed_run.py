@@ -173,7 +173,7 @@ class KilledRun:
         marks = [str(self.directory / "tmp"), *(f"ares_exp-box-{pid}-" for pid in self.pids)]
         lines = [words for _, _, _, words in processes()] + Path("/proc/self/mountinfo").read_text().splitlines()
         found = [line for line in lines if any(mark in line for mark in marks)]
-        return found + (_containers(self.pids) if self.backend == "docker" else [])
+        return found + (containers_of(*self.pids) if self.backend == "docker" else [])
 
     def play(self, moment: Moment, *words: str, cwd: str = "") -> int:
         """Runs a command, kills it at that moment and returns the exit code."""
@@ -324,7 +324,8 @@ def _whole_lines(path: Path) -> list[bytes]:
         return []
 
 
-def _containers(pids: Sequence[int]) -> list[str]:
+def containers_of(*pids: int) -> list[str]:
+    """The containers of these processes in the Docker engine."""
     import docker
 
     with contextlib.closing(docker.from_env()) as client:

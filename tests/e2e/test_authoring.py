@@ -50,46 +50,8 @@ def make(cli: Cli, tmp_path: Path, **files: tuple[str, str]) -> None:
         (tmp_path / "tasks" / name / file).write_text(f"#!/usr/bin/env bash\n{text}")
 
 
-@pytest.mark.local
-def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
-    make(
-        cli,
-        tmp_path,
-        sound=("solution/solve.sh", "echo 12 > /app/sum.txt\n"),
-        wrong=("solution/solve.sh", "echo I guess 13; echo 13 > /app/sum.txt\n"),
-        lavish=("tests/test.sh", "echo all is well; echo 1 > /logs/verifier/reward.txt\n"),
-        strict=("tests/test.sh", WITHOUT_REWARD),
-        broken=("task.toml", "[agent]\ntimeout_sec = 'soon'\n"),
-    )
-    done = cli("check-task", "tasks", "concurrency=2")
-    assert done.returncode == 1, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "sound 1.00 0.00 good" in told
-    assert "wrong 0.00 0.00 solution fails" in told
-    assert "wrong: the solution has reward 0.00, and 1.00 would pass." in told
-    assert "| I guess 13" in told
-    assert "| expected 12, found 13" in told
-    assert "lavish: an agent that does nothing has reward 1.00: the tests do not test." in told
-    assert "| all is well" in told
-    assert "strict: when nothing was done, the tests give no reward, and they have to give one (0)" in told
-    assert "broken - - invalid" in told
-    assert "agent.timeout_sec" in told
-    assert "The tests of 1 of 5 tasks tell the solution from nothing." in told
-    assert "error" not in done.stderr
-    shown = next(line for line in done.stdout.splitlines() if line.startswith("  show:  ares-exp show "))
-    assert cli("show", shown.rpartition(" ")[2]).returncode == 0
-    files = next(line for line in done.stdout.splitlines() if line.startswith("  files: "))
-    assert (tmp_path / files.removeprefix("  files: ") / "verifier" / "test-stdout.txt").is_file()
-
-    as_json: dict[str, Any] = json.loads(cli("check-task", "tasks/wrong", "tasks/broken", "--json").stdout)
-    faults = {task["name"]: [problem["fault"] for problem in task["problems"]] for task in as_json["tasks"]}
-    assert faults == {"wrong": ["solution_fails"], "broken": ["invalid"]}
-    assert not as_json["good"]
-
-
-@pytest.mark.local
-def test_what_each_step_printed_is_shown(cli: Cli, tmp_path: Path) -> None:
-    root = tmp_path / "tasks" / "two"
+def make_two_steps(root: Path) -> None:
+    """Makes a task of two steps, of which the solution solves the first."""
     (root / "environment").mkdir(parents=True)
     (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
     (root / "task.toml").write_text('[[steps]]\nname = "make"\n[[steps]]\nname = "use"\n')
@@ -105,23 +67,52 @@ def test_what_each_step_printed_is_shown(cli: Cli, tmp_path: Path) -> None:
             path = root / "steps" / step / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-    done = cli("check-task", "tasks")
+
+
+@pytest.mark.local
+def test_each_kind_of_fault_is_told(cli: Cli, tmp_path: Path) -> None:
+    make(
+        cli,
+        tmp_path,
+        sound=("solution/solve.sh", "echo 12 > /app/sum.txt\n"),
+        wrong=("solution/solve.sh", "echo I guess 13; echo 13 > /app/sum.txt\n"),
+        lavish=("tests/test.sh", "echo all is well; echo 1 > /logs/verifier/reward.txt\n"),
+        strict=("tests/test.sh", WITHOUT_REWARD),
+        broken=("task.toml", "[agent]\ntimeout_sec = 'soon'\n"),
+    )
+    make_two_steps(tmp_path / "tasks" / "two")
+    done = cli("check-task", "tasks", "concurrency=2")
     assert done.returncode == 1, done.stderr
     told = " ".join(done.stdout.split())
+    assert "sound 1.00 0.00 good" in told
+    assert "wrong 0.00 0.00 solution fails" in told
+    assert "wrong: the solution has reward 0.00, and 1.00 would pass." in told
+    assert "| I guess 13" in told
+    assert "| expected 12, found 13" in told
+    assert "lavish: an agent that does nothing has reward 1.00: the tests do not test." in told
+    assert "| all is well" in told
+    assert "strict: when nothing was done, the tests give no reward, and they have to give one (0)" in told
+    assert "broken - - invalid" in told
+    assert "agent.timeout_sec" in told
+    assert "The tests of 1 of 6 tasks tell the solution from nothing." in told
+    assert "error" not in done.stderr
     assert "two 0.50 0.00 solution fails" in told
     assert "the solution of step make printed (exit code 0): | made the solution" in told
     assert "the solution of step use printed (exit code 0): | what was it" in told
     assert re.search(r"\(steps/make/verifier/test-stdout.txt\): \| look for make .* \| look for use", told)
+    shown = next(line for line in done.stdout.splitlines() if line.startswith("  show:  ares-exp show "))
+    assert cli("show", shown.rpartition(" ")[2]).returncode == 0
+    files = next(line for line in done.stdout.splitlines() if line.startswith("  files: "))
+    assert (tmp_path / files.removeprefix("  files: ") / "verifier" / "test-stdout.txt").is_file()
 
-
-@pytest.mark.local
-def test_attempts_are_judged_together(cli: Cli, tmp_path: Path) -> None:
     make(cli, tmp_path, halves=("tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n"))
-    done = cli("check-task", "tasks/halves", "attempts=2", "reward_threshold=0.4", "--json")
-    assert done.returncode == 1, done.stderr
-    [task] = json.loads(done.stdout)["tasks"]
-    assert (task["solution"], task["nothing"]) == ([0.5, 0.5], [0.5, 0.5])
-    assert [problem["fault"] for problem in task["problems"]] == ["tests_do_not_test"]
+    some = ("tasks/wrong", "tasks/broken", "tasks/halves", "attempts=2", "reward_threshold=0.4", "--json")
+    as_json: dict[str, Any] = json.loads(cli("check-task", *some).stdout)
+    faults = {task["name"]: [problem["fault"] for problem in task["problems"]] for task in as_json["tasks"]}
+    assert faults == {"wrong": ["solution_fails"], "broken": ["invalid"], "halves": ["tests_do_not_test"]}
+    [halves] = [task for task in as_json["tasks"] if task["name"] == "halves"]
+    assert (halves["solution"], halves["nothing"]) == ([0.5, 0.5], [0.5, 0.5]), "attempts are judged together"
+    assert not as_json["good"]
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(row.reward, row.format_errors) for row in results.rows] == [(1.0, 0)]
 
 
-def test_the_samples_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_path: Path) -> None:
-    done = play(service, tmp_path, "container=daytona", "hydra.run.dir=run", "wrapper=sync")
+def test_tasks_are_solved_and_the_key_is_nowhere(service: DaytonaService, tmp_path: Path) -> None:
+    done = play(service, tmp_path, "container=daytona", "env.limit=2", "hydra.run.dir=run", "wrapper=sync")
     assert done.returncode == 0, done.stderr
     results = rows(tmp_path / "run")
-    assert len(results) >= 6
+    assert len(results) == 2
     assert {row["task_name"]: (row["outcome"], row["reward"]) for row in results} == {
         row["task_name"]: ("completed", 1.0) for row in results
     }

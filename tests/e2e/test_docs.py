@@ -134,19 +134,20 @@ def write_files(page: str, here: Path) -> None:
             path.write_text(block.text.partition("\n")[2])
 
 
-def run(command: str, here: Path, *, warm: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of bash; `warm`: what starts `ares_exp` there is a fork, but for what runs in the background."""
+def run(command: str, here: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of bash; what starts `ares_exp` there is a fork, but for what runs in the background."""
     shims = here / "shims"
     shims.mkdir(exist_ok=True)
     python = f'exec "{sys.executable}" "$@"\n'
-    scripts = {"python": python, "python3": python}
-    if warm:
-        *client, _ = warm_command()
-        fork = f'module=$2; shift 2; exec {shlex.join(client)} "$module" "$@"\n'
-        asked = '[ -z "${ALONE-}" ] && [ "${1-}" = "-m" ] && [ "${2#ares_exp}" != "${2-}" ]'
-        scripts["python"] = f"if {asked}; then {fork}fi\n{python}"
-        scripts["ares-exp"] = 'exec python -m ares_exp "$@"\n'
-        command = re.sub(r"^(?=.* &$)", "ALONE=1 ", command, flags=re.MULTILINE)  # it is killed
+    *client, _ = warm_command()
+    fork = f'module=$2; shift 2; exec {shlex.join(client)} "$module" "$@"\n'
+    asked = '[ -z "${ALONE-}" ] && [ "${1-}" = "-m" ] && [ "${2#ares_exp}" != "${2-}" ]'
+    scripts = {
+        "python": f"if {asked}; then {fork}fi\n{python}",
+        "python3": python,
+        "ares-exp": 'exec python -m ares_exp "$@"\n',
+    }
+    command = re.sub(r"^(?=.* &$)", "ALONE=1 ", command, flags=re.MULTILINE)  # it is killed
     for name, script in scripts.items():
         (shims / name).write_text(f"#!/bin/sh\n{script}")
         (shims / name).chmod(0o755)
@@ -303,7 +304,7 @@ def test_a_command(block: Block, here: Path, endpoint: Any) -> None:
     write_files(block.page, here)
     command = block.text.replace("http://127.0.0.1:8000/v1", endpoint.url)
     wandb = "offline" if block.page in ("README.md", "docs/trackers.md") else "disabled"  # where its files matter
-    done = run(command, here, warm=block.page != "README.md", OPENAI_API_KEY="sk-test", WANDB_MODE=wandb)
+    done = run(command, here, OPENAI_API_KEY="sk-test", WANDB_MODE=wandb)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"warning: .*(collector|tracker)\b.* failed", done.stderr), done.stderr
     assert done.stdout

@@ -113,7 +113,7 @@ RANDOM = "od -An -N8 -tu8 /dev/urandom > /work/state; cat /work/state"
 
 
 def test_an_environment_that_is_another_one(tmp_path: Path) -> None:
-    with CountingEndpoint(turns=(12, 12), command=RANDOM) as server:
+    with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make(tmp_path, server)
         assert run.begin(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
         shutil.copytree(run.path, tmp_path / "copy")

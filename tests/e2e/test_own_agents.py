@@ -74,7 +74,7 @@ def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> Epi
     ("agent", "container"),
     [
         ("tools", "local"),
-        ("terminal", "local"),
+        pytest.param("terminal", "local", marks=pytest.mark.nightly),
         pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
     ],
 )

@@ -132,6 +132,7 @@ def test_a_run_of_it_is_replayed_though_its_environment_selects_no_tasks(run: Cl
     assert "have no `export_state`" in refused.stderr
 
 
+@pytest.mark.nightly
 def test_it_is_there_in_the_processes_of_a_sweep(run: Cli, tmp_path: Path) -> None:
     swept = ("env.matches=[3],[6]", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep")
     done = run("ares_exp", "-m", *RUN, *swept)

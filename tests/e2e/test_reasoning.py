@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from ares_exp.trajectories import load
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, completion, json_body, slow
-from tests.warm_start import warm_command
+from tests.warm_start import WarmProcess, warm_command
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
 
@@ -117,7 +116,7 @@ def test_a_killed_run_sends_back_what_was_thought_before(
 ) -> None:
     endpoint.then(thinking(0), thinking(1), slow(600))
     words = overrides(endpoint, "run", "policy.send_reasoning=true", *more)
-    with subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, start_new_session=True) as run:
+    with WarmProcess(words[1:], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         while len(endpoint.requests) < 3 and run.poll() is None:
             endpoint.arrived.wait(1)
             endpoint.arrived.clear()

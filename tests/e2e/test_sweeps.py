@@ -24,7 +24,8 @@ pytestmark = pytest.mark.local
 
 LAUNCHERS = [
     pytest.param("basic", "none", marks=pytest.mark.nightly),
-    pytest.param("joblib", "wandb", marks=pytest.mark.once),
+    pytest.param("joblib", "none", marks=pytest.mark.once),
+    pytest.param("joblib", "wandb", marks=[pytest.mark.once, pytest.mark.nightly]),
     pytest.param("submitit_local", "none", marks=[pytest.mark.once, pytest.mark.nightly]),
 ]
 
@@ -225,7 +226,7 @@ def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     assert cli("-m", "seed=3", "hydra.sweep.dir=s").returncode == 2, "another sweep would be a mixture"
     assert digests(folder) == before
 
-    done = cli("resume=s", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    done = cli("resume=s")
     assert done.returncode == 0, done.stderr
     for number in complete:
         assert f"#{number}: complete before" in done.stdout

@@ -37,14 +37,14 @@ class SmallCluster:
         nodes: The living nodes but the head.
     """
 
-    def __init__(self, nodes: int) -> None:
-        """Starts the head and so many nodes."""
+    def __init__(self, nodes: int, **head: Any) -> None:
+        """Starts the head, with more arguments for it, and so many nodes."""
         self._folder = tempfile.TemporaryDirectory(prefix="r", dir="/tmp")  # paths of sockets are short
         self._before = dict(os.environ)
         os.environ |= ENVIRONMENT | {"RAY_TMPDIR": self._folder.name}
         from ray.cluster_utils import Cluster
 
-        head = {
+        head |= {
             "num_cpus": 0,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
@@ -62,12 +62,17 @@ class SmallCluster:
 
     def add(self) -> Any:
         """Adds a node. In the main thread: Ray sets signal handlers."""
+        return self.add_node()
+
+    def add_node(self, **arguments: Any) -> Any:
+        """Adds a node with more arguments."""
         node = _patiently(
             lambda ports: self._cluster.add_node(
                 num_cpus=1,
                 resources=self._resources(),
                 object_store_memory=OBJECT_STORE_BYTES,
                 wait=False,
+                **arguments,
                 **ports,
             )
         )

@@ -76,12 +76,12 @@ class Harm:
         return self.done.total() - before
 
     def _busy_hosts(self, node: Any) -> list[psutil.Process]:
-        return [host for host in self._cluster.hosts(node) if _boxes_in(host)]
+        return [host for host in self._cluster.hosts(node) if boxes_in(host)]
 
     def _do(self, what: str, node: Any) -> None:
         self.done[what] += 1
         hosts = self._busy_hosts(node)
-        boxes = [box for host in hosts for box in _boxes_in(host)]
+        boxes = [box for host in hosts for box in boxes_in(host)]
         if what == "cut":
             self._cluster.cut_power(node)
         for host in hosts:
@@ -93,7 +93,7 @@ class Harm:
             self._cluster.add()
 
 
-def _boxes_in(host: psutil.Process) -> list[Box]:
+def boxes_in(host: psutil.Process) -> list[Box]:
     """The processes in the containers of a host."""
     family, found = {host.pid}, list(processes())
     while more := {pid for pid, parent, _, _ in found if parent in family} - family:
@@ -112,11 +112,11 @@ def main(kills: int, cuts: int, seed: int) -> int:
     )
     harm = Harm(cluster, kills, cuts, random.Random(seed))
     try:
-        with _made(folder / "whole") as whole:
+        with long_run(folder / "whole") as whole:
             assert whole.begin() == 0, whole.said
         while harm.todo:
             runs, began = runs + 1, time.monotonic()
-            with _made(folder / f"run-{runs}", *overrides) as run:
+            with long_run(folder / f"run-{runs}", *overrides) as run:
                 try:
                     with played(run.begin) as playing:
                         run.kills = harm.during(playing)
@@ -141,7 +141,7 @@ def main(kills: int, cuts: int, seed: int) -> int:
 
 
 @contextmanager
-def _made(directory: Path, *overrides: str) -> Iterator[KilledRun]:
+def long_run(directory: Path, *overrides: str) -> Iterator[KilledRun]:
     """A run that has not begun, long enough for several harms."""
     directory.mkdir(parents=True)
     make_tasks(directory)

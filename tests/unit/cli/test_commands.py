@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,9 +19,12 @@ from ares_exp.cli.commands import COMMANDS
 from ares_exp.cli.main import main
 from ares_exp.terminal.subcommands import CommandModule, Subcommands
 from tests.docs_reference.commands_page import MODULE_OF
+from tests.warm_start import warm_command
 
 SHORT = "import sys; sys.argv[0] = 'ares-exp'; from ares_exp.cli.main import main; sys.exit(main())"
 PROGRAMS = {"ares-exp": ["-c", SHORT], "python -m ares_exp": ["-m", "ares_exp"]}
+IN_PROCESSES_OF_ITS_OWN = "show"
+"""One of the commands, which is called as a user calls it; the others are called in this process."""
 MODULES = [
     *(one for command in COMMANDS.values() if isinstance(command, Subcommands) for one in command.commands.values()),
     *(command for command in COMMANDS.values() if not isinstance(command, Subcommands)),
@@ -52,14 +59,30 @@ def test_every_command_is_a_module_with_texts_and_examples(entry: CommandModule)
     assert not entry.about.endswith(".")
 
 
+def called(option: str, what: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Calls the interpreter's `-c` or `-m` in this process."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": "1000", "NO_COLOR": "1", "PYTHON_COLORS": "0"}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "argv", [option, *words])
+        as_main = functools.partial(runpy.run_module, run_name="__main__", alter_sys=True)
+        play = as_main if option == "-m" else lambda text: exec(text, {})
+        with pytest.raises(SystemExit) as ended:
+            play(what)
+    return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
 @pytest.mark.parametrize("command", MODULE_OF)
 def test_a_command_calls_itself_as_it_was_called(command: str) -> None:
+    call = process if command == IN_PROCESSES_OF_ITS_OWN else called
     forms = {f"{program} {command}": [*words, command] for program, words in PROGRAMS.items()}
     module, *below = MODULE_OF[command].split()
     forms[f"python -m ares_exp.{MODULE_OF[command]}"] = ["-m", f"ares_exp.{module}", *below]
     texts = set()
     for name, words in forms.items():
-        done = process(*words, "--help")
+        done = call(*words, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: {name} [-h]")
         assert f"\n  {name}" in done.stdout.partition("Examples:")[2]
@@ -114,7 +137,7 @@ def test_a_group_of_options_with_help_is_none_either(
 
 @pytest.mark.parametrize("words", [["seed=x"], ["+no.such=1"], ["~nothing"], ["--cfg", "jobb"]])
 def test_anything_else_is_a_run(words: list[str]) -> None:
-    done = process("-m", "ares_exp", *words)
+    done = subprocess.run([*warm_command(), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "There is no command" not in done.stderr
 

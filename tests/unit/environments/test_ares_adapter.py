@@ -30,6 +30,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
 from ares_exp.tasks.time_limits import TimeLimits
 from tests.conftest import SECRET_FREE
+from tests.warm_start import warm_command
 
 STUB = {
     "__init__.py": """
@@ -134,7 +135,7 @@ def stub(tmp_path: Path) -> Path:
 
 def run(stub: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line, with the stub on its path."""
-    command = [sys.executable, "-m", "ares_exp", "env=ares", "tracker=none", "hydra.run.dir=run", *arguments]
+    command = [*warm_command(), "env=ares", "tracker=none", "hydra.run.dir=run", *arguments]
     variables = {**SECRET_FREE, "PYTHONPATH": str(stub), "DOCKER_HOST": "tcp://127.0.0.1:1", **env}
     return subprocess.run(
         [*command, "--config-dir", str(stub.parent / "conf")],

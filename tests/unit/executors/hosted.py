@@ -11,6 +11,7 @@ from ares_exp.executors.environment_host import EnvironmentHost
 from ares_exp.executors.host_connection import InProcessConnection
 from ares_exp.executors.remote_environment import RemoteEnvironment
 from ares_exp.executors.remote_host import RemoteHost
+from ares_exp.llms.request import LLMClient
 
 
 class HostedEnvironment(RemoteEnvironment):
@@ -19,9 +20,11 @@ class HostedEnvironment(RemoteEnvironment):
     Attributes:
         hosts: All that there were, as the run sees them.
         inside_now: The last one.
+        name_inside: What the environment is called in it.
     """
 
     inside_now: EnvironmentHost
+    name_inside: str
 
     def __init__(
         self,
@@ -30,8 +33,9 @@ class HostedEnvironment(RemoteEnvironment):
         *,
         lease_sec: float = 60.0,
         files: Path | None = None,
+        side_calls: LLMClient | None = None,
     ) -> None:
-        super().__init__(self._make_host, task_name="a task")
+        super().__init__(self._make_host, task_name="a task", side_calls=side_calls)
         self._make_environment = make_environment
         self._models = {model.key: model for model in models}
         self._lease_sec = lease_sec
@@ -40,6 +44,7 @@ class HostedEnvironment(RemoteEnvironment):
 
     async def _make_host(self, name: str) -> RemoteHost:
         inside = self.inside_now = EnvironmentHost(lease_sec=self._lease_sec)
+        self.name_inside = name
         streams = self._files is not None
         inside.adopt(name, self._make_environment(), files=self._files or self.output_dir, is_streamed=streams)
         host = RemoteHost(InProcessConnection(inside), models=self._models, lease_sec=self._lease_sec)

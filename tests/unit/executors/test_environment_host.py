@@ -13,7 +13,7 @@ import pytest
 from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
-from ares_exp.errors import EpisodeStateError, HostLostError
+from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
 from ares_exp.executors.environment_host import EnvironmentHost
 from ares_exp.executors.host_connection import InProcessConnection
 from ares_exp.executors.remote_environment import RemoteEnvironment
@@ -173,6 +173,49 @@ async def test_the_oracle_is_asked_and_recorded_by_the_run(tmp_path: Path) -> No
     assert (line.question, line.answer) == ("Is it alive?", "yes")
     assert environment.report().environment_usage is not None
     await environment.close()
+
+
+async def test_the_policy_answers_side_calls_as_long_as_the_episode_goes_on() -> None:
+    """One that is not answered when the episode ends is not paid for any more."""
+    request = LLMRequest([{"role": "user", "content": "a title?"}])
+    asked: list[LLMRequest] = []
+    cancelled = asyncio.Event()
+
+    async def policy(request: LLMRequest) -> LLMResponse:
+        asked.append(request)
+        if len(asked) == 2:
+            raise PolicyError("no answer")
+        if len(asked) == 3:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        return LLMResponse.from_text("Greetings")
+
+    class Asking:
+        unanswered: asyncio.Task[Any]
+
+        async def reset(self) -> TimeStep[Any]:
+            self.client = environment.inside_now.side_calls_of(environment.name_inside)
+            return restart((await self.client(request)).text)
+
+        async def step(self, action: Any) -> TimeStep[Any]:
+            with pytest.raises(PolicyError, match="no answer"):
+                await self.client(request)
+            self.unanswered = asyncio.ensure_future(self.client(request))
+            while len(asked) < 3:  # noqa: ASYNC110 -- only looked at here
+                await asyncio.sleep(0.01)
+            return termination(1.0)
+
+        async def close(self) -> None:
+            self.unanswered.cancel()
+
+    environment = HostedEnvironment(Asking, side_calls=policy)
+    assert (await environment.reset()).observation == "Greetings"
+    assert (await environment.step(ANSWER)).last()
+    await asyncio.wait_for(cancelled.wait(), 60)
+    await environment.close()
+    assert asked == [request] * 3
 
 
 def _no_limits() -> Any:

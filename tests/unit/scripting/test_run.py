@@ -18,6 +18,7 @@ import ares_exp
 from ares_exp.errors import ConfigError, PreflightError, UserError
 from ares_exp.records.results import Outcome
 from tests.leaks import wait_until
+from tests.warm_start import warm_command
 
 pytestmark = pytest.mark.local
 TWO = ["env.tasks=[write-greeting,count-records]", "tracker=none"]
@@ -33,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_leaves_what_the_command_leaves(here: Path) -> None:
     results = ares_exp.run([*TWO, "hydra.run.dir=mine"], quiet=True)
-    command = [sys.executable, "-m", "ares_exp", *TWO, "hydra.run.dir=theirs"]
+    command = [*warm_command(), *TWO, "hydra.run.dir=theirs"]
     assert subprocess.run(command, cwd=here, capture_output=True, check=False).returncode == results.exit_code == 0
     assert results.run_dir == here / "mine"
     mine, theirs = ({path.name for path in Path(name).rglob("*.*")} for name in ("mine", "theirs"))
@@ -80,7 +81,7 @@ def test_attempts_without_a_reward_are_rows_and_an_exit_code() -> None:
 
 def test_either_resumes_the_others_run() -> None:
     ares_exp.run([*TWO, "hydra.run.dir=mine"], quiet=True)
-    command = [sys.executable, "-m", "ares_exp", "resume=mine", "attempts=2"]
+    command = [*warm_command(), "resume=mine", "attempts=2"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     results = ares_exp.run(["resume=mine", "attempts=3"], quiet=True)
     assert len(results.rows) == 6

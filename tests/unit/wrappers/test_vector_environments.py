@@ -30,7 +30,7 @@ def vector(kind, factories, mode):
     return AsyncVectorEnv(factories, shared_memory=False, context=kind, autoreset_mode=mode)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sync", fork, pytest.param("spawn", marks=pytest.mark.nightly), "forkserver"])
 def start(request):
     """Makes vector environments of one kind; whatever happens they are closed, and their processes have ended."""
     made = []
@@ -162,7 +162,7 @@ def test_closing_twice_and_in_mid_episode(start):
     envs.close()
 
 
-@pytest.mark.parametrize("kind", [fork, "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_worker_that_is_killed_does_not_hold_the_others(kind):
     envs = vector(kind, FACTORIES, AutoresetMode.NEXT_STEP)
     envs.reset()

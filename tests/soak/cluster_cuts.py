@@ -1,0 +1,193 @@
+"""Nodes cut off from the network while runs are played on them: when do their containers end?
+
+`python -m tests.soak.cluster_cuts [CUTS] [LEASE]`, as root: each node of the cluster is in a network namespace of its
+own, and a cut drops every packet to it and from it, without a word to either side; nothing on the node is harmed. It
+prints a line for each cut: after how many seconds the containers of the node's host, and the host, had ended. They may
+take the lease and five seconds. After each run everything is checked that `tests/ray` checks after one fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.e2e.killed_run import check
+from tests.leaks import processes
+from tests.ray.cluster import SmallCluster
+from tests.ray.runs import PATIENCE_SEC, played
+from tests.soak.cluster_faults import BOX_SEC, CONCURRENCY, Box, boxes_in, long_run
+
+NODES = 2
+SUBNET = "10.213.77"
+HEAD = f"{SUBNET}.1"
+CLONE_NEWNET = 0x40000000
+
+
+class CutCluster(SmallCluster):
+    """A cluster whose nodes are behind networks of their own."""
+
+    def __init__(self, nodes: int) -> None:
+        self._numbers = count(2)
+        self._networks: dict[Any, str] = {}
+        self._bridge = f"ares{os.getpid()}"
+        run("ip", "link", "add", self._bridge, "type", "bridge")
+        run("ip", "addr", "add", f"{HEAD}/24", "dev", self._bridge)
+        run("ip", "link", "set", self._bridge, "up")
+        super().__init__(nodes, node_ip_address=HEAD)
+
+    def add(self) -> Any:
+        """Adds a node in a network of its own."""
+        number = next(self._numbers)
+        name, link, address = f"{self._bridge}-{number}", f"ar{os.getpid()}v{number}", f"{SUBNET}.{number}"
+        run("ip", "netns", "add", name)
+        run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        run("ip", "link", "set", link, "master", self._bridge, "up")
+        run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            run("ip", "-n", name, "link", "set", device, "up")
+        with within(name):
+            node = self.add_node(node_ip_address=address)
+        self._networks[node] = name
+        return node
+
+    def cut_off(self, node: Any) -> None:
+        """Drops what goes to a node and what comes from it."""
+        for chain, interface in (("INPUT", "-i"), ("OUTPUT", "-o")):
+            rule = ("iptables", "-I", chain, interface, "eth0", "-j", "DROP")
+            run("ip", "netns", "exec", self._networks[node], *rule)
+
+    def forget(self, node: Any) -> None:
+        """Ends what is left of a node, and its network."""
+        self.cut_power(node)
+        run("ip", "netns", "del", self._networks.pop(node))
+
+    def close(self) -> None:
+        super().close()
+        for name in self._networks.values():
+            run("ip", "netns", "del", name)
+        run("ip", "link", "del", self._bridge)
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@contextmanager
+def within(network: str) -> Iterator[None]:
+    """Has processes that this thread starts live in a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/net").open() as before, Path(f"/var/run/netns/{network}").open() as inside:
+        if libc.setns(inside.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        try:
+            yield
+        finally:
+            libc.setns(before.fileno(), CLONE_NEWNET)
+
+
+class Cuts:
+    """Cuts nodes off while runs are played on them.
+
+    Attributes:
+        todo: How many are still to come.
+        late: How many had containers longer than they may.
+    """
+
+    def __init__(self, cluster: CutCluster, todo: int, lease_sec: float, rng: random.Random) -> None:
+        self.todo, self.late = todo, 0
+        self._cluster, self._lease_sec, self._rng = cluster, lease_sec, rng
+
+    def during(self, playing: Future[int]) -> int:
+        """Cuts one node after the other off until the run has ended; returns how many.
+
+        In the main thread: Ray adds nodes there alone.
+        """
+        done = 0
+        while self.todo and not playing.done():
+            time.sleep(self._rng.uniform(0.2, 4.0))
+            nodes = [node for node in self._cluster.nodes if any(map(boxes_in, self._cluster.hosts(node)))]
+            if nodes and not playing.done():
+                self._do(self._rng.choice(nodes))
+                self.todo, done = self.todo - 1, done + 1
+        return done
+
+    def _do(self, node: Any) -> None:
+        [host] = self._cluster.hosts(node)
+        boxes = set(boxes_in(host))
+        began = time.monotonic()
+        self._cluster.cut_off(node)
+        ended = {"containers": lambda: not _left(boxes), "host": lambda: not host.is_running() or _is_dead(host)}
+        at: dict[str, float] = {}
+        while ended.keys() - at.keys() and time.monotonic() - began < 3 * self._lease_sec:
+            at |= {name: time.monotonic() - began for name in ended.keys() - at.keys() if ended[name]()}
+            time.sleep(0.1)
+        after = at.get("containers", float("inf"))
+        self.late += after > self._lease_sec + BOX_SEC
+        print(
+            f"lease {self._lease_sec:g} s: {len(boxes)} processes in containers had ended {after:.1f} s after the cut "
+            f"({after - self._lease_sec:+.1f} s), the host after {at.get('host', float('inf')):.1f} s",
+            flush=True,
+        )
+        self._cluster.forget(node)
+        self._cluster.add()
+
+
+def _left(boxes: set[Box]) -> set[Box]:
+    return boxes & {Box(pid, started) for pid, _, started, _ in processes()}
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+def main(cuts: int, lease_sec: float) -> int:
+    """Plays runs until so many nodes were cut off. Returns 1 if anything was not as it must be."""
+    folder = Path(tempfile.mkdtemp(prefix="cluster-cuts-"))
+    with long_run(folder / "whole") as whole:
+        assert whole.begin() == 0, whole.said
+    cluster, runs = CutCluster(NODES), 0
+    overrides = (
+        *("executor=ray", f"executor.address={cluster.address}", "executor.resources={play: 1}"),
+        *(f"executor.lease_sec={lease_sec:g}", "executor.lost_per_attempt=1000"),
+        f"executor.join_timeout_sec={PATIENCE_SEC:g}",
+    )
+    harm = Cuts(cluster, cuts, lease_sec, random.Random(0))
+    try:
+        while harm.todo:
+            runs += 1
+            with long_run(folder / f"run-{runs}", *overrides) as one:
+                with played(one.begin) as playing:
+                    one.kills = harm.during(playing)
+                    assert playing.result() == 0, one.said
+                check(one, whole, concurrency=CONCURRENCY)
+            lost = sum(row["outcome"] == "lost" for row in one.all_rows)
+            print(
+                f"run {runs}: complete, {one.kills} cuts, {lost} tries lost; load {os.getloadavg()[0]:.0f}", flush=True
+            )
+        at_the_end = [words for _, _, _, words in processes() if "bwrap" in words and str(folder) in words]
+        late = f"containers there longer than lease + {BOX_SEC:g} s: {harm.late}"
+        print(f"{cuts} cuts in {runs} runs; {late}; left at the end: {len(at_the_end)}")
+    finally:
+        cluster.close()
+    return int(bool(harm.late or at_the_end))
+
+
+if __name__ == "__main__":
+    given = [float(word) for word in sys.argv[1:]]
+    raise SystemExit(main(*(int(given[0]) if given else 5, given[1] if len(given) > 1 else 20.0)))
