@@ -60,7 +60,7 @@ SLOW = (
 MARKED = {
     "slow and ": re.compile(r"\bmark\.(slow|browser)\b"),
     "train": re.compile(r"\bmark\.train\b"),
-    "nightly": re.compile(r"\bmark\.nightly\b"),
+    "nightly": re.compile(r"\bmark\.nightly\b|\bby_night\b"),
 }
 """How a file says that tests of it may be asked for, by how the question begins."""
 
@@ -120,8 +120,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `SLOW`, but for those of `QUICK`, and those that are for the night."""
+    """Marks the tests of `SLOW`, but for those of `QUICK`, and those that are for the night.
+
+    Of a contract that is played in several ways, `by_night` of a class has the tests that say for this way what they
+    say for another.
+    """
     for item in items:
+        if isinstance(item, pytest.Function) and item.originalname in getattr(item.cls, "by_night", ()):
+            item.add_marker(pytest.mark.nightly)
         if is_slow(item.path) or item.get_closest_marker("nightly") is not None:
             item.add_marker(pytest.mark.slow)
 

@@ -22,6 +22,8 @@ ShortLived = Literal["build", "fork", "transfer", "verifier", "wandb"]
 """Purposes of such directories; part of their names."""
 SHARED = "setup"
 """Purpose of those that several processes use together (`shared_directory`)."""
+MAKER = "maker"
+"""The file in such a directory with the number of the process that fills it, which is not in the name."""
 
 
 def name_prefix(purpose: str) -> str:
@@ -119,7 +121,7 @@ def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Itera
             continue
         if status.st_uid != os.geteuid():
             continue
-        pid = re.match(r"\d+", path.name.partition(prefix)[2])
+        pid = re.match(r"\d+", path.name.partition(prefix)[2] if purpose != SHARED else _maker_of(path))
         yield Leftover(
             kind=kind,
             name=str(path),
@@ -128,6 +130,13 @@ def find(purpose: str, kind: str, delete: Callable[[Path], bool], folders: Itera
             created=status.st_mtime,
             remove=lambda path=path: _remove(path, delete),  # type: ignore[misc]
         )
+
+
+def _maker_of(path: Path) -> str:
+    try:
+        return (path / MAKER).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ares_exp.containers.owned_directory import SHARED, delete, name_prefix
+from ares_exp.containers.owned_directory import MAKER, SHARED, delete, name_prefix
 
 _FULL = "full"
 
@@ -49,6 +49,8 @@ class SharedDirectory:
             if found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise PermissionError(f"{path} is not a directory of this user alone")
             if (is_full := _locked(path, descriptor)) is not None:
+                if not is_full:
+                    (path / MAKER).write_text(str(os.getpid()))
                 return cls(path, descriptor, is_full=is_full)
         except BaseException:
             os.close(descriptor)

@@ -16,6 +16,7 @@ from ares_exp.environments.episode_setup import EpisodeSetup
 from ares_exp.environments.exporting import export_episode
 from ares_exp.environments.restoring import Continuation
 from ares_exp.errors import ConfigError, SnapshotError, SnapshotUnsupportedError
+from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.llms.request import LLMRequest
 
 
@@ -54,6 +55,7 @@ async def fork_episode(
         )
     making = asyncio.create_task(asyncio.to_thread(_directory))
     made: list[EnvironmentT] = []
+    shared: _Shared | None = None
     try:
         await finish(asyncio.wait({making}))  # even when the caller is cancelled: it has to be removed
         shared = _Shared(making.result(), n)
@@ -71,7 +73,12 @@ async def fork_episode(
                 make(
                     _setup_of(episode.setup, f"{snapshot.snapshot_id}-{branch}"),
                     Continuation(
-                        snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=shared.give_up
+                        snapshot,
+                        task=episode.task,
+                        lineage=lineage,
+                        new_seed=seed,
+                        on_release=shared.give_up,
+                        shared=shared.start if n > 1 else None,
                     ),
                 )
             )
@@ -80,6 +87,8 @@ async def fork_episode(
                 resets.create_task(environment.reset())
     except BaseException as error:
         await finish(_close_all(made))
+        if shared is not None:
+            await finish(shared.start.close())
         if making.done() and not making.cancelled() and making.exception() is None:
             await finish(asyncio.to_thread(making.result().remove))
         if isinstance(error, BaseExceptionGroup):
@@ -89,10 +98,16 @@ async def fork_episode(
 
 
 class _Shared:
-    """The directory of a fork: contents that its containers started with are read from there when they are captured."""
+    """What the environments of a fork have in common.
+
+    Attributes:
+        path: Its directory. Contents that its containers started with are read from there when they are captured.
+        start: What was made of these contents for the containers.
+    """
 
     def __init__(self, directory: OwnedDirectory, users: int) -> None:
         self.path = directory.path
+        self.start = SharedStart()
         self._directory = directory
         self._users = users
 
@@ -100,6 +115,7 @@ class _Shared:
         """Releases the episode of one environment; the last one removes the directory."""
         self._users -= 1
         if not self._users:
+            await self.start.close()
             await asyncio.to_thread(self._directory.remove)
 
 

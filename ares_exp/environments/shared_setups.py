@@ -26,6 +26,7 @@ from ares_exp.errors import ConfigError, SnapshotError, UserError
 from ares_exp.filesystem.delta import StoredChanges
 from ares_exp.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.tasks.task import Task
 
 CAPTURE_SEC = 600.0
@@ -174,7 +175,9 @@ class SharedSetups:
         """Releases the files; those that no other process uses are removed. Idempotent."""
         self._is_closed = True
         found, self._found = self._found, {}
-        for directory, _ in found.values():
+        for directory, changes in found.values():
+            if changes.shared is not None:
+                await finish(changes.shared.close())
             await finish(asyncio.to_thread(directory.release))
 
 
@@ -227,7 +230,7 @@ class Filling:
             self._directory.share()
 
         await asyncio.to_thread(write)
-        self._setups.share(self._key, self._directory, StoredChanges(delta, objects))
+        self._setups.share(self._key, self._directory, StoredChanges(delta, objects, SharedStart()))
         return None
 
     async def __aexit__(
@@ -283,4 +286,4 @@ def _read(path: Path) -> StoredChanges:
         SnapshotError, ValueError: It is not what was written.
     """
     objects = ObjectStore(path)
-    return StoredChanges(get_delta(objects, json.loads((path / _LIST).read_text())), objects)
+    return StoredChanges(get_delta(objects, json.loads((path / _LIST).read_text())), objects, SharedStart())

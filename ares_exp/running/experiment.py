@@ -173,7 +173,7 @@ class Experiment:
             self._progress.start()
         try:
             if owed or trains(trainer):
-                await self._prepare_branching()
+                await self._prepare_branching(None if trains(trainer) else len(owed))
                 with collecting_seldom():
                     async with self._watched():
                         if trains(trainer):
@@ -184,6 +184,8 @@ class Experiment:
                     await self.record(episode, self._exhausted or asyncio.CancelledError("it did not end in time"))
         finally:
             self._progress.stop()
+            if self._parts.branching is not None:
+                await finish(self._parts.branching.close())
             await finish(asyncio.to_thread(self._maker.close))
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - began)
         await asyncio.to_thread(self._write_totals, summary)
@@ -478,9 +480,11 @@ class Experiment:
         A retry has its log before the row is written: it is played even if this process dies while the retry waits.
         """
         for episode, _ in ended:
+            if episode.log is not None:
+                episode.log.close()
             if episode.begins_anew:
                 assert episode.retry is not None
-                self._maker.begin_log(episode.retry.planned, started_at=0.0)
+                self._maker.begin_log(episode.retry.planned, started_at=0.0).close()
         rows = [episode.row_of(result) for episode, result in ended]
         if not self._guard("Writing the rows of results", lambda: self._run_dir.append_episodes(*rows)):
             self._unwritten_rows += len(rows)
@@ -529,8 +533,8 @@ class Experiment:
     def _log_order(self, line: Mapping[str, Any]) -> None:
         self._guard("The tracker", lambda: self._parts.tracker.log_order(line))
 
-    async def _prepare_branching(self) -> None:
-        """Prepares the snapshot that this run's episodes branch from, if they do."""
+    async def _prepare_branching(self, branches: int | None) -> None:
+        """Prepares the snapshot that this run's episodes branch from, if they do; `branches`: how many, if known."""
         branching = self._parts.branching
         if branching is None:
             return
@@ -548,7 +552,8 @@ class Experiment:
         if agents.can_be_restored:
             self._parts.container_factory.check_snapshots()  # a snapshot may have to be made
         async with self._parts.executor.room(branching.task_name) as place:
-            await branching.prepare(agents, partial(make, place), check, self._run_dir.branch_point, self._warn)
+            store = self._run_dir.branch_point
+            await branching.prepare(agents, partial(make, place), check, store, self._warn, branches=branches)
 
     def _guard(self, what: str, act: Callable[[], object]) -> bool:
         """Calls `act` and returns whether it succeeded; a failure is reported and counted, and the run continues."""

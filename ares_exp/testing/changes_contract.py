@@ -22,11 +22,33 @@ from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotError, Sna
 from ares_exp.filesystem.delta import Delta, StoredChanges, differences
 from ares_exp.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.filesystem.objects import ObjectStore
+from ares_exp.filesystem.shared_start import SharedStart
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import listing, make_awkward, python
 
 LARGE_BYTES = 5 * 2**20
 SOON_SEC = 60.0
+# Changes what `make_awkward` made in every way; prints what is then under the names of one file.
+_SPOIL = """
+names = ["/n/h1", "/n/h2", "/n/d/h3"]
+with open(names[0], "a") as file:
+    file.write("spoiled")
+print(json.dumps([open(name).read() for name in names]))
+os.link("/n/large", "/n/another-name")
+with open("/n/another-name", "ab") as file:
+    file.write(b"spoiled")
+open("/n/zeros", "w").write("spoiled")
+os.chmod("/n/suid", 0o600)
+os.setxattr("/n/xa", "user.note", b"spoiled")
+os.remove("/n/sparse")
+shutil.move("/n/empty", "/n/moved")
+shutil.rmtree("/n/old")
+os.mkdir("/n/old")
+open("/n/sticky/new", "w").write("spoiled")
+os.utime("/n/future")
+os.remove("/n/link-dir")
+os.symlink("spoiled", "/n/link-dir")
+"""
 _CANCELLED_AFTER_SEC = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -153,6 +175,29 @@ class ChangesContract:
         shutil.rmtree(objects.path)
         async with factory(replace(spec, changes=StoredChanges(delta, other))) as third:
             assert await listing(third, ["/w"]) == want
+
+    async def test_a_shared_start_stays_as_it_was(
+        self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
+    ) -> None:
+        roots, _ = await make_awkward(box, leave_out=self.lost)
+        delta, want = await capture(box, objects), await listing(box, roots)
+        changes, before = StoredChanges(delta, objects, SharedStart()), await self.left()
+        assert changes.shared is not None
+        try:
+            boxes = [factory(replace(spec, changes=changes)) for _ in range(3)]
+            try:
+                await asyncio.gather(*(one.start() for one in boxes))
+                for one in boxes:
+                    assert differences(await capture(one, objects), delta) == []
+                    assert await python(one, _SPOIL) == ["hard" * 99 + "spoiled"] * 3
+            finally:
+                await asyncio.gather(*(one.stop() for one in boxes))
+            async with factory(replace(spec, changes=changes)) as later:
+                assert await listing(later, roots) == want
+                assert differences(await capture(later, objects), delta) == []
+        finally:
+            await changes.shared.close()
+        await self.nothing_left_but(before)
 
     async def test_eight_from_one(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore

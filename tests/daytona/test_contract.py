@@ -14,7 +14,7 @@ import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.network_policy import NO_NETWORK
+from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.door_contract import DoorContract, RelayedDoorContract
 from tests.daytona.conftest import emulated
@@ -78,6 +78,14 @@ class TestDaytonaDoors(RelayedDoorContract):
 @pytest.mark.docker
 class TestDaytonaContainerOnDocker(ContainerContract):
     """The same where a sandbox has an image and a network of its own."""
+
+    @pytest.mark.parametrize(
+        "start", ["no-network", *(pytest.param(mode, marks=pytest.mark.nightly) for mode in ("public", "allowlist"))]
+    )
+    async def test_the_network_follows_the_policy(
+        self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
+    ) -> None:
+        await super().test_the_network_follows_the_policy(factory, spec, start)
 
     networks = frozenset({"no-network", "public"})
 

@@ -101,6 +101,21 @@ class TestUpper(DockerChanges):
 class TestArchive(DockerChanges):
     """Where the engine's directories are not seen from here."""
 
+    by_night = frozenset(
+        {
+            "test_a_capture_is_whole_in_whatever_store_it_goes_to",
+            "test_eight_from_one",
+            "test_it_disturbs_no_command",
+            "test_captures_at_the_same_time_as_commands",
+            "test_cancelled_restores",
+            "test_another_base",
+            "test_a_damaged_store",
+            "test_a_secret_is_not_captured",
+            "test_a_box_that_is_gone",
+        }
+    )
+    """What has no part in how files are read: `TestUpper` plays it."""
+
     lost = frozenset({"names that are no UTF-8", "name of a base file"})
 
     @pytest.fixture

@@ -45,6 +45,19 @@ class TestDockerDoors(DoorContract):
 class TestRelayedDockerDoors(RelayedDoorContract):
     """An engine elsewhere: its containers have no address here, and an image of Debian has perl."""
 
+    by_night = frozenset(
+        {
+            "test_many_connections_at_once",
+            "test_one_more_connection_waits_or_is_refused",
+            "test_each_half_ends_by_itself",
+            "test_a_reset_by_either_side_ends_the_other",
+            "test_a_connection_that_cannot_be_served",
+            "test_a_time_limit_of_a_command_spares_it",
+            "test_a_port_that_is_taken",
+        }
+    )
+    """What a relay does in the same way wherever it is: the doors of local containers have it in perl, too."""
+
     networks = frozenset({"no-network", "public"})
 
     @pytest.fixture

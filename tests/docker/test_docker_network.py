@@ -181,7 +181,11 @@ async def test_containers_under_allow_lists_are_apart(server: Server) -> None:
 
 
 @allowlists
-@pytest.mark.parametrize("start", [NO_NETWORK, PUBLIC, allowing()], ids=lambda policy: policy.mode)
+@pytest.mark.parametrize(
+    "start",
+    [NO_NETWORK, *(pytest.param(one, marks=pytest.mark.nightly) for one in (PUBLIC, allowing()))],
+    ids=lambda policy: policy.mode,
+)  # the contract has each start
 async def test_live_switches(start: NetworkPolicy, server: Server) -> None:
     listed, elsewhere = allowing(server[0]), allowing("a.example")
     async with DockerContainerFactory()(spec(start, NO_NETWORK, PUBLIC, listed, elsewhere)) as box:

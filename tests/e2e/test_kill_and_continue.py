@@ -58,6 +58,7 @@ def test_a_new_process_goes_on_from_every_step(tmp_path: Path, agent: str) -> No
 
 
 @pytest.mark.docker
+@pytest.mark.nightly
 @pytest.mark.once
 def test_a_new_process_goes_on_from_every_step_on_docker(tmp_path: Path) -> None:
     check_every_step(tmp_path, "docker", "thorough")

@@ -39,6 +39,8 @@ class ChangedFiles:
     async def image(self, engine: Engine) -> tuple[str, str]:
         """Returns the image for a container that starts with changes: with the changes in it if the engine can load it.
 
+        Called again when the engine has had no such image: others may remove what no container uses.
+
         Returns:
             The image to create the container from, and the name of the image that the changes are relative to.
 
@@ -46,13 +48,19 @@ class ChangedFiles:
             SnapshotMismatchError: The image that they are relative to cannot be found or made.
             SnapshotMetadataError: An object of the changes is missing or damaged.
         """
-        assert self._spec.changes is not None
+        changes = self._spec.changes
+        assert changes is not None
         base = await find_base(engine, self._spec, keep=self._keep_image)
-        if self._derived is None:
-            try:
-                self._derived = await borrow(engine, base, self._spec.changes)
-            except ThinLoadRefused as error:
-                _logger.info("The files of %s are written one by one: %s.", self._spec.name, error)
+        if self._derived is not None:
+            gone, self._derived = self._derived, None
+            gone.has_vanished()
+            await gone.give_back()
+        try:
+            derived = self._derived = await borrow(engine, base, changes)
+            if changes.shared is not None:
+                changes.shared.keep(derived.name, derived.used_again)
+        except ThinLoadRefused as error:
+            _logger.info("The files of %s are written one by one: %s.", self._spec.name, error)
         return self._derived.name if self._derived is not None else str(base["Id"]), name_of(base, self._spec)
 
     async def has_started(self, engine: Engine) -> None:

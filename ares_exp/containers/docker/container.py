@@ -112,7 +112,7 @@ class DockerContainer(Container):
         engine = self._engine = await connect(self._options.host)
         try:
             self._first_process = await self._create_and_start(engine)
-        except ImageNotFound:  # another container's end removed it (`keep_image=False`) before this one was created
+        except ImageNotFound:  # removed before this container was created: with another (`keep_image=False`), by a user
             self._first_process = await self._create_and_start(engine)
         await self._network.start(engine, self.container_name)
         running = self._running = RunningContainer(

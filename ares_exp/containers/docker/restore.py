@@ -25,7 +25,8 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is
         engine: The engine.
         container: The container's name.
         changes: Relative to its image.
-        is_derived: Whether the image has them already, except files whose names mean deletions in a layer.
+        is_derived: Whether the image has them already, except files whose names mean deletions in a layer. Hard links
+            are written anyway: what is written to one name of a file in a layer is not seen under the others.
 
     Raises:
         RestoreError: With the reason.
@@ -44,8 +45,7 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges, *, is
 
 def _not_in_the_image(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Returns the entries that a layer cannot hold, and their directories, whose times change with the writing."""
-    links = {entry.link for path, entry in entries.items() if _LIKE_A_WHITEOUT in path} - {None}
-    found = {path for path, entry in entries.items() if _LIKE_A_WHITEOUT in path or entry.link in links}
+    found = {path for path, entry in entries.items() if _LIKE_A_WHITEOUT in path or entry.link is not None}
     found |= {path[:end] for path in found for end in range(1, len(path)) if path[end] == "/"}
     found.add(_TOUCHED_BY_THE_ENGINE)
     return {path: entry for path, entry in entries.items() if path in found}

@@ -15,6 +15,7 @@ from pathlib import Path
 from ares_exp.containers.local.bubblewrap import CHANNELS
 from ares_exp.containers.local.host_base import host_base, require_base
 from ares_exp.containers.local.host_root import Part
+from ares_exp.containers.local.prepared_files import PreparedFiles
 from ares_exp.errors import CaptureError, RestoreError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences, sorted_by_path
 from ares_exp.filesystem.objects import ObjectStore
@@ -23,6 +24,7 @@ from ares_exp.filesystem.tree import write_tree
 
 _OPAQUE = "user.overlay.opaque"
 _SHOWN_DIFFERENCES = 3
+_FILES, _UPPER = "files", "upper"
 
 
 def private_mounts(parts: Iterable[Part]) -> list[str]:
@@ -55,10 +57,11 @@ class ContainerFiles:
             parts: The parts of the container's root directory.
             privileged: Whether user ids inside and outside are the same; else the root inside is our user.
         """
+        self._directory = directory
         self._parts = parts
-        self._root = directory / "files"
+        self._root = directory / _FILES
         overlays = [part for part in parts if part.kind == "overlay"]
-        self._uppers = {part.path: directory / "upper" / str(number) for number, part in enumerate(overlays)}
+        self._uppers = {part.path: directory / _UPPER / str(number) for number, part in enumerate(overlays)}
         self._works = {part.path: directory / "work" / str(number) for number, part in enumerate(overlays)}
         binds = [part.path for part in parts if part.kind in ("bind", "mount")]
         self._closed = frozenset(("/proc", "/dev", CHANNELS, *binds))  # not the container's files
@@ -82,16 +85,12 @@ class ContainerFiles:
             SnapshotCorruptError: The content of a file is missing or damaged.
             OSError: A directory cannot be made.
         """
-        for path in (self._root, *self._uppers.values(), *self._works.values()):
+        for path in self._works.values():
             _make_directory(path)
         if changes is None:
             self._write_new()
         else:
-            require_base(changes.delta.base, host_base(self._parts))
-            self._refuse_mount_points(changes.delta.entries)
-            entries = self._with_changes(changes.delta.entries)
-            self._write(entries, changes.objects)
-            self._verify(entries, changes.objects)
+            self._restore(changes)
         self._make_points()
 
     def mounts(self) -> list[str]:
@@ -157,6 +156,24 @@ class ContainerFiles:
             path: entry for path, entry in changes.items() if entry.kind != "whiteout" or self._overlay_of(path) != "/"
         }
 
+    def _restore(self, changes: StoredChanges) -> None:
+        require_base(changes.delta.base, host_base(self._parts))
+        self._refuse_mount_points(changes.delta.entries)
+        entries = self._with_changes(changes.delta.entries)
+
+        def write(directory: Path) -> None:
+            files = ContainerFiles(directory, self._parts, privileged=self._privileged)
+            files._write_checked(entries, changes.objects)
+
+        prepared = changes.shared.keep("local files", PreparedFiles) if changes.shared is not None else None
+        what = (list(self._uppers), entries)
+        if prepared is None or not prepared.copied_to(self._directory, (_FILES, _UPPER), what, write):
+            self._write_checked(entries, changes.objects)
+
+    def _write_checked(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
+        self._write(entries, objects)
+        self._verify(entries, objects)
+
     def _write_new(self) -> None:
         try:
             self._write(self._new, ObjectStore(self._root))  # the store is not read: there are no files
@@ -164,6 +181,8 @@ class ContainerFiles:
             raise OSError(str(error).rstrip(".")) from error
 
     def _write(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
+        for layer in (self._root, *self._uppers.values()):
+            _make_directory(layer)
         by_mount: dict[str, dict[str, Entry]] = {"/": {}, **{path: {} for path in self._uppers}}
         for path, entry in entries.items():
             by_mount[self._overlay_of(path)][path] = entry

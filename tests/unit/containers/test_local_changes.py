@@ -15,6 +15,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.bubblewrap import CHANNELS, is_privileged
 from ares_exp.containers.local.container_directory import folders
 from ares_exp.containers.local.container_storage import find_storage
+from ares_exp.containers.local.prepared_files import PreparedFiles
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.filesystem.objects import ObjectStore
@@ -223,3 +224,28 @@ async def test_a_snapshot_with_what_has_become_a_secret_is_refused(objects: Obje
     with pytest.raises(RestoreError, match=r"cannot be read back: '/key' holds the value of"):
         await local_container(changes=StoredChanges(delta, objects)).start()
     assert directories() == before
+
+
+async def test_prepared_files_are_written_once_and_copied(tmp_path: Path) -> None:
+    prepared, written = PreparedFiles(), []
+
+    def write(directory: Path) -> None:
+        written.append(directory)
+        (directory / "files").mkdir()
+        (directory / "files/one").write_text("one")
+
+    def copied(name: str, what: str = "these", folders: tuple[str, ...] = ("files",)) -> bool:
+        (tmp_path / name).mkdir()
+        return prepared.copied_to(tmp_path / name, folders, what, write)
+
+    assert copied("a")
+    assert copied("b")
+    assert (tmp_path / "b/files/one").read_text() == "one"
+    assert not copied("c", "others")
+    assert not copied("d", folders=("files", "missing"))
+    assert [*tmp_path.glob("[cd]/*")] == [], "nothing is half copied"
+    assert len(written) == 1
+    for _ in range(2):
+        await prepared.give_back()
+    assert not written[0].exists()
+    assert not copied("e")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.owned_directory import find_short_lived
+from ares_exp.containers.owned_directory import MAKER, find_short_lived
 from ares_exp.containers.shared_directory import SharedDirectory
 from tests.leaks import clean
 
@@ -33,6 +33,7 @@ class Other:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.pid = process.pid
 
     def says(self) -> str:
         assert self._process.stdout is not None
@@ -86,7 +87,7 @@ def test_what_a_killed_process_filled_in_part_is_filled_anew(other: Other, tempo
     other.is_killed()
     ours = held()
     assert not ours.is_full
-    assert list(ours.path.iterdir()) == []
+    assert [file.name for file in ours.path.iterdir()] == [MAKER]
     ours.release()
     assert list(temporary.iterdir()) == []
 
@@ -97,6 +98,7 @@ def test_clean_removes_what_nobody_holds(other: Other, temporary: Path, env: dic
     assert other.says() == "shared"
     [left] = find_short_lived()
     assert not left.is_stale
+    assert left.whose == f"process {other.pid}"
     assert left.remove() == "something in it is still in use"
     other.is_killed()
     [left] = find_short_lived()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -74,6 +77,13 @@ def attempt(make_steps: MakeSteps, setups: SharedSetups) -> Attempt:
     return make
 
 
+async def kept(factory: ContainerFactoryBase) -> list[str]:
+    """What a backend holds for this process when there is no container."""
+    found = await asyncio.to_thread(lambda: [*factory.find_leftovers()])
+    mine = (f"process {os.getpid()}", f"process {os.getpid()} on {socket.gethostname()}")
+    return [one.name for one in found if one.kind in ("directory", "image") and one.whose in mine]
+
+
 async def seen(env: CodeEnvironment) -> str:
     """What the agent sees of what the set-up has left."""
     async with env:
@@ -107,6 +117,66 @@ async def test_an_attempt_finds_what_it_would_find_otherwise(backend: Any, attem
     assert "same" in anew
     assert "cannot access '/etc/debian_version'" in anew
     assert [await seen(attempt(factory, script)) for _ in range(2)] == [anew, anew]
+
+
+@pytest.mark.parametrize("backend", EACH)
+async def test_what_is_made_for_one_attempt_serves_the_later_ones(
+    backend: Any, attempt: Attempt, setups: SharedSetups
+) -> None:
+    factory, before = backend(), await kept(backend())
+    found = [await seen(attempt(factory)) for _ in range(2)]
+    made = set(await kept(factory)) - {*before}
+    assert len(made) == 1
+    found.append(await seen(attempt(factory)))
+    assert set(await kept(factory)) - {*before} == made
+    assert len(set(found)) == 1
+    await setups.close()
+    assert set(await kept(factory)).isdisjoint(made)
+
+
+@pytest.mark.docker
+async def test_an_image_that_somebody_removed_is_made_again(attempt: Attempt) -> None:
+    factory, before = DockerContainerFactory(), await kept(DockerContainerFactory())
+    found = [await seen(attempt(factory)) for _ in range(2)]
+    [image] = set(await kept(factory)) - {*before}
+    await asyncio.to_thread(subprocess.run, ["docker", "rmi", image], stdout=subprocess.DEVNULL, check=True)
+    found += [await seen(attempt(factory)) for _ in range(2)]
+    assert len(set(found)) == 1
+
+
+SPOIL = """
+mv /work/dir /work/moved && echo spoiled > /work/moved/file; rm /work/gone; chmod 600 /work/mode
+echo spoiled >> /work/name; cat /work/other; ln /work/mode /work/more; ls -lR --time-style=+ /work"""
+
+
+@pytest.mark.parametrize("backend", EACH)
+async def test_what_one_attempt_does_to_shared_files_no_other_sees(backend: Any, attempt: Attempt) -> None:
+    make = "mkdir dir; touch dir/file gone mode; echo one > name; ln name other"
+    factory, script = backend(), f"set -e\ncd /work\n{make}\n"
+
+    async def played(**more: Any) -> tuple[str, str]:
+        async with attempt(factory, script, **more) as env:
+            await env.reset()
+            await env.step(run("ls -lR --time-style=+ /work"))
+            begun = last_message(env)
+            await env.step(run(SPOIL))
+            return begun, last_message(env)
+
+    alone = await played(shared=None)
+    assert "one\nspoiled\n" in alone[1]
+    assert await asyncio.gather(*(played() for _ in range(3))) == [alone] * 3
+    assert await played() == alone
+
+
+@pytest.mark.local
+async def test_a_shared_directory_can_be_renamed(attempt: Attempt) -> None:
+    """By the system call: programs that do not copy what cannot be renamed work, too."""
+    factory, rename = LocalContainerFactory(), "import os; os.rename('/work/dir', '/work/moved')"
+    for _ in range(2):
+        async with attempt(factory, "mkdir -p /work/dir/inner\n") as env:
+            await env.reset()
+            await env.step(run(f'python3 -c "{rename}"; find /work/*'))
+            assert "/work/moved\n/work/moved/inner" in last_message(env)
 
 
 @pytest.mark.parametrize("backend", EACH)

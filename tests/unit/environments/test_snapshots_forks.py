@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import tempfile
 from pathlib import Path
@@ -11,11 +12,17 @@ from typing import Any
 import pytest
 
 from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local.leftovers import find
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.errors import ConfigError, ContainerStartError, DivergenceError
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
 
 pytestmark = pytest.mark.local
+
+
+def directories() -> list[str]:
+    """Those of this process's containers."""
+    return [one.name for one in find() if one.kind == "directory" and one.whose == f"process {os.getpid()}"]
 
 
 async def close_all(*environments: CodeEnvironment) -> None:
@@ -27,6 +34,7 @@ async def test_each_goes_on_by_itself_and_so_does_the_first(make_environment: An
     await env.reset()
     await env.step(run("echo shared > /shared"))
     forks = await env.fork(3)
+    assert len(directories()) == 5, "one of each container, and what the forks were copied from"
     assert [fork.time_step for fork in forks] == [env.time_step] * 3
     await asyncio.gather(*(one.step(run(f"echo {place} >> /shared")) for place, one in enumerate([*forks, env])))
     for place, one in enumerate([*forks, env]):
@@ -35,6 +43,7 @@ async def test_each_goes_on_by_itself_and_so_does_the_first(make_environment: An
     await forks[0].step(run("echo 42 > /answer"))
     assert [(await one.step(SUBMIT)).reward for one in [*forks, env]] == [1.0, 0.0, 0.0, 0.0]
     await close_all(*forks)
+    assert directories() == []
 
 
 async def test_they_outlive_the_first(make_environment: Any) -> None:
