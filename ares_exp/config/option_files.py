@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import MAX_YAML_BYTES
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from omegaconf import Container, DictConfig
 
 NO_VALUE = "???"
 AGENT = "agent"
@@ -62,9 +63,11 @@ class OptionFiles(ConfigSource):
 
     Attributes:
         looked_at: Every file that was read or looked for since this was emptied, with its `file_stamp` before that.
+        own: What was read of ares_exp's own files: the stamp of the file, and its package and config, pickled.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
+    own: ClassVar[dict[Path, tuple[tuple[int, int, int], bytes]]] = {}
 
     @staticmethod
     def scheme() -> str:
@@ -74,36 +77,22 @@ class OptionFiles(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Reads a file and adds the arguments that it leaves out.
 
+        Files of ares_exp itself are read once: jobs of a sweep, and runs of a script, compose the same ones.
+
         Raises:
             ConfigError: It is too long, too deep, or not in UTF-8.
             yaml.YAMLError: It is no YAML; this names the file itself.
         """
-        from omegaconf import DictConfig, OmegaConf
-
-        path = self._file(config_path)
-        if not path.is_file():
-            raise ConfigLoadError(f"Config not found: {path}")
-        if (size := path.stat().st_size) > MAX_YAML_BYTES:
-            raise ConfigError(
-                f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}."
-            )
-        try:
-            with path.open(encoding="utf-8") as file:
-                found = _PACKAGE.search(file.read(_HEADER_CHARS))
-                file.seek(0)
-                config = OmegaConf.load(file)
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"Expected the config file {path} to be in UTF-8, found the byte {error.object[error.start]:#04x}. "
-                "Save it as UTF-8, or choose another file."
-            ) from error
-        except RecursionError as error:
-            raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
-        if isinstance(config, DictConfig):
-            config = _completed(config, group=config_path.rpartition("/")[0])
-        return ConfigResult(
-            provider=self.provider, path=self.full_path(), config=config, header={"package": found and found[1]}
-        )
+        path, group = self._file(config_path), config_path.rpartition("/")[0]
+        stamp = file_stamp(path) if Path(self.path) == conf_dir() else None  # the classes of others may come and change
+        read_before, content = self.own.get(path, (None, b""))
+        if stamp is not None and stamp == read_before:
+            package, config = pickle.loads(content)
+        else:
+            package, config = _read(path, group=group)
+            if stamp is not None:
+                self.own[path] = stamp, pickle.dumps((package, config))
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header={"package": package})
 
     def available(self) -> bool:
         """Whether the folder exists."""
@@ -140,6 +129,29 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _read(path: Path, *, group: str) -> tuple[str | None, Container]:
+    """Returns the package that a file of options names, and its config with the arguments that it leaves out."""
+    from omegaconf import DictConfig, OmegaConf
+
+    if not path.is_file():
+        raise ConfigLoadError(f"Config not found: {path}")
+    if (size := path.stat().st_size) > MAX_YAML_BYTES:
+        raise ConfigError(f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}.")
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = _PACKAGE.search(file.read(_HEADER_CHARS))
+            file.seek(0)
+            config = OmegaConf.load(file)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"Expected the config file {path} to be in UTF-8, found the byte {error.object[error.start]:#04x}. "
+            "Save it as UTF-8, or choose another file."
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
+    return found and found[1], _completed(config, group=group) if isinstance(config, DictConfig) else config
 
 
 def _completed(option: DictConfig, *, group: str) -> DictConfig:

@@ -15,7 +15,8 @@ import pytest
 from ares_exp.cli.help import render_help
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
-from ares_exp.config.option_files import constructor_defaults
+from ares_exp.config.option_files import OptionFiles, constructor_defaults
+from ares_exp.config.options import conf_dir
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 
@@ -139,3 +140,16 @@ def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> Non
     assert PatientPolicy(model="m", patience_sec=4, temperature=0).patience_sec == 4.0
     with pytest.raises(pydantic.ValidationError, match=r"patience\b"):
         PatientPolicy(model="m", patience=4)  # type: ignore[call-arg]
+
+
+def test_a_file_of_ares_exp_is_read_once_and_everyone_gets_a_config_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OptionFiles, "own", {})
+    files = OptionFiles("test", f"{OptionFiles.scheme()}://{conf_dir()}")
+    first = files.load_config("container/local")
+    expected = dict(first.config)
+    first.config["_target_"] = "changed"
+    assert dict(files.load_config("container/local").config) == expected
+    [(path, (stamp, content))] = OptionFiles.own.items()
+    OptionFiles.own[path] = ((0, 0, 0), content[:-9])  # what was read of another state of the file
+    assert dict(files.load_config("container/local").config) == expected
+    assert OptionFiles.own[path] == (stamp, content)
