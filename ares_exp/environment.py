@@ -12,8 +12,8 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -475,6 +475,7 @@ class EnvironmentWrapper(
         self._env = env
         self._timed = _capability(env, Timed)
         self._recordable = _capability(env, Recordable)
+        self._reporting = _capability(env, Reporting)
 
     @property
     def environment(self) -> MinimalEnvironment:
@@ -511,8 +512,9 @@ class EnvironmentWrapper(
 
     def report(self) -> EpisodeReport:
         """Returns the wrapped environment's report; when it has none, one with the name of its current task alone."""
-        reporting = _capability(self._env, Reporting)
-        return reporting.report() if reporting is not None else EpisodeReport(task_name=_name_of(self.current_task))
+        if self._reporting is None:
+            return EpisodeReport(task_name=_name_of(self.current_task))
+        return self._reporting.report()
 
     @property
     def step_count(self) -> int:
@@ -706,16 +708,19 @@ class OneCallAtATime:
     def __init__(self) -> None:
         self.under_way = ""
 
-    @contextmanager
-    def during(self, what: str) -> Iterator[None]:
+    def during(self, what: str) -> Self:
         """Marks `what` as the running call inside the block. Raises `EpisodeStateError` when another one is running."""
         if self.under_way:
             raise EpisodeStateError(f"{what} while {self.under_way} is under way: await that one first.")
         self.under_way = what
-        try:
-            yield
-        finally:
-            self.under_way = ""
+        return self
+
+    def __enter__(self) -> None:
+        """Begins the block of `during`."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ends the running call."""
+        self.under_way = ""
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:

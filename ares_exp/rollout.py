@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -169,7 +167,8 @@ async def run_episode(
     client = policy if has_members(policy, ForesightedClient) else _foresighted(policy, events)
     async with EnvironmentWrapper(environment) as env:
         time_step = await env.reset()
-        async with _looking_ahead(env, client, time_step):
+        watching = _watching(env, client, time_step)
+        try:
             while time_step.step_type != "LAST":
                 events.wait_for("policy")
                 if client.looks_ahead:
@@ -177,6 +176,10 @@ async def run_episode(
                 response = await _ask(client, time_step.observation, events, policy_timeout_sec, env.time_left_sec)
                 events.wait_for("environment")
                 time_step = await env.step(response)
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await client.close()
         events.last = time_step
         events.wait_for("end")
         await events.ended()
@@ -205,19 +208,10 @@ def _pending(env: EnvironmentWrapper, time_step: TimeStep[Any]) -> tuple[Pending
     return pending if pending and pending[0].request == time_step.observation else ()
 
 
-@asynccontextmanager
-async def _looking_ahead(
-    env: EnvironmentWrapper, client: ForesightedClient, first: TimeStep[Any]
-) -> AsyncIterator[None]:
-    """Tells the client inside the block what the agent asks meanwhile; at its end, that nothing is needed any more."""
+def _watching(env: EnvironmentWrapper, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
+    """Begins to tell the client what the agent asks meanwhile; `None` where the client makes no use of it."""
     pending = _pending(env, first) if client.looks_ahead else ()
-    watching = asyncio.create_task(_watch(env, client, pending)) if pending else None
-    try:
-        yield
-    finally:
-        if watching is not None:
-            watching.cancel()
-        await client.close()
+    return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
 
 async def _watch(env: EnvironmentWrapper, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:

@@ -28,7 +28,7 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import MAX_YAML_BYTES
 
 if TYPE_CHECKING:
-    from omegaconf import Container, DictConfig
+    from omegaconf import DictConfig
 
 NO_VALUE = "???"
 AGENT = "agent"
@@ -63,11 +63,11 @@ class OptionFiles(ConfigSource):
 
     Attributes:
         looked_at: Every file that was read or looked for since this was emptied, with its `file_stamp` before that.
-        own: What was read of ares_exp's own files: the stamp of the file, and its package and config, pickled.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
-    own: ClassVar[dict[Path, tuple[tuple[int, int, int], bytes]]] = {}
+    _own: ClassVar[dict[Path, tuple[object, bytes]]] = {}
+    """Of this package's own files, what was read last, pickled, with the stamp: each job of a sweep reads them anew."""
 
     @staticmethod
     def scheme() -> str:
@@ -77,22 +77,46 @@ class OptionFiles(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Reads a file and adds the arguments that it leaves out.
 
-        Files of ares_exp itself are read once: jobs of a sweep, and runs of a script, compose the same ones.
-
         Raises:
             ConfigError: It is too long, too deep, or not in UTF-8.
             yaml.YAMLError: It is no YAML; this names the file itself.
         """
-        path, group = self._file(config_path), config_path.rpartition("/")[0]
-        stamp = file_stamp(path) if Path(self.path) == conf_dir() else None  # the classes of others may come and change
-        read_before, content = self.own.get(path, (None, b""))
-        if stamp is not None and stamp == read_before:
-            package, config = pickle.loads(content)
-        else:
-            package, config = _read(path, group=group)
+        path = self._file(config_path)
+        if not path.is_file():
+            raise ConfigLoadError(f"Config not found: {path}")
+        stamp = file_stamp(path) if path.is_relative_to(conf_dir()) else None
+        known, kept = self._own.get(path, (None, b""))
+        if stamp is None or stamp != known:
+            config, package = self._read(path, group=config_path.rpartition("/")[0])
             if stamp is not None:
-                self.own[path] = stamp, pickle.dumps((package, config))
+                self._own[path] = stamp, pickle.dumps((config, package))
+        else:
+            config, package = pickle.loads(kept)
         return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header={"package": package})
+
+    def _read(self, path: Path, *, group: str) -> tuple[Any, str | None]:
+        """Returns what a file holds, with the arguments that it leaves out, and its package."""
+        from omegaconf import DictConfig, OmegaConf
+
+        if (size := path.stat().st_size) > MAX_YAML_BYTES:
+            raise ConfigError(
+                f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}."
+            )
+        try:
+            with path.open(encoding="utf-8") as file:
+                found = _PACKAGE.search(file.read(_HEADER_CHARS))
+                file.seek(0)
+                config = OmegaConf.load(file)
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"Expected the config file {path} to be in UTF-8, found the byte {error.object[error.start]:#04x}. "
+                "Save it as UTF-8, or choose another file."
+            ) from error
+        except RecursionError as error:
+            raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
+        if isinstance(config, DictConfig):
+            config = _completed(config, group=group)
+        return config, found and found[1]
 
     def available(self) -> bool:
         """Whether the folder exists."""
@@ -129,29 +153,6 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _read(path: Path, *, group: str) -> tuple[str | None, Container]:
-    """Returns the package that a file of options names, and its config with the arguments that it leaves out."""
-    from omegaconf import DictConfig, OmegaConf
-
-    if not path.is_file():
-        raise ConfigLoadError(f"Config not found: {path}")
-    if (size := path.stat().st_size) > MAX_YAML_BYTES:
-        raise ConfigError(f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}.")
-    try:
-        with path.open(encoding="utf-8") as file:
-            found = _PACKAGE.search(file.read(_HEADER_CHARS))
-            file.seek(0)
-            config = OmegaConf.load(file)
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"Expected the config file {path} to be in UTF-8, found the byte {error.object[error.start]:#04x}. "
-            "Save it as UTF-8, or choose another file."
-        ) from error
-    except RecursionError as error:
-        raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
-    return found and found[1], _completed(config, group=group) if isinstance(config, DictConfig) else config
 
 
 def _completed(option: DictConfig, *, group: str) -> DictConfig:

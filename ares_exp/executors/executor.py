@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -112,9 +112,3 @@ class ExecutorBase(Executor):
 def as_executor(executor: Executor) -> ExecutorBase:
     """Returns `executor` with the defaults of `ExecutorBase` for what it lacks."""
     return completed(executor, ExecutorBase)
-
-
-@asynccontextmanager
-async def always(place: Place) -> AsyncIterator[Place]:
-    """Gives a place that there is always room in."""
-    yield place

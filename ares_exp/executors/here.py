@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
-from ares_exp.executors.executor import ExecutorBase, Place, Played, always
+from ares_exp.executors.executor import ExecutorBase, Place, Played
 
 
 class Here(ExecutorBase):
@@ -27,7 +27,7 @@ class Here(ExecutorBase):
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
         """Gives a place at once."""
-        return always(self)
+        return nullcontext(self)
 
     def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
         """Makes the environment of an episode."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from pathlib import Path
+from typing import Self
 
 from ares_exp.records.run_dir import append_text, open_to_append, sync_to_disk, write_whole
 
@@ -21,25 +22,34 @@ class AppendedFile:
     Threads may share it. Nobody else in this process may write to the file meanwhile.
     """
 
-    def __init__(self, path: Path, *, flags: int = 0) -> None:
-        """Opens the file.
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Takes over an open file.
 
         Args:
-            path: The file. It may be renamed while it is open.
-            flags: As of `append_text`.
-
-        Raises:
-            OSError: It cannot be opened.
+            path: The file.
+            descriptor: Of the file, open for writing at its end.
         """
         self.path = path
         self._writing = threading.Lock()
         self._descriptor: int | None = None
-        descriptor = open_to_append(path, flags)
         if len(_held_open) < MOST_HELD:
             _held_open.add(descriptor)
             self._descriptor = descriptor
         else:
             os.close(descriptor)
+
+    @classmethod
+    def open(cls, path: Path, *, flags: int = 0) -> Self:
+        """Opens a file.
+
+        Args:
+            path: The file.
+            flags: As of `append_text`.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        return cls(path, open_to_append(path, flags))
 
     @property
     def is_in_place(self) -> bool:
@@ -89,4 +99,5 @@ class AppendedFile:
 
     def __del__(self) -> None:
         """Lets go of a file that nobody has closed: that of an episode which was dropped with its collector."""
-        self.close()
+        if self._descriptor is not None:
+            self.close()

@@ -23,7 +23,7 @@ from ares_exp.records.secrets import mask_known_secrets
 EPISODES = "episodes.jsonl"
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep: where it is, there is a sweep."""
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = (
     "Expected a run directory of this run's own, but {} holds another run. Choose a fresh one with `hydra.run.dir=…`."
@@ -110,7 +110,7 @@ def write_whole(descriptor: int, data: bytes, path: Path) -> None:
     """Writes to the end of a file, all or nothing. Nobody else may write to it meanwhile.
 
     Args:
-        descriptor: Of the file, opened by `open_to_append`.
+        descriptor: Of the file, open for writing at its end.
         data: What is written.
         path: The file, for the error.
 
@@ -119,7 +119,7 @@ def write_whole(descriptor: int, data: bytes, path: Path) -> None:
     """
     written = os.write(descriptor, data)
     if written != len(data):
-        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)  # where it began
+        os.ftruncate(descriptor, os.lseek(descriptor, -written, os.SEEK_CUR))  # where it began
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class RunSummary:
     """
 
     planned: int
-    results: tuple[EpisodeResult, ...]
+    results: tuple[EpisodeResult, ...] = field(repr=False)  # of a large run that would take seconds
     interrupted: bool = False
     ended_by: str | None = None
     wall_sec: float = 0.0

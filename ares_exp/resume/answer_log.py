@@ -29,9 +29,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.appended_file import AppendedFile
 from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
 from ares_exp.records.results import ANSWERS_USED_UP, EpisodeResult
-from ares_exp.records.run_dir import append_text, atomic_file, dump_json
+from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import Text, explain_validation
 from ares_exp.resume.spare_files import SpareFiles
 from ares_exp.trajectories.files.line_file import read_lines
@@ -187,7 +188,8 @@ class AnswerLog:
             spares: Discarded logs of the same folder become new ones; by default they are removed.
         """
         self._spares = spares
-        self._path = folder / f"{episode.episode_id}{SUFFIX}"
+        self._path = Path(f"{folder}/{episode.episode_id}{SUFFIX}")
+        self._file: AppendedFile | None = None
         self._episode = episode
         self._encoder = StepEncoder()
         self._count = 0
@@ -211,22 +213,25 @@ class AnswerLog:
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
         try:
-            self._make(text, has_answers=bool(taken_over or ahead))
+            self.close()
+            self._file = self._make(text, has_answers=bool(taken_over or ahead))
         except OSError as error:
             self._give_up(error)
         return not self._broken
 
-    def _make(self, text: str, *, has_answers: bool) -> None:
+    def _make(self, text: str, *, has_answers: bool) -> AppendedFile:
         """Makes the file. One without answers is not synced: the answers that follow are not, either."""
         if not has_answers:
-            if self._spares is not None and self._spares.make(self._path, text):
-                return
+            if self._spares is not None and (file := self._spares.make(self._path, text)) is not None:
+                return file
             with contextlib.suppress(FileExistsError):
-                append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
-                return
+                file = AppendedFile.open(self._path, flags=os.O_CREAT | os.O_EXCL)
+                file.append(text)
+                return file
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(self._path, sync=has_answers) as file:
-            file.write(text.encode())
+        with atomic_file(self._path, sync=has_answers) as whole:
+            whole.write(text.encode())
+        return AppendedFile.open(self._path)
 
     def append(self, request: LLMRequest, answer: LLMResponse | None, *, stage: int = 0) -> None:
         """Writes one more exchange: it survives `kill -9` when this returns."""
@@ -263,9 +268,15 @@ class AnswerLog:
             logger.warning("%s cannot be read: %s", self._path, error)
             return None
 
+    def close(self) -> None:
+        """Lets go of the file, which stays. Idempotent; an answer that comes later opens it again."""
+        if self._file is not None:
+            self._file.close()
+
     def discard(self) -> None:
         """Removes the file."""
         self._broken = True
+        self.close()
         if self._spares is not None:
             self._spares.remove(self._path)
         else:
@@ -273,7 +284,9 @@ class AnswerLog:
 
     def _append(self, line: str) -> None:
         try:
-            append_text(self._path, f"{line}\n")
+            if self._file is None:
+                self._file = AppendedFile.open(self._path)
+            self._file.append(f"{line}\n")
         except OSError as error:
             self._give_up(error)
 

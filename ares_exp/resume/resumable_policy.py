@@ -150,22 +150,33 @@ class ResumablePolicy:
         """
         position = self._position
         self._position += 1
-        asked = serialize_llm_request(request)
-        if self._recorded and (exchange := self._recorded.next_of(asked, self._is_same)) is not None:
-            if exchange.stage > self._events.num_stages:
-                await self._end_stage(asked, exchange)
-                raise UnansweredError("The stage of the task had ended before this request.")
-            compared = self._comparison.compare(position, exchange.request, asked)
-            if compared.match in _SAME:
-                self._recorded.use(asked)
-                self._advance(request, exchange.answer)
-                if exchange.answer is None:
-                    raise UnansweredError("There was no answer to this request in time.")
-                self._give_again(exchange.answer)
-                return exchange.answer
-            await self._diverge(position, asked, compared)
+        if self._recorded and (given := await self._recorded_answer(request, position)) is not None:
+            return given
         self._go_live()
         return await self._answer(request)
+
+    async def _recorded_answer(self, request: LLMRequest, position: int) -> LLMResponse | None:
+        """Returns the answer of the earlier try to the same request; `None`: its lane has no more, or goes another way.
+
+        Raises:
+            ResumeDivergedError, UnansweredError: As `__call__`.
+        """
+        asked = serialize_llm_request(request)
+        if (exchange := self._recorded.next_of(asked, self._is_same)) is None:
+            return None
+        if exchange.stage > self._events.num_stages:
+            await self._end_stage(asked, exchange)
+            raise UnansweredError("The stage of the task had ended before this request.")
+        compared = self._comparison.compare(position, exchange.request, asked)
+        if compared.match in _SAME:
+            self._recorded.use(asked)
+            self._advance(request, exchange.answer)
+            if exchange.answer is None:
+                raise UnansweredError("There was no answer to this request in time.")
+            self._give_again(exchange.answer)
+            return exchange.answer
+        await self._diverge(position, asked, compared)
+        return None
 
     async def answer_aside(self, request: LLMRequest) -> LLMResponse:
         """Answers a request that takes no step, one at a time; given again, too, if an earlier try had the answer.

@@ -12,6 +12,8 @@ import os
 import threading
 from pathlib import Path
 
+from ares_exp.records.appended_file import AppendedFile
+
 KEPT = 64
 """How many spare files there are at most."""
 
@@ -29,39 +31,43 @@ class SpareFiles:
     def __init__(self, folder: Path) -> None:
         """Keeps the arguments; does no I/O."""
         self._folder = folder
-        self._spare: list[Path] = []
+        self._spare: list[str] = []
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
 
     def remove(self, path: Path) -> None:
         """Removes a file: nothing of this name is there any more. One that is gone already stays so."""
-        spare = self._folder / f".spare-{next(self._numbers)}.{os.getpid()}.tmp"
+        spare = f"{self._folder}/.spare-{next(self._numbers)}.{os.getpid()}.tmp"
         with contextlib.suppress(FileNotFoundError), self._lock:
             if self._closed or len(self._spare) >= KEPT or path.stat().st_size > MAX_BYTES:
                 path.unlink()
             else:
-                path.rename(spare)
+                os.rename(path, spare)  # noqa: PTH104
                 self._spare.append(spare)
 
-    def make(self, path: Path, text: str) -> bool:
+    def make(self, path: Path, text: str) -> AppendedFile | None:
         """Makes a file of a spare one; it appears whole. One that is there is replaced.
 
         Returns:
-            Whether it could; if not, nothing of this name was touched.
+            The file, open; `None` where it could not be made: then nothing of this name was touched.
         """
         with self._lock:
             if not self._spare:
-                return False
+                return None
             spare = self._spare.pop()
+        descriptor = None
         try:
-            _write_over(spare, text.encode())
-            spare.rename(path)
+            descriptor = os.open(spare, os.O_WRONLY | os.O_NOFOLLOW)
+            _write_over(descriptor, text.encode())
+            os.rename(spare, path)  # noqa: PTH104 - a Path for each episode costs more than the call
         except OSError:  # the disk is full, or somebody has cleared the folder
             with contextlib.suppress(OSError):
-                spare.unlink(missing_ok=True)
-            return False
-        return True
+                os.unlink(spare)  # noqa: PTH108
+            if descriptor is not None:
+                os.close(descriptor)
+            return None
+        return AppendedFile(path, descriptor)
 
     def close(self) -> None:
         """Removes the spare files. Idempotent; what is removed later is gone at once."""
@@ -69,16 +75,12 @@ class SpareFiles:
             self._closed = True
             for spare in self._spare:
                 with contextlib.suppress(OSError):
-                    spare.unlink(missing_ok=True)
+                    os.unlink(spare)  # noqa: PTH108
             self._spare.clear()
 
 
-def _write_over(path: Path, data: bytes) -> None:
+def _write_over(descriptor: int, data: bytes) -> None:
     """Gives a file other content. Emptied first, its new content would go to the disk at once when it is closed."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        if os.pwrite(descriptor, data, 0) != len(data):
-            raise OSError("the disk is full")
-        os.ftruncate(descriptor, len(data))
-    finally:
-        os.close(descriptor)
+    if os.write(descriptor, data) != len(data):
+        raise OSError("the disk is full")
+    os.ftruncate(descriptor, len(data))

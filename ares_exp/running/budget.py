@@ -81,6 +81,9 @@ class Spent:
         return Spent(self.wall_sec + other.wall_sec, self.tokens + other.tokens, self.cost + other.cost)
 
 
+_NOTHING = Spent()
+
+
 def paid(result: EpisodeResult) -> Spent:
     """Returns tokens and cost of one try, its environment's included, without what it took over from an earlier try."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
@@ -90,7 +93,7 @@ def paid(result: EpisodeResult) -> Spent:
 
 
 def _spent_on_its_own(used: EnvironmentUsage | None) -> Spent:
-    return Spent(tokens=used.tokens, cost=used.cost) if used is not None else Spent()
+    return Spent(tokens=used.tokens, cost=used.cost) if used is not None else _NOTHING
 
 
 class BudgetMeter:
@@ -152,17 +155,19 @@ class BudgetMeter:
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
         """Counts the environment's spending so far, for a running episode."""
-        total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, Spent())
+        total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, _NOTHING)
+        if total == known:
+            return
         self._by_environments[episode_id] = total
         self._add(episode_id, Spent(tokens=total.tokens - known.tokens, cost=total.cost - known.cost))
 
     def _add(self, episode_id: str, new: Spent) -> None:
-        self._under_way[episode_id] = self._under_way.get(episode_id, Spent()) + new
+        self._under_way[episode_id] = self._under_way.get(episode_id, _NOTHING) + new
         self._spent += new
 
     def add(self, result: EpisodeResult) -> None:
         """Counts a finished try, without counting twice what was counted while it was running."""
-        total, known = paid(result), self._under_way.pop(result.episode_id, Spent())
+        total, known = paid(result), self._under_way.pop(result.episode_id, _NOTHING)
         self._by_environments.pop(result.episode_id, None)
         self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
         self._row.add(result)

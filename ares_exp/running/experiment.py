@@ -480,9 +480,11 @@ class Experiment:
         A retry has its log before the row is written: it is played even if this process dies while the retry waits.
         """
         for episode, _ in ended:
+            if episode.log is not None:
+                episode.log.close()
             if episode.begins_anew:
                 assert episode.retry is not None
-                self._maker.begin_log(episode.retry.planned, started_at=0.0)
+                self._maker.begin_log(episode.retry.planned, started_at=0.0).close()
         rows = [episode.row_of(result) for episode, result in ended]
         if not self._guard("Writing the rows of results", lambda: self._run_dir.append_episodes(*rows)):
             self._unwritten_rows += len(rows)

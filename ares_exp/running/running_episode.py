@@ -125,10 +125,10 @@ class RunningEpisode(EpisodeEvents):
         if self.recorder is not None:
             self.recorder.pay(self, answer)
 
-    def reached_last(self, last: TimeStep[Any], *, end_time: float) -> None:
+    def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
         """Writes the result to the answer log, so that it survives a crash while the trajectory is written."""
         self.last, self.finished_at = last, end_time
-        result = self.to_result(None)
+        result = self.to_result(None, report)
         if self.log is not None and result.outcome in ANSWERS_USED_UP:
             self.log.end(self.row_of(result))
 
@@ -147,13 +147,14 @@ class RunningEpisode(EpisodeEvents):
         if self.recorder is not None:
             await self.recorder.record(self, None)
 
-    def to_result(self, failure: BaseException | None) -> EpisodeResult:
+    def to_result(self, failure: BaseException | None, report: EpisodeReport | None = None) -> EpisodeResult:
         """Converts the episode to a row.
 
         Args:
             failure: The exception that ended the episode, if one did.
+            report: What the environment says of it; by default it is asked.
         """
-        planned, usage, report = self.planned, self.usage, self.report()
+        planned, usage, report = self.planned, self.usage, report or self.report()
         limit, note = report.truncated_by, report.limit_note
         outcome, error, reward = ending(self.last or self._last_step(), failure, limit=limit, note=note)
         waited = {"rate_limit": self.waited_sec, "paused": self.held_sec}

@@ -10,7 +10,15 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from ares_exp.environment import EnvironmentWrapper, LimitName, MinimalEnvironment, PastStep, StepType, TimeStep
+from ares_exp.environment import (
+    EnvironmentWrapper,
+    EpisodeReport,
+    LimitName,
+    MinimalEnvironment,
+    PastStep,
+    StepType,
+    TimeStep,
+)
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
@@ -72,11 +80,12 @@ def _end_together(endings: Sequence[EpisodeEnding]) -> None:
 class EpisodeListener(Protocol):
     """Hears how the episodes of a collecting environment end."""
 
-    def reached_last(self, last: TimeStep[Any], *, end_time: float) -> None:
+    def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
         """The LAST step was reached; its episode has not been ended yet, which may take collectors a while.
 
         Args:
             last: The step.
+            report: What the environment says of the episode now.
             end_time: End of the episode, in epoch seconds.
         """
         ...
@@ -292,10 +301,9 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         self._waiting_since = time.perf_counter()
 
     async def _end_at(self, last: TimeStep[Any]) -> None:
-        end_time = self._clock()
+        end_time, report = self._clock(), self.report()
         if self._listener is not None:
-            self._listener.reached_last(last, end_time=end_time)
-        report = self.report()
+            self._listener.reached_last(last, report, end_time=end_time)
         ended = ending(last, limit=report.truncated_by, note=report.limit_note)
         await self._end(ended, rewards=report.rewards, end_time=end_time)
 

@@ -99,7 +99,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         partial = Path(f"{self.output_dir}/{handle.episode_id}{self.suffix}{PARTIAL}")
         try:
             self._hold_directory(handle.episode_id)
-            file = AppendedFile(partial, flags=os.O_CREAT | os.O_EXCL)
+            file = AppendedFile.open(partial, flags=os.O_CREAT | os.O_EXCL)
             self._partials[handle.episode_id] = file
             file.append(opening_line(handle))
             if self._durability == "step":

@@ -63,7 +63,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
         """Returns the file, which is held open while there are open episodes."""
         with self._opening:
             if self._file is None:
-                file = AppendedFile(self.path, flags=os.O_CREAT)
+                file = AppendedFile.open(self.path, flags=os.O_CREAT)
                 if _is_torn(self.path):
                     file.append("\n")
                 self._file = file

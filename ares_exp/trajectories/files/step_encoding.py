@@ -39,7 +39,7 @@ class StepEncoder:
 
     def __init__(self) -> None:
         self._conversations = ConversationWriter()
-        self._settings: dict[str, int] = {}
+        self._settings: dict[object, int] = {}
         self._last_settings: tuple[dict[str, Any], int] = ({}, 0)
         self._tokens: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=REMEMBERED_TOKEN_LISTS)
         self._count = 0
@@ -94,10 +94,11 @@ class StepEncoder:
         last, number = self._last_settings
         if [*last] == [*settings] and all(map(is_, last.values(), settings.values())):
             return number
-        text = json.dumps(settings)
-        if text not in self._settings:
+        plain = all(type(value) is str for value in settings.values())
+        key = tuple(settings.items()) if plain else json.dumps(settings)
+        if key not in self._settings:
             adds["settings"] = [settings]
-        number = self._settings.setdefault(text, len(self._settings))
+        number = self._settings.setdefault(key, len(self._settings))
         self._last_settings = settings, number
         return number
 

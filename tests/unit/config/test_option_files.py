@@ -16,7 +16,7 @@ from ares_exp.cli.help import render_help
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.config.option_files import OptionFiles, constructor_defaults
-from ares_exp.config.options import conf_dir
+from ares_exp.config.options import folder_url
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 
@@ -142,14 +142,20 @@ def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> Non
         PatientPolicy(model="m", patience=4)  # type: ignore[call-arg]
 
 
-def test_a_file_of_ares_exp_is_read_once_and_everyone_gets_a_config_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OptionFiles, "own", {})
-    files = OptionFiles("test", f"{OptionFiles.scheme()}://{conf_dir()}")
-    first = files.load_config("container/local")
-    expected = dict(first.config)
-    first.config["_target_"] = "changed"
-    assert dict(files.load_config("container/local").config) == expected
-    [(path, (stamp, content))] = OptionFiles.own.items()
-    OptionFiles.own[path] = ((0, 0, 0), content[:-9])  # what was read of another state of the file
-    assert dict(files.load_config("container/local").config) == expected
-    assert OptionFiles.own[path] == (stamp, content)
+def test_a_file_of_the_package_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is had of it is the caller's own."""
+    monkeypatch.setattr("ares_exp.config.option_files.conf_dir", lambda: tmp_path)
+    file = tmp_path / "policy" / "mine.yaml"
+    file.parent.mkdir()
+    files = OptionFiles(provider="main", path=folder_url(tmp_path))
+    found = []
+    for text in ("# @package _global_\nreplies: [a]\n", "replies: [a, b]\n"):
+        file.write_text(text)
+        for _ in range(2):
+            read = files.load_config("policy/mine.yaml")
+            assert read.config is not None
+            found.append((list(read.config["replies"]), read.header["package"]))
+            read.config["replies"] = []
+    assert found == [(["a"], "_global_"), (["a"], "_global_"), (["a", "b"], None), (["a", "b"], None)]
+    monkeypatch.setattr(OptionFiles, "_read", None)
+    assert files.load_config("policy/mine.yaml").config == {"replies": ["a", "b"]}, "one that stays is read once"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -309,13 +310,14 @@ def test_a_disk_without_room_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
     log = AnswerLog(tmp_path, EPISODE)
     log.begin(exchanges(1))
     before = path.read_bytes()
-    path.unlink()
-    path.symlink_to("/dev/full")
-    log.append(request(1), ANSWERS[1])
-    log.append(request(2), ANSWERS[2])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        log.append(request(1), ANSWERS[1])
+        log.append(request(2), ANSWERS[2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caplog.text.count("cannot be resumed") == 1
-    path.unlink()
-    path.write_bytes(before)
     log.append(request(2), ANSWERS[2])
     assert path.read_bytes() == before, "one answer is missing: no later one is of use"
 

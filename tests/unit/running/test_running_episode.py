@@ -105,7 +105,7 @@ async def test_row_and_trajectory_say_the_same_of_how_an_episode_ended(
 
 def test_a_row_is_encoded_once_unless_something_was_paid_for_since() -> None:
     episode = RunningEpisode(planned=PLANNED)
-    episode.reached_last(termination(1.0), end_time=episode.started_at + 5.0)
+    episode.reached_last(termination(1.0), EpisodeReport(), end_time=episode.started_at + 5.0)
     row = episode.row_of(episode.to_result(None))
     assert episode.row_of(episode.to_result(None)) is row
     assert json.loads(row)["finished_at"] == episode.started_at + 5.0

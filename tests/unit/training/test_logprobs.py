@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,15 @@ pytestmark = pytest.mark.train
 TOLERANCE = 1e-4
 
 
-@pytest.fixture
-async def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Sequence[TrainingSequence]]:
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Sequence[TrainingSequence]]:
     """A model, and rows of episodes that it answered together: of two turns, and forked by a rewritten history."""
-    monkeypatch.chdir(tmp_path)
-    folder = options(tmp_path / "options")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("sampled"))
+        return asyncio.run(sample(options(Path("options").absolute())))
+
+
+async def sample(folder: Path) -> tuple[Any, Sequence[TrainingSequence]]:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     rows: list[TrainingSequence] = []
