@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +66,8 @@ class OptionFiles(ConfigSource):
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
+    _own: ClassVar[dict[Path, tuple[object, bytes]]] = {}
+    """Of this package's own files, what was read last, pickled, with the stamp: each job of a sweep reads them anew."""
 
     @staticmethod
     def scheme() -> str:
@@ -78,11 +81,23 @@ class OptionFiles(ConfigSource):
             ConfigError: It is too long, too deep, or not in UTF-8.
             yaml.YAMLError: It is no YAML; this names the file itself.
         """
-        from omegaconf import DictConfig, OmegaConf
-
         path = self._file(config_path)
         if not path.is_file():
             raise ConfigLoadError(f"Config not found: {path}")
+        stamp = file_stamp(path) if path.is_relative_to(conf_dir()) else None
+        known, kept = self._own.get(path, (None, b""))
+        if stamp is None or stamp != known:
+            config, package = self._read(path, group=config_path.rpartition("/")[0])
+            if stamp is not None:
+                self._own[path] = stamp, pickle.dumps((config, package))
+        else:
+            config, package = pickle.loads(kept)
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header={"package": package})
+
+    def _read(self, path: Path, *, group: str) -> tuple[Any, str | None]:
+        """Returns what a file holds, with the arguments that it leaves out, and its package."""
+        from omegaconf import DictConfig, OmegaConf
+
         if (size := path.stat().st_size) > MAX_YAML_BYTES:
             raise ConfigError(
                 f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}."
@@ -100,10 +115,8 @@ class OptionFiles(ConfigSource):
         except RecursionError as error:
             raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
         if isinstance(config, DictConfig):
-            config = _completed(config, group=config_path.rpartition("/")[0])
-        return ConfigResult(
-            provider=self.provider, path=self.full_path(), config=config, header={"package": found and found[1]}
-        )
+            config = _completed(config, group=group)
+        return config, found and found[1]
 
     def available(self) -> bool:
         """Whether the folder exists."""

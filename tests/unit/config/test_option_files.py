@@ -15,7 +15,8 @@ import pytest
 from ares_exp.cli.help import render_help
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
-from ares_exp.config.option_files import constructor_defaults
+from ares_exp.config.option_files import OptionFiles, constructor_defaults
+from ares_exp.config.options import folder_url
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import ChatCompletionsPolicy
 
@@ -139,3 +140,22 @@ def test_a_policy_of_an_endpoint_adds_options_to_those_that_it_inherits() -> Non
     assert PatientPolicy(model="m", patience_sec=4, temperature=0).patience_sec == 4.0
     with pytest.raises(pydantic.ValidationError, match=r"patience\b"):
         PatientPolicy(model="m", patience=4)  # type: ignore[call-arg]
+
+
+def test_a_file_of_the_package_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is had of it is the caller's own."""
+    monkeypatch.setattr("ares_exp.config.option_files.conf_dir", lambda: tmp_path)
+    file = tmp_path / "policy" / "mine.yaml"
+    file.parent.mkdir()
+    files = OptionFiles(provider="main", path=folder_url(tmp_path))
+    found = []
+    for text in ("# @package _global_\nreplies: [a]\n", "replies: [a, b]\n"):
+        file.write_text(text)
+        for _ in range(2):
+            read = files.load_config("policy/mine.yaml")
+            assert read.config is not None
+            found.append((list(read.config["replies"]), read.header["package"]))
+            read.config["replies"] = []
+    assert found == [(["a"], "_global_"), (["a"], "_global_"), (["a", "b"], None), (["a", "b"], None)]
+    monkeypatch.setattr(OptionFiles, "_read", None)
+    assert files.load_config("policy/mine.yaml").config == {"replies": ["a", "b"]}, "one that stays is read once"
