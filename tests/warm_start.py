@@ -4,8 +4,9 @@ A command runs as it does in a new interpreter: `ares_exp` is `__main__`, argume
 are those of the client, a process that ends as the command does. Commands of one server have one hash seed, modules
 that the server has imported are not looked for again, and what the grammars of Hydra have learned from one composition
 is not learned again. A command ends without the interpreter's own clearing up. `warm_command` are words for a shell or
-for `subprocess`, whose process stands between; what gets signals is a `WarmProcess`. Tests of the start itself start a
-new interpreter. As a script, this file is the server.
+for `subprocess`, whose process stands between; in the place of the module there may be a script, and `-W` before it.
+What gets signals is a `WarmProcess`. Tests of the start itself start a new interpreter. As a script, this file is the
+server.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -72,18 +74,19 @@ class WarmStart:
         address: Where it listens.
     """
 
-    def __init__(self, *also: str) -> None:
+    def __init__(self, *also: str, python: str = sys.executable) -> None:
         """Starts it.
 
         Args:
             also: Modules that it imports besides those of all.
+            python: The interpreter.
         """
         self.address = f"\0ares_exp-{uuid.uuid4()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(self.address)
             listening.listen()
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno()), *also],
+                [python, __file__, str(listening.fileno()), *also],
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,  # as the commands have: a file could be sought, a terminal is buffered by lines
@@ -99,22 +102,23 @@ class WarmStart:
 _started: dict[tuple[str, ...], WarmStart] = {}
 
 
-def _server(also: Sequence[str]) -> WarmStart:
-    if tuple(also) not in _started:
-        _started[tuple(also)] = WarmStart(*also)
-    return _started[tuple(also)]
+def _server(also: Sequence[str], python: str = sys.executable) -> WarmStart:
+    if (key := (python, *also)) not in _started:
+        _started[key] = WarmStart(*also, python=python)
+    return _started[key]
 
 
-def warm_command(module: str = "ares_exp", also: Sequence[str] = ()) -> tuple[str, ...]:
+def warm_command(module: str = "ares_exp", also: Sequence[str] = (), python: str = sys.executable) -> tuple[str, ...]:
     """Returns the words that stand for `python -m MODULE` in the environment of this process; starts the server.
 
     Args:
         module: What is run.
         also: Modules that have been imported besides those of all.
+        python: The interpreter.
     """
     if sys.platform != "linux":
-        return (sys.executable, "-m", module)
-    return (sys.executable, "-I", "-S", str(CLIENT), _server(also).address[1:], module)
+        return (python, "-m", module)
+    return (sys.executable, "-I", "-S", str(CLIENT), _server(also, python).address[1:], module)
 
 
 class WarmProcess:
@@ -310,6 +314,9 @@ def _become(request: bytes, streams: list[int], connection: socket.socket) -> st
     sys.path[:0] = [directory, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv[1:] = arguments
     name: str = module
+    if name == "-W":
+        action, name, *sys.argv[1:] = arguments
+        warnings.simplefilter(action)
     return name
 
 
@@ -325,7 +332,11 @@ def _end(code: int) -> None:
 if __name__ == "__main__":
     _module = _serve(socket.socket(fileno=int(sys.argv[1])))
     try:
-        runpy.run_module(_module, run_name="__main__", alter_sys=True)
+        if _module.endswith(".py"):
+            sys.argv[0] = _module
+            runpy.run_path(_module, run_name="__main__")
+        else:
+            runpy.run_module(_module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, int):
             _end(end.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +16,10 @@ from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.service import DaytonaService
 
-ONE_INSTANCE = {
-    "test_exit_code": "kill -9 $$-137",
-    "test_refuses_what_no_process_can_get": "bad0",
-    "test_long_command": "1048576",
-    "test_shells": "bash -lc",
-    "test_a_time_limit_ends_the_whole_tree": "daemon",
-    "test_killing_the_shell_around_it_has_a_defined_result": "kill -TERM -- -1",
-    "test_the_network_follows_the_policy": "no-network",
-    "test_it_is_open_under_every_network": "no-network",
-}
-"""Of what the contract asks of every backend with several parameters, the one that CI plays here: the others differ in
-what the shell does, which is the same as in a local container."""
-
-AT_NIGHT = {"test_many_commands_at_once"}
-"""Of the contract; `test_many_sandboxes_and_commands_at_once` says the same, and more."""
+AT_NIGHT = re.compile(r"many_commands_at_once$|(network_follows_the_policy|under_every_network)\[(public|allowlist)\]")
+"""What of the contract is for the night: a network that local boxes do not have, and what
+`test_many_sandboxes_and_commands_at_once` says, too.
+"""
 
 if TYPE_CHECKING:  # it imports the SDK, which not all tests here need
     from tests.daytona.emulator import Emulator
@@ -40,8 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.nodeid.startswith("tests/daytona/test_contract.py::") or "OnDocker" in item.nodeid:
             continue
-        name, _, rest = item.name.partition("[")
-        if name in AT_NIGHT or (name in ONE_INSTANCE and rest != f"{ONE_INSTANCE[name]}]"):
+        if AT_NIGHT.search(item.name):
             item.add_marker(pytest.mark.nightly)
             item.add_marker(pytest.mark.slow)
 

@@ -140,10 +140,10 @@ def run(command: str, here: Path, **env: str) -> subprocess.CompletedProcess[str
     shims.mkdir(exist_ok=True)
     python = f'exec "{sys.executable}" "$@"\n'
     *client, _ = warm_command()
-    fork = f'module=$2; shift 2; exec {shlex.join(client)} "$module" "$@"\n'
-    asked = '[ -z "${ALONE-}" ] && [ "${1-}" = "-m" ] && [ "${2#ares_exp}" != "${2-}" ]'
+    fork = f'exec {shlex.join(client)} "$@"'
+    module = f'case "$2" in ares_exp*) shift; {fork};; esac'
     scripts = {
-        "python": f"if {asked}; then {fork}fi\n{python}",
+        "python": f'[ -n "${{ALONE-}}" ] || case "${{1-}}" in -m) {module};; -W | *.py) {fork};; esac\n{python}',
         "python3": python,
         "ares-exp": 'exec python -m ares_exp "$@"\n',
     }

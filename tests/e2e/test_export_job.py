@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trajectories.atif.schema import validate_atif
+from tests.warm_start import warm_command
 
 HARBOR_CHECK = Path(__file__).parent.parent / "unit" / "harbor_export" / "harbor_check.py"
 
@@ -42,7 +42,7 @@ def test_a_played_run_becomes_a_job(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "tasks" / "write-greeting").symlink_to(SAMPLES / "write-greeting")
     done = cli("env.path=tasks", "attempts=2", "tracker=none", "name=played", "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
-    command = [sys.executable, "-m", "ares_exp.export_job", "run", "--name", "first"]
+    command = [*warm_command("ares_exp.export_job"), "run", "--name", "first"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 trials, 0 of them with an error\n" in done.stdout

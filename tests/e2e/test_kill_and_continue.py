@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.continued_episode import REPLIES
+from tests.warm_start import warm_command
 
 TASK = """
 schema_version = "1.4"
@@ -40,7 +40,7 @@ def make_task(directory: Path) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tests.e2e.continued_episode", *arguments],
+        [*warm_command("tests.e2e.continued_episode"), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

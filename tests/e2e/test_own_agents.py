@@ -99,7 +99,14 @@ def test_every_step_is_branched_and_played_again(agent: str, container: str) -> 
     assert episode["reward"]["now"] == 1.0
 
 
-@pytest.mark.parametrize("words", [["tools"], ["terminal"], ["terminal", "agent.reply_form=xml"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["tools"], id="tools"),
+        pytest.param(["terminal"], id="terminal", marks=pytest.mark.nightly),
+        pytest.param(["terminal", "agent.reply_form=xml"], id="terminal in XML"),
+    ],
+)
 def test_the_bundled_tasks_are_solved_by_their_solutions(words: list[str]) -> None:
     agent, *more = words
     results = ares_exp.run([f"agent={agent}", *more, "policy=oracle", "tracker=none", "concurrency=2"], quiet=True)

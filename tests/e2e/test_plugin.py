@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SECRET_FREE
+from tests.warm_start import warm_command
 
 pytestmark = pytest.mark.once
 
@@ -47,7 +48,7 @@ def run(python: Path, tmp_path: Path) -> Cli:
 
     def run(module: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(python), "-m", module, *arguments],
+            [*warm_command(module, python=str(python)), *arguments],
             cwd=tmp_path,
             env={**SECRET_FREE, **(env or {})},
             capture_output=True,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from ares_exp.trajectories import load
 from ares_exp.trajectories.atif.reader import load_atif
 from tests.conftest import SECRET_FREE, Cli
 from tests.loopback_endpoint import LoopbackEndpoint, answer, slow
+from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
 
@@ -103,8 +102,8 @@ def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grade
     first = f"env.scorers.judge.policy.base_url={grader.url}"
     grader.then(answer("Score: 8"), slow(60))  # the second judge's answer does not come
     grader.arrived.clear()
-    command = [sys.executable, "-m", "ares_exp", *TASK, *AT, *JUDGE, first, *second, url]
-    with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stderr=subprocess.PIPE, text=True) as process:
+    command = [*TASK, *AT, *JUDGE, first, *second, url]
+    with WarmProcess(command, cwd=tmp_path, env=SECRET_FREE) as process:
         while len(grader.requests) < 2 and process.poll() is None:
             grader.arrived.wait(5)
             grader.arrived.clear()

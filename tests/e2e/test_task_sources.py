@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
 from tests.closed_port import closed_port
 from tests.compatibility.sources import mirror
 from tests.conftest import SECRET_FREE, Cli
-from tests.warm_start import warm_command
+from tests.warm_start import WarmProcess, warm_command
 
 TASK = "write-greeting"
 
@@ -133,8 +132,8 @@ def test_ctrl_c_ends_a_fetch(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         repo = f"env.repo=git://127.0.0.1:{server.getsockname()[1]}/tasks"
-        command = [sys.executable, "-m", "ares_exp", "tracker=none", repo, f"env.cache_dir={tmp_path}/cache"]
-        with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stderr=subprocess.PIPE, text=True) as process:
+        command = ["tracker=none", repo, f"env.cache_dir={tmp_path}/cache"]
+        with WarmProcess(command, cwd=tmp_path, env=SECRET_FREE) as process:
             connection, _ = server.accept()
             with connection:
                 process.send_signal(signal.SIGINT)
