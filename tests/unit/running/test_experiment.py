@@ -368,10 +368,13 @@ async def test_an_interrupt_loses_no_finished_row(tmp_path: Path) -> None:
         def append_episodes(self, *rows: Any) -> None:
             time.sleep(0.05)
             super().append_episodes(*rows)
+            loop.call_soon_threadsafe(written.set)
 
+    loop, written = asyncio.get_running_loop(), asyncio.Event()
     made = experiment(tmp_path, count=40, concurrency=40, run_dir=Slow(tmp_path / "run"))
     playing = asyncio.create_task(play(made, tmp_path))
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        await written.wait()
     made.interrupt()
     summary = await playing
     assert len(summary.results) == len(rows(tmp_path))
