@@ -21,6 +21,8 @@ CALL_BYTES = 64 * 1024
 which is slow."""
 
 Method = Callable[..., Awaitable[Any]]
+Message = tuple[int, bytes]
+"""Its number, and pickled the name of a method and its arguments."""
 Told = tuple[int | None, bytes]
 """An answer with the number of its message, or news (`None`), pickled."""
 
@@ -61,7 +63,7 @@ class HostCalls:
         return [*self._work.values()]
 
     async def take(
-        self, number: int, arrived: Sequence[int], wait_sec: float | None, messages: Sequence[bytes]
+        self, number: int, arrived: Sequence[int], wait_sec: float | None, messages: Sequence[Message]
     ) -> bytes:
         """Has messages carried out, unless the call came before, and returns its answer.
 
@@ -69,7 +71,7 @@ class HostCalls:
             number: Of the call.
             arrived: Numbers of earlier calls whose answers the run has.
             wait_sec: For how long a call without messages waits for something to tell.
-            messages: Each the pickled tuple of its number, the name of a method, and its arguments.
+            messages: What is to be carried out.
         """
         for one in arrived:
             self._calls.pop(one, None)
@@ -83,13 +85,14 @@ class HostCalls:
         await asyncio.wait({call.answer})
         return call.answer.result()
 
-    def _begin(self, message: bytes, call: _Call) -> None:
-        number, name, arguments = pickle.loads(message)
-        task = self._work[number] = asyncio.ensure_future(self._carried_out(name, arguments))
+    def _begin(self, message: Message, call: _Call) -> None:
+        number, data = message
+        task = self._work[number] = asyncio.ensure_future(self._carried_out(data))
         task.add_done_callback(partial(self._answered, number, call))
 
-    async def _carried_out(self, name: str, arguments: tuple[Any, ...]) -> bytes:
+    async def _carried_out(self, data: bytes) -> bytes:
         try:
+            name, arguments = pickle.loads(data)
             return pickle.dumps((True, await self._methods[name](*arguments)))
         except (Exception, SystemExit) as error:
             return failed(error)

@@ -17,7 +17,7 @@ from ares_exp.cancellation import finish, in_thread
 from ares_exp.environment import EpisodeReport
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.errors import EpisodeStateError, HostLostError
-from ares_exp.executors.host_calls import fitting
+from ares_exp.executors.host_calls import Message, fitting
 from ares_exp.executors.host_connection import ConnectionDoubtfulError, ConnectionLostError, HostConnection
 from ares_exp.executors.wire import (
     AnswerAside,
@@ -104,7 +104,7 @@ class RemoteHost:
         self._on_lost = on_lost
         self._call_numbers, self._numbers = count(), count()
         self._arrived: list[int] = []
-        self._to_send: list[tuple[int, bytes]] = []
+        self._to_send: list[Message] = []
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clients: dict[int, tuple[str | None, LLMClient]] = {}
@@ -139,12 +139,12 @@ class RemoteHost:
         """Sends a message with all others of this moment, and waits for its answer."""
         if self.why_lost is not None:
             raise self._loss()
-        message = pickle.dumps((number, method, arguments))
+        message = (number, pickle.dumps((method, arguments)))
         loop = asyncio.get_running_loop()
         waiting = self._waiting[number] = loop.create_future()
         if not self._to_send:
             loop.call_soon(self._send)
-        self._to_send.append((number, message))
+        self._to_send.append(message)
         try:
             returned, value = await waiting
         finally:
@@ -156,14 +156,14 @@ class RemoteHost:
     def _send(self) -> None:
         """Sends the messages that were made since the last time."""
         while self._to_send and self.why_lost is None:
-            some = fitting([len(message) for _, message in self._to_send])
+            some = fitting([len(data) for _, data in self._to_send])
             sent, self._to_send = self._to_send[:some], self._to_send[some:]
             self._spawn(self._sent(sent))
         self._to_send = []
 
-    async def _sent(self, messages: Sequence[tuple[int, bytes]]) -> None:
+    async def _sent(self, messages: Sequence[Message]) -> None:
         try:
-            await self._exchange(None, [message for _, message in messages])
+            await self._exchange(None, messages)
         except HostLostError:
             return
         except Exception as error:
@@ -171,7 +171,7 @@ class RemoteHost:
             for number, _ in messages:
                 self._settle(number, pickle.dumps((False, failure)))
 
-    async def _exchange(self, wait_sec: float | None, messages: Sequence[bytes] = ()) -> None:
+    async def _exchange(self, wait_sec: float | None, messages: Sequence[Message] = ()) -> None:
         """Calls the host, and takes what it tells with its answer.
 
         Args:

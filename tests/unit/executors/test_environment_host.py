@@ -51,7 +51,7 @@ class Slow:
 
 def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | None = None) -> bytes:
     """A call of a run, with its messages."""
-    numbered = [pickle.dumps((1000 * number + place, *one)) for place, one in enumerate(messages)]
+    numbered = [(1000 * number + place, pickle.dumps(one)) for place, one in enumerate(messages)]
     return pickle.dumps((number, (), wait_sec, numbered))
 
 

@@ -79,7 +79,7 @@ async def test_what_takes_longer_holds_no_other_answer_up() -> None:
         return waits
 
     calls = HostCalls({"work": work})
-    messages = [pickle.dumps((number, "work", (number == 0,))) for number in range(3)]
+    messages = [(number, pickle.dumps(("work", (number == 0,)))) for number in range(3)]
     _, told = pickle.loads(await calls.take(0, (), None, messages))
     assert [number for number, _ in told] == [1, 2]
     listening = asyncio.ensure_future(calls.take(1, (0,), 60.0, ()))
@@ -87,6 +87,29 @@ async def test_what_takes_longer_holds_no_other_answer_up() -> None:
     _, told = pickle.loads(await listening)
     assert [(number, pickle.loads(answer)) for number, answer in told] == [(0, (True, True))]
     assert pickle.loads(await calls.take(2, (1,), 0.0, ())) == (True, [])
+
+
+class OfTheRunAlone:
+    """Cannot be made in a host."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ImportError("no module named 'mine'")
+
+
+async def test_a_message_that_cannot_be_read_is_an_error_of_its_call_alone() -> None:
+    host = RemoteHost(InProcessConnection(EnvironmentHost(lease_sec=60)), models={}, lease_sec=60)
+    await host.start()
+    unread, read = await asyncio.gather(
+        host.call("drop", OfTheRunAlone()), host.call("drop", "nobody"), return_exceptions=True
+    )
+    assert str(unread) == "no module named 'mine'"
+    assert isinstance(unread, ImportError)
+    assert read is None
+    await host.close()
 
 
 def test_a_larger_message_goes_alone() -> None:
