@@ -22,11 +22,11 @@ class AppendedFile:
     Threads may share it. Nobody else in this process may write to the file meanwhile.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path | str, descriptor: int) -> None:
         """Takes over an open file.
 
         Args:
-            path: The file.
+            path: The file. A text where one is opened for each episode: making a `Path` costs as much as a write.
             descriptor: Of the file, open for writing at its end.
         """
         self.path = path
@@ -39,7 +39,7 @@ class AppendedFile:
             os.close(descriptor)
 
     @classmethod
-    def open(cls, path: Path, *, flags: int = 0) -> Self:
+    def open(cls, path: Path | str, *, flags: int = 0) -> Self:
         """Opens a file.
 
         Args:
@@ -55,7 +55,7 @@ class AppendedFile:
     def is_in_place(self) -> bool:
         """Whether what is appended now can be found at its path: somebody may have removed the file."""
         try:
-            there = self.path.stat()
+            there = Path(self.path).stat()
             return self._descriptor is None or os.path.samestat(os.fstat(self._descriptor), there)
         except OSError:
             return False

@@ -68,9 +68,11 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 def is_countable(answer: LLMResponse) -> bool:
     """Whether cost and usage of an answer can be summed, and the sums read back. The answer is untrusted."""
-    counts = [getattr(answer.usage, name) for name in _COUNTS]
-    is_counted = all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts)
-    return is_counted and isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
+    for name in _COUNTS:
+        count = getattr(answer.usage, name)
+        if not isinstance(count, int) or not 0 <= count < MAX_COUNT:
+            return False
+    return isinstance(answer.cost, int | float) and 0 <= answer.cost < MAX_NUMBER
 
 
 def checked_result(data: Any) -> EpisodeResult:

@@ -83,7 +83,7 @@ def append_encoded(path: Path, *lines: str) -> None:
     append_text(path, "".join(f"{line}\n" for line in lines), flags=os.O_CREAT, sync=True)
 
 
-def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) -> None:
+def append_text(path: Path | str, text: str, *, flags: int = 0, sync: bool = False) -> None:
     """Appends `text` in one write, whole or not at all. Concurrent writers do not mix; a link is not followed.
 
     Args:
@@ -106,7 +106,7 @@ def append_text(path: Path, text: str, *, flags: int = 0, sync: bool = False) ->
         os.close(descriptor)
 
 
-def write_whole(descriptor: int, data: bytes, path: Path) -> None:
+def write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
     """Writes to the end of a file, all or nothing. Nobody else may write to it meanwhile.
 
     Args:
@@ -123,7 +123,7 @@ def write_whole(descriptor: int, data: bytes, path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def open_to_append(path: Path, flags: int = 0) -> int:
+def open_to_append(path: Path | str, flags: int = 0) -> int:
     """Opens a file to append to; a link is not followed.
 
     Args:
@@ -136,7 +136,7 @@ def open_to_append(path: Path, flags: int = 0) -> int:
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    path.parent.mkdir(parents=True, exist_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, flags, 0o644)
 
 
@@ -155,7 +155,7 @@ def open_regular(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-def sync_to_disk(path: Path) -> None:
+def sync_to_disk(path: Path | str) -> None:
     """Has a file, or what was made, renamed and removed in a directory, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

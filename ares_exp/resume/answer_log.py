@@ -188,7 +188,7 @@ class AnswerLog:
             spares: Discarded logs of the same folder become new ones; by default they are removed.
         """
         self._spares = spares
-        self._path = Path(f"{folder}/{episode.episode_id}{SUFFIX}")
+        self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
         self._file: AppendedFile | None = None
         self._episode = episode
         self._encoder = StepEncoder()
@@ -228,8 +228,9 @@ class AnswerLog:
                 file = AppendedFile.open(self._path, flags=os.O_CREAT | os.O_EXCL)
                 file.append(text)
                 return file
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(self._path, sync=has_answers) as whole:
+        path = Path(self._path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path, sync=has_answers) as whole:
             whole.write(text.encode())
         return AppendedFile.open(self._path)
 
@@ -263,7 +264,7 @@ class AnswerLog:
     def read(self) -> LoggedEpisode | None:
         """Reads back what it holds; `None` when it could not be written, or cannot be read. Blocking."""
         try:
-            return LoggedEpisode.read(self._path) if not self._broken else None
+            return LoggedEpisode.read(Path(self._path)) if not self._broken else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
             logger.warning("%s cannot be read: %s", self._path, error)
             return None
@@ -277,10 +278,11 @@ class AnswerLog:
         """Removes the file."""
         self._broken = True
         self.close()
+        path = Path(self._path)
         if self._spares is not None:
-            self._spares.remove(self._path)
+            self._spares.remove(path)
         else:
-            self._path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def _append(self, line: str) -> None:
         try:

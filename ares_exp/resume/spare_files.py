@@ -46,7 +46,7 @@ class SpareFiles:
                 os.rename(path, spare)  # noqa: PTH104
                 self._spare.append(spare)
 
-    def make(self, path: Path, text: str) -> AppendedFile | None:
+    def make(self, path: Path | str, text: str) -> AppendedFile | None:
         """Makes a file of a spare one; it appears whole. One that is there is replaced.
 
         Returns:

@@ -96,7 +96,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._sync.close()
 
     def _begun(self, handle: EpisodeHandle) -> None:
-        partial = Path(f"{self.output_dir}/{handle.episode_id}{self.suffix}{PARTIAL}")
+        partial = f"{self.output_dir}/{handle.episode_id}{self.suffix}{PARTIAL}"
         try:
             self._hold_directory(handle.episode_id)
             file = AppendedFile.open(partial, flags=os.O_CREAT | os.O_EXCL)
@@ -105,7 +105,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
             if self._durability == "step":
                 self._sync.want(self.output_dir)
         except OSError as error:
-            if isinstance(error, FileExistsError) and partial.exists():
+            if isinstance(error, FileExistsError) and Path(partial).exists():
                 raise _taken(handle.episode_id, partial) from None
             handle.unwritten = error  # no reason not to collect: there may be room again when the episode ends
 
@@ -129,7 +129,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
             handle.unwritten = error
             raise
         if self._durability == "step":
-            self._sync.want(file.path)
+            self._sync.want(Path(file.path))
 
     def _ended_together(self, ended: Sequence[EndedEpisode]) -> None:
         """Makes the finished files: what is written of all of them goes to the disk at the same time."""
