@@ -166,8 +166,8 @@ class ContainerFiles:
             files._write_checked(entries, changes.objects)
 
         prepared = changes.shared.keep("local files", PreparedFiles) if changes.shared is not None else None
-        what = (list(self._uppers), entries)
-        if prepared is None or not prepared.copied_to(self._directory, (_FILES, _UPPER), what, write):
+        what, size = (list(self._uppers), entries), sum(entry.size for entry in entries.values())
+        if prepared is None or not prepared.copied_to(self._directory, (_FILES, _UPPER), what, size, write):
             self._write_checked(entries, changes.objects)
 
     def _write_checked(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ares_exp.containers.local.container_directory import ContainerDirectory
+from ares_exp.errors import SnapshotError
 
 _COPY_SEC = 300.0
+_ROOM = 0.25
 # GNU's; others refuse `--preserve`, and would lose attributes.
 _COPY = ("cp", "-dR", "--preserve=mode,ownership,timestamps,links,xattr", "--")
 
@@ -25,7 +27,10 @@ _logger = logging.getLogger(__name__)
 
 
 class PreparedFiles:
-    """Such files, a `Kept`. In a directory of this process, which is removed like those of its containers."""
+    """Such files, a `Kept`. In a directory of this process, which is removed like those of its containers.
+
+    They are given up where they would take much of the room of containers, and when something goes wrong.
+    """
 
     def __init__(self) -> None:
         """Creates nothing yet."""
@@ -34,19 +39,22 @@ class PreparedFiles:
         self._what: object = None
         self._is_given_back = False
 
-    def copied_to(self, directory: Path, folders: tuple[str, ...], what: object, write: Callable[[Path], None]) -> bool:
+    def copied_to(
+        self, directory: Path, folders: tuple[str, ...], what: object, size: int, write: Callable[[Path], None]
+    ) -> bool:
         """Copies them into the directory of a container. Blocking.
 
         Args:
             directory: Has none of the `folders`.
             folders: Folders in it that hold the files.
             what: Tells what they are: if they were written for a container with others, they are not copied.
-            write: Writes them into a directory, the first time. What it raises is passed on.
+            size: Their bytes.
+            write: Writes them into a directory, the first time.
 
         Returns:
             Whether they are there; if not, nothing of them is.
         """
-        source = self._written(directory.parent, what, write)
+        source = self._written(directory.parent, what, size, write)
         if source is None:
             return False
         try:
@@ -66,22 +74,26 @@ class PreparedFiles:
         if why is None:
             return True
         _logger.info("The files of a container are written one by one, as they cannot be copied: %s", why)
+        self._remove()
         for folder in folders:
             shutil.rmtree(directory / folder, ignore_errors=True)
         return False
 
-    def _written(self, parent: Path, what: object, write: Callable[[Path], None]) -> Path | None:
+    def _written(self, parent: Path, what: object, size: int, write: Callable[[Path], None]) -> Path | None:
         with self._lock:
             if self._is_given_back:
                 return None
             if self._directory is None:
-                directory = ContainerDirectory(parent)
+                if size > shutil.disk_usage(parent).free * _ROOM:
+                    self._is_given_back = True
+                    return None
+                self._directory, self._what = ContainerDirectory(parent), what
                 try:
-                    write(directory.path)
-                except BaseException:
-                    directory.remove()
-                    raise
-                self._directory, self._what = directory, what
+                    write(self._directory.path)
+                except (SnapshotError, OSError):  # written for the container itself, they tell what is wrong
+                    self._is_given_back = True
+                    self._directory.remove()
+                    return None
             return self._directory.path if what == self._what else None
 
     async def give_back(self) -> None:

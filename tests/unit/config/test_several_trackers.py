@@ -6,12 +6,10 @@ import inspect
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from ares_exp.config.hydra_setup import set_up_hydra
+from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.instantiate import instantiate_several
-from ares_exp.config.options import conf_dir
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
@@ -28,8 +26,7 @@ def _schema() -> None:
 
 
 def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=[*overrides])
+    return compose_config(overrides)
 
 
 def test_one_and_several_are_made_by_name() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,26 +228,56 @@ async def test_a_snapshot_with_what_has_become_a_secret_is_refused(objects: Obje
     assert directories() == before
 
 
-async def test_prepared_files_are_written_once_and_copied(tmp_path: Path) -> None:
-    prepared, written = PreparedFiles(), []
+class Prepared:
+    """Prepared files of one file, copied into directories of a test."""
 
-    def write(directory: Path) -> None:
-        written.append(directory)
+    def __init__(self, here: Path) -> None:
+        self.here = here
+        self.files = PreparedFiles()
+        self.written: list[Path] = []
+
+    def write(self, directory: Path) -> None:
+        self.written.append(directory)
         (directory / "files").mkdir()
         (directory / "files/one").write_text("one")
 
-    def copied(name: str, what: str = "these", folders: tuple[str, ...] = ("files",)) -> bool:
-        (tmp_path / name).mkdir()
-        return prepared.copied_to(tmp_path / name, folders, what, write)
+    def copied(self, name: str, what: str = "these", size: int = 3, **more: Any) -> bool:
+        (self.here / name).mkdir()
+        given = {"folders": ("files",), "write": self.write} | more
+        return self.files.copied_to(self.here / name, what=what, size=size, **given)
 
-    assert copied("a")
-    assert copied("b")
+
+async def test_prepared_files_are_written_once_and_copied(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert prepared.copied("a")
+    assert prepared.copied("b")
     assert (tmp_path / "b/files/one").read_text() == "one"
-    assert not copied("c", "others")
-    assert not copied("d", folders=("files", "missing"))
-    assert [*tmp_path.glob("[cd]/*")] == [], "nothing is half copied"
-    assert len(written) == 1
+    assert not prepared.copied("c", "others")
+    [written] = prepared.written
     for _ in range(2):
-        await prepared.give_back()
-    assert not written[0].exists()
-    assert not copied("e")
+        await prepared.files.give_back()
+    assert not written.exists()
+    assert not prepared.copied("d")
+    assert [*tmp_path.glob("[cd]/*")] == []
+
+
+def test_prepared_files_that_cannot_be_copied_take_no_room(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert not prepared.copied("a", folders=("files", "missing"))
+    assert [*tmp_path.rglob("*")] == [tmp_path / "a"], "nothing is half copied"
+    assert not prepared.copied("b")
+
+
+def test_files_that_would_take_much_room_or_cannot_be_written_are_not_prepared(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert not prepared.copied("a", size=shutil.disk_usage(tmp_path).free)
+    assert prepared.written == []
+    prepared = Prepared(tmp_path)
+
+    def full(directory: Path) -> None:
+        prepared.write(directory)
+        raise RestoreError("No space left on device.")
+
+    assert not prepared.copied("b", write=full)
+    assert {*tmp_path.rglob("*")} == {tmp_path / "a", tmp_path / "b"}
+    assert not prepared.copied("c")

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from ares_exp.config.hydra_setup import set_up_hydra
+from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
-from ares_exp.config.options import conf_dir
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
@@ -270,9 +268,7 @@ def test_errors_in_a_row_over_the_jobs_of_a_sweep(tmp_path: Path) -> None:
 
 
 def composed(*overrides: str) -> Budget:
-    set_up_hydra()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return instantiate_group(compose("config", overrides=list(overrides)), "budget")
+    return instantiate_group(compose_config(overrides), "budget")
 
 
 def test_on_the_command_line() -> None:

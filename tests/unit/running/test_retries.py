@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.config.hydra_setup import set_up_hydra
+from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.instantiate import instantiate_group
-from ares_exp.config.options import conf_dir
 from ares_exp.errors import (
     AddTestsDirError,
     AgentError,
@@ -68,9 +66,7 @@ def tries(rules: RetryRules, error: BaseException, outcome: Outcome | None = Non
 
 
 def composed(overrides: Sequence[str]) -> RetryRules:
-    set_up_hydra()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return instantiate_group(compose("config", overrides=list(overrides)), "retry")
+    return instantiate_group(compose_config(overrides), "retry")
 
 
 @pytest.mark.parametrize("error", [AgentError("a"), ContainerDiedError("c"), RateLimitError("r"), OSError("e")])

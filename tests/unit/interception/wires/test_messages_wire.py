@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import Anthropic, APIStatusError, BadRequestError
 from hypothesis import given
 
 from ares_exp.errors import WireFormatError
@@ -18,6 +17,9 @@ from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from tests.drawn_responses import answers, examples, mixed_answers
 from tests.wire_server import WireServer, event_data
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 WIRE = MessagesWire()
 HELLO: dict[str, Any] = {"model": "policy", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}
@@ -31,6 +33,8 @@ def server() -> Iterator[WireServer]:
 
 @pytest.fixture(scope="module")
 def client(server: WireServer) -> Iterator[Anthropic]:
+    from anthropic import Anthropic  # a second: not of everyone who collects the tests
+
     with Anthropic(base_url=server.url, api_key="key-1", max_retries=0) as client:
         yield client
 
@@ -230,6 +234,8 @@ def test_what_cannot_be_left_out_is_refused_by_name(change: dict[str, Any], name
 
 
 def test_a_refused_request_and_a_failed_one_are_errors_of_the_client(server: WireServer, client: Anthropic) -> None:
+    from anthropic import APIStatusError, BadRequestError
+
     with pytest.raises(BadRequestError, match="Expected `role`"):
         client.messages.create(**{**HELLO, "messages": [{"role": "x", "content": ""}]})
     server.fails_with = "the policy is gone"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ares_exp.interception.wires.all_wires import WIRES
@@ -16,11 +14,12 @@ from ares_exp.interception.wires.wire import Wire
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from tests.wire_server import event_data
 
-TYPES: dict[str, tuple[Any, Any]] = {
-    "chat_completions": (ChatCompletion, ChatCompletionChunk),
-    "responses": (Response, ResponseStreamEvent),
-    "messages": (Message, RawMessageStreamEvent),
+TYPES = {
+    "chat_completions": ("openai.types.chat:ChatCompletion", "openai.types.chat:ChatCompletionChunk"),
+    "responses": ("openai.types.responses:Response", "openai.types.responses:ResponseStreamEvent"),
+    "messages": ("anthropic.types:Message", "anthropic.types:RawMessageStreamEvent"),
 }
+"""Of a whole answer and of an event; by name, since to import them takes everyone who collects the tests a second."""
 CUSTOM = {"type": "custom", "name": "patch"}
 BODIES: dict[str, dict[str, Any]] = {
     "chat_completions": {"messages": [], "stream_options": {"include_usage": True}},
@@ -48,7 +47,7 @@ ANSWERS = {
 @pytest.mark.parametrize("what", ANSWERS)
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 def test_answers_are_of_the_vendors_types(wire: Wire, what: str) -> None:
-    whole, event = (TypeAdapter(kind) for kind in TYPES[wire.name])
+    whole, event = (TypeAdapter(resolve_name(kind)) for kind in TYPES[wire.name])
     asked = wire.read({**BODIES[wire.name], "model": "policy", "stream": True}, {})
     whole.validate_python(json.loads(wire.whole(asked, ANSWERS[what])))
     written = [wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, ANSWERS[what], 1)]
@@ -62,4 +61,4 @@ def test_a_failure_is_of_the_vendors_type() -> None:
     (wire,) = (wire for wire in WIRES if wire.name == "responses")
     asked = wire.read({**BODIES["responses"], "stream": True}, {})
     (failed,) = event_data(wire.error_event(asked, "the policy is gone", 1))
-    TypeAdapter(ResponseStreamEvent).validate_python(failed)
+    TypeAdapter(resolve_name(TYPES["responses"][1])).validate_python(failed)
