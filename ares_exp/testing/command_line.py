@@ -120,6 +120,8 @@ def results_of(part: str, given: argparse.Namespace) -> dict[str, str]:
     """
     with tempfile.TemporaryDirectory(prefix="ares_exp-contract-") as directory:
         report = Path(directory, "report.xml")
+        path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "ARES_EXP_WHOLE_CONTRACT": "1"}
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         words += ["--junit-xml", str(report), "-o", "junit_family=xunit1"]
         if part.endswith(".py"):
@@ -128,10 +130,14 @@ def results_of(part: str, given: argparse.Namespace) -> dict[str, str]:
             module = Path(directory, "test_part.py")
             module.write_text(module_for(part, given))
             words += ["-c", os.devnull, "--rootdir", directory, "-o", "asyncio_mode=auto", str(module)]
-        path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+            if find_spec("pytest_asyncio") is not None:
+                words += ["-p", "pytest_asyncio"]
+            environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
+                "1"  # no suite needs others; importing them takes most of it
+            )
         run = subprocess.run(
             words,
-            env={**os.environ, "PYTHONPATH": path, "ARES_EXP_WHOLE_CONTRACT": "1"},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SEC,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +15,8 @@ from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.service import DaytonaService
 
-AT_NIGHT = re.compile(r"many_commands_at_once$|(network_follows_the_policy|under_every_network)\[(public|allowlist)\]")
-"""What of the contract is for the night: a network that local boxes do not have, and what
-`test_many_sandboxes_and_commands_at_once` says, too.
-"""
-
 if TYPE_CHECKING:  # it imports the SDK, which not all tests here need
     from tests.daytona.emulator import Emulator
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what of the contract is for the night, on sandboxes that are local boxes."""
-    for item in items:
-        if not item.nodeid.startswith("tests/daytona/test_contract.py::") or "OnDocker" in item.nodeid:
-            continue
-        if AT_NIGHT.search(item.name):
-            item.add_marker(pytest.mark.nightly)
-            item.add_marker(pytest.mark.slow)
 
 
 @contextlib.asynccontextmanager

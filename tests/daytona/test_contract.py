@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ares_exp.containers.container import ContainerFactory, ContainerSpec
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
@@ -37,6 +37,12 @@ OF_THE_SERVICE = {
 ONLY_ON_DOCKER = {"test_the_network_follows_the_policy", "test_only_announced_policies"}
 
 
+NETWORKS = pytest.mark.parametrize(
+    "start", ["no-network", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("public", "allowlist"))]
+)
+"""Local boxes have one of them."""
+
+
 class TestDaytonaContainer(ContainerContract):
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 
@@ -53,6 +59,16 @@ class TestDaytonaContainer(ContainerContract):
     def spec(self) -> ContainerSpec:
         env = {"FROM_SPEC": "spec", "BOTH": "spec"}
         return ContainerSpec("contract", docker_image="debian:12.9", env=env)
+
+    @NETWORKS
+    async def test_the_network_follows_the_policy(
+        self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
+    ) -> None:
+        await super().test_the_network_follows_the_policy(factory, spec, start)
+
+    @pytest.mark.nightly  # `test_many_sandboxes_and_commands_at_once` says it, too
+    async def test_many_commands_at_once(self, box: Container) -> None:
+        await super().test_many_commands_at_once(box)
 
 
 class TestDaytonaDoors(RelayedDoorContract):
@@ -73,6 +89,12 @@ class TestDaytonaDoors(RelayedDoorContract):
     @pytest.fixture
     def spec(self) -> ContainerSpec:
         return ContainerSpec("doors", docker_image="debian:12.9", network=NO_NETWORK)
+
+    @NETWORKS
+    async def test_it_is_open_under_every_network(
+        self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
+    ) -> None:
+        await super().test_it_is_open_under_every_network(factory, spec, start)
 
 
 @pytest.mark.docker
