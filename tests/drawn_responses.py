@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-
-TIMES = int(os.environ.get("ARES_EXP_TIMES", "1"))
-"""How many times as many examples as usual are played (see `tests/soak/README.md`)."""
-
-
-def examples(number: int) -> Callable[[Any], Any]:
-    return settings(max_examples=number * TIMES, deadline=None, derandomize=TIMES == 1)
-
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
     ["", " ", "a\nb\r\n\r\ndata: x\n\n", "💡" * 9000, "x" * 40_000, "\u2028\x85", "[DONE]", "</think>", "\0"]

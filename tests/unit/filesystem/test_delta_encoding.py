@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.errors import CaptureError, SnapshotMetadataError, SnapshotVersionError, UnsafeSnapshotError
 from ares_exp.filesystem.delta import Delta, DeltaLimits, Entry, differences, sorted_by_path
 from ares_exp.filesystem.delta_encoding import decode, encode, get_delta, put_delta
 from ares_exp.filesystem.objects import CHUNK_BYTES, ObjectStore
+from tests.examples import examples
 
 BASE = "sha256:" + "b" * 64
 DIGEST = "a" * 64
@@ -77,7 +78,7 @@ def lines_of(*values: Any, header: Any = HEADER) -> list[bytes]:
 
 
 @given(deltas())
-@settings(max_examples=100, deadline=None)
+@examples(33)
 def test_a_delta_comes_back(delta: Delta) -> None:
     lines = list(encode(delta))
     found = decode(lines)
@@ -88,7 +89,7 @@ def test_a_delta_comes_back(delta: Delta) -> None:
 
 
 @given(delta=deltas(), seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(50, suppress_health_check=[HealthCheck.too_slow])
 def test_mutated_lines_give_a_typed_error_or_a_sound_delta(delta: Delta, seed: int) -> None:
     chance = random.Random(seed)
     lines = [bytearray(line) for line in encode(delta)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp import errors
@@ -19,10 +19,11 @@ from ares_exp.journal.host_files import HostFiles
 from ares_exp.journal.journal import CallEntry, DoneEntry, Entry, Journal
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
+from tests.examples import examples
 from tests.unit.journal.journals import journals
 from tests.unit.journal.programs import World, new_journal, on_disk
 
-often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = examples(20, suppress_health_check=[HealthCheck.too_slow])
 
 
 def decoded(lines: list[bytes]) -> Journal:

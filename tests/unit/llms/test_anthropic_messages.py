@@ -13,7 +13,8 @@ from ares_exp.llms.anthropic_messages import request_from_body, request_to_body,
 from ares_exp.llms.canonical import canonical
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import examples, mixed_answers
+from tests.drawn_responses import mixed_answers
+from tests.examples import examples
 
 TOOL = {"type": "function", "function": {"name": "ls", "description": "lists", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ares_exp.errors import PolicyError
@@ -16,6 +16,7 @@ from ares_exp.llms.openai_chat import request_from_body, request_to_body, respon
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.wire import WireFormatError
+from tests.examples import examples
 
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "required": ["path"]}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
@@ -94,7 +95,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@examples(50)
 @given(requests, st.sampled_from(["max_tokens", "max_completion_tokens"]))
 def test_requests_come_back_the_same(request: LLMRequest, field: Any) -> None:
     body = json.loads(json.dumps(request_to_body(request, model="m", max_tokens_field=field)))
@@ -125,7 +126,7 @@ responses = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@examples(50)
 @given(responses)
 def test_responses_come_back_the_same(response: LLMResponse) -> None:
     body = json.loads(json.dumps(response_to_body(response)))
@@ -414,7 +415,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@examples(50)
 @given(st.data())
 def test_any_damage_to_an_answer_is_understood_or_a_typed_error(data: st.DataObject) -> None:
     body = json.loads(

@@ -42,7 +42,8 @@ from ares_exp.policies.endpoint_policy import EndpointPolicy
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.policies.responses import ResponsesPolicy
 from ares_exp.testing.echo_container import RehearsalContainer
-from tests.drawn_responses import answers, examples
+from tests.drawn_responses import answers
+from tests.examples import examples
 from tests.loopback_endpoint import LoopbackEndpoint, drop, json_body, streamed
 
 HI = LLMRequest([{"role": "user", "content": "hi"}], system_prompt="Be kind.")

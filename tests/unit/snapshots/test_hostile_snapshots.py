@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
@@ -20,6 +20,7 @@ from ares_exp.snapshots.checked_json import MAX_FILE_BYTES
 from ares_exp.snapshots.commands.command_line import main
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
+from tests.examples import examples
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import EPISODE, is_harmless
 
@@ -37,9 +38,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-PER_EXAMPLE = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150
-)
+PER_EXAMPLE = examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @st.composite

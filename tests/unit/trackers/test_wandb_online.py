@@ -129,9 +129,12 @@ print("counted:", tracker.failures > 0)
 
 @pytest.mark.once
 @pytest.mark.timeout(600)
-def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(no_account: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fates", [("dies", "cut"), pytest.param(("silent", "broken"), marks=pytest.mark.nightly)])
+def test_a_service_that_fails_in_the_middle_changes_nothing_but_a_warning(
+    no_account: None, tmp_path: Path, fates: tuple[str, ...]
+) -> None:
     with ExitStack() as stack:  # all at the same time: each takes as long as a run waits for its end
-        services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in FATES}
+        services = {fate: stack.enter_context(contextlib.closing(WandbService())) for fate in fates}
         runs = {fate: stack.enter_context(playing(service, tmp_path / fate)) for fate, service in services.items()}
         for fate, service in services.items():
             assert service.wait_for(lambda lines=service.lines: bool(lines), timeout=200)  # type: ignore[misc]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
@@ -27,6 +27,7 @@ from ares_exp.trajectories.records import (
     serialize_llm_response,
     total_reward,
 )
+from tests.examples import examples
 from tests.unit.trajectories.atif_examples import at, counting, smallest
 from tests.unit.trajectories.chats import chat, with_answer
 from tests.unit.trajectories.strategies import json_values, linear_trajectories, trajectories
@@ -97,7 +98,7 @@ def gist(trajectory: EpisodeTrajectory) -> Any:
     return replace(trajectory, steps=(), unfinished_step=None), trajectory.unfinished_step, steps
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(linear_trajectories())
 def test_a_linear_episode_comes_back_and_says_it_once(trajectory: EpisodeTrajectory) -> None:
     document, dropped = to_atif(trajectory)
@@ -109,7 +110,7 @@ def test_a_linear_episode_comes_back_and_says_it_once(trajectory: EpisodeTraject
     assert not [step for step in document["steps"] if "context_management" in step.get("extra", {})]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(trajectories())
 def test_any_episode_is_a_valid_document_with_all_its_actions(trajectory: EpisodeTrajectory) -> None:
     document, dropped = to_atif(trajectory)
@@ -375,7 +376,7 @@ def test_copied_steps_are_context_and_no_actions() -> None:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(st.data())
 def test_a_document_with_a_thing_replaced_is_read_or_refused(data: st.DataObject) -> None:
     original = to_atif(shell_episode())[0] if data.draw(st.booleans()) else counting()

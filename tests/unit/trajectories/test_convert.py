@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.records.results import ErrorInfo, Outcome
@@ -17,11 +17,12 @@ from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.files.formats import FORMATS, format_of, suffix_of
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.examples import examples
 from tests.unit.trajectories.chats import chat
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
 GOLDEN = Path(__file__).parent / "golden" / "version_2.jsonl"
-MANY = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = examples(15, suppress_health_check=list(HealthCheck))
 
 
 def golden(**changes: object) -> EpisodeTrajectory:

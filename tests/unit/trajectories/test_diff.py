@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
@@ -15,6 +15,7 @@ from ares_exp.trajectories.commands.command_line import main
 from ares_exp.trajectories.commands.diff import find_divergence, step_marks
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 from ares_exp.trajectories.request_diff import Difference, first_difference
+from tests.examples import examples
 from tests.unit.trajectories.chats import chat, said, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
@@ -115,7 +116,7 @@ def test_how_it_ended_is_a_difference(changes: dict[str, Any], where: str, old: 
     assert (divergence.step, divergence.difference) == (4, Difference(where, old, new))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(trajectories(), trajectories())
 def test_any_two_episodes(one: EpisodeTrajectory, other: EpisodeTrajectory) -> None:
     assert find_divergence(one, one) is None

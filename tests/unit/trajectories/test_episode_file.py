@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import Outcome
@@ -10,6 +10,7 @@ from ares_exp.trajectories.files.episode_file import dump_episode, load_episode,
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.examples import examples
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -52,7 +53,7 @@ def test_jsonl_keeps_loading() -> None:
 
 
 @pytest.mark.parametrize("name", ["e.json", "e.json.zst"])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories())
 def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
     write_lines(tmp_path / name, dump_episode(episode), sync=False)
@@ -60,7 +61,7 @@ def test_what_is_loaded_equals_what_was_written(tmp_path: Path, name: str, episo
     assert salvage_episode(tmp_path / name) == (episode, None)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(trajectories())
 def test_the_file_is_one_json_object_also_when_it_was_laid_out_anew(episode: EpisodeTrajectory) -> None:
     data = json.loads("".join(dump_episode(episode)))

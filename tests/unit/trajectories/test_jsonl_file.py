@@ -3,7 +3,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.errors import TrajectoryFormatError
@@ -11,12 +11,13 @@ from ares_exp.records.results import Outcome
 from ares_exp.trajectories import load
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines, load_jsonl, read_jsonl, salvage_jsonl
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.examples import examples
 from tests.unit.trajectories.strategies import trajectories
 
 GOLDEN = Path(__file__).parent / "golden" / "version_2.jsonl"
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=3, unique_by=lambda episode: episode.episode_id))
 def test_mixed_lines_of_several_episodes_are_kept_apart(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
     mixed = [line for lines in zip_longest(*map(jsonl_lines, episodes)) for line in lines if line is not None]

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
@@ -26,6 +26,7 @@ from ares_exp.trajectories.records import (
     serialize_llm_response,
     total_reward,
 )
+from tests.examples import examples
 from tests.unit.trajectories.chats import chat, with_answer
 from tests.unit.trajectories.strategies import trajectories
 
@@ -85,9 +86,7 @@ def written(folder: Path, *episodes: EpisodeTrajectory) -> Path:
     return path
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=3))
 def test_whatever_was_recorded_comes_back(tmp_path: Path, episodes: list[EpisodeTrajectory]) -> None:
     path = written(tmp_path, *episodes)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp.records.results import Outcome
@@ -22,6 +22,7 @@ from ares_exp.trajectories.commands.recover import RecoveryAction, recover
 from ares_exp.trajectories.files.episode_file import dump_episode, load_episode
 from ares_exp.trajectories.files.jsonl_file import load_jsonl
 from ares_exp.trajectories.files.writer_lock import WriterLock, has_writer
+from tests.examples import examples
 from tests.unit.trajectories.chats import chat, cut, write
 
 WRITER = """
@@ -149,9 +150,7 @@ def test_a_dry_run_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == planned.replace(" Nothing was done (--dry-run).", "")
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(share=st.floats(0, 1, exclude_max=True))
 @pytest.mark.parametrize("name", ["a1.json", "a1.jsonl"])
 def test_a_file_cut_anywhere(tmp_path: Path, name: str, share: float) -> None:

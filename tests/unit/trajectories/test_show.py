@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from ares_exp.containers.activity import CommandRecord
@@ -27,6 +27,7 @@ from ares_exp.trajectories.commands.show import LEFT_OUT_WHERE_NARROW, list_colu
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request
 from ares_exp.trajectories.stored_episodes import load
+from tests.examples import examples
 from tests.unit.trajectories.chats import chat, cut, said, with_answer, with_step, write
 from tests.unit.trajectories.strategies import trajectories
 
@@ -121,9 +122,7 @@ def test_which_steps(tmp_path: Path, arguments: list[str], steps: list[int]) -> 
     assert [int(number) for number in re.findall(r"^step (\d+)", text, re.MULTILINE)] == steps
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories(), full=st.booleans())
 def test_nothing_of_an_episode_commands_the_terminal(tmp_path: Path, episode: EpisodeTrajectory, full: bool) -> None:
     text = shown(write(tmp_path / "e.json", episode), *(["--full"] if full else []))
@@ -233,7 +232,7 @@ def test_the_model_and_its_sampling_are_told_once(tmp_path: Path) -> None:
     assert [text.count(part) for part in ("model tiny", "model large", 'sampling {"temperature": 1.0}')] == [1, 1, 1]
 
 
-@settings(max_examples=50)
+@examples(16)
 @given(trajectories())
 def test_what_is_told_of_a_request_makes_it_from_the_one_before(episode: EpisodeTrajectory) -> None:
     for number, step in enumerate(episode.steps):

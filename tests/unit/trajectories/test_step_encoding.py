@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ares_exp.llms.request import LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
+from tests.examples import examples
 from tests.unit.trajectories.strategies import trajectories
 
 
@@ -33,13 +34,13 @@ def said(text: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(trajectories())
 def test_what_is_decoded_equals_what_was_encoded(trajectory: EpisodeTrajectory) -> None:
     assert tuple(decoded(encoded(list(trajectory.steps)))) == trajectory.steps
 
 
-@settings(max_examples=30)
+@examples(15)
 @given(trajectories())
 def test_the_encoder_gives_equal_records_with_shared_messages(trajectory: EpisodeTrajectory) -> None:
     encoder = StepEncoder()

@@ -9,7 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import ares_exp.trajectories
@@ -22,6 +22,7 @@ from ares_exp.trajectories.episode_places import recovered_path
 from ares_exp.trajectories.files.episode_file import dump_episode, load_header
 from ares_exp.trajectories.files.jsonl_file import jsonl_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.examples import examples
 from tests.unit.trajectories.chats import chat, cut, ids, write
 from tests.unit.trajectories.strategies import trajectories
 
@@ -30,9 +31,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episode=trajectories())
 def test_headers_are_those_of_the_episode(tmp_path: Path, name: str, episode: EpisodeTrajectory) -> None:
     [stored] = load(write(tmp_path / name, episode))
@@ -43,9 +42,7 @@ def test_headers_are_those_of_the_episode(tmp_path: Path, name: str, episode: Ep
 
 
 @pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.zst"])
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes=st.lists(trajectories(), max_size=4, unique_by=lambda episode: episode.episode_id))
 def test_a_file_of_many(tmp_path: Path, name: str, episodes: list[EpisodeTrajectory]) -> None:
     loaded = list(load(write(tmp_path / name, *episodes)).trajectories())
@@ -93,9 +90,7 @@ def test_a_last_line_of_any_length_is_found(tmp_path: Path, length: int) -> None
     assert load_header(tmp_path / "e.json") == header
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(keep=st.integers(0, 2000))
 def test_a_file_cut_anywhere_is_whole_or_an_error(tmp_path: Path, keep: int) -> None:
     data = "".join(dump_episode(chat())).encode()

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ares_exp.llms.request import LLMRequest
@@ -19,6 +19,7 @@ from ares_exp.trajectories.records import (
     serialize_llm_response,
     total_reward,
 )
+from tests.examples import examples
 from tests.unit.trajectories.strategies import linear_trajectories, trajectories
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -219,7 +220,7 @@ def test_steps_without_a_conversation_are_counted() -> None:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(st.lists(trajectories(), max_size=3))
 def test_rows_are_json_end_with_a_reply_and_are_no_beginnings_of_each_other(episodes: list[EpisodeTrajectory]) -> None:
     rows, report = sft_rows(episodes, columns=True)
@@ -234,7 +235,7 @@ def test_rows_are_json_end_with_a_reply_and_are_no_beginnings_of_each_other(epis
                 assert other["messages"][: len(row["messages"])] != row["messages"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(linear_trajectories())
 def test_the_last_reply_of_every_scored_episode_is_in_a_row(episode: EpisodeTrajectory) -> None:
     rows = list(sft_rows([episode])[0])
@@ -303,7 +304,7 @@ def test_equal_rewards_small_margins_missing_rewards_and_other_tasks_make_no_pai
     assert len(list(preference_rows(close, min_margin=0.26)[0])) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(
     st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from([None, 0.0, 0.5, 1.0])), max_size=7),
     st.integers(1, 4),

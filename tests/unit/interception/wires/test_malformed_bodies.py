@@ -16,7 +16,7 @@ from ares_exp.interception.wires.reading import MAX_DEPTH, parse_body
 from ares_exp.interception.wires.wire import Wire
 from ares_exp.llms.canonical import fingerprint
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
-from tests.drawn_responses import examples
+from tests.examples import examples
 
 PNG = "data:image/png;base64,AA=="
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

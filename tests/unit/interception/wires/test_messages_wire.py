@@ -15,7 +15,8 @@ from ares_exp.llms.canonical import canonical_answer, canonical_messages
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from tests.drawn_responses import answers, examples, mixed_answers
+from tests.drawn_responses import answers, mixed_answers
+from tests.examples import examples
 from tests.wire_server import WireServer, event_data
 
 if TYPE_CHECKING:
