@@ -159,12 +159,18 @@ async def serving(app: web.Application) -> AsyncIterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        for listener in server.sockets:
-            loop.remove_reader(listener.fileno())
-        for _ in range(TURNS_TO_CONNECT):
-            await asyncio.sleep(0)
-        server.close()
+        await stop_accepting(server)
         await runner.cleanup()
+
+
+async def stop_accepting(server: asyncio.Server) -> None:
+    """Closes a server; what it has accepted by now has its protocol, which is to be closed."""
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    for _ in range(TURNS_TO_CONNECT):
+        await asyncio.sleep(0)
+    server.close()
 
 
 class LoopbackEndpoint:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.loopback_endpoint import stop_accepting
+
 ENGINE = "/var/run/docker.sock"
 _REFUSAL = b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -54,7 +56,7 @@ class EngineRelay:
 
     async def close(self) -> None:
         """Breaks every connection; nobody answers any more."""
-        self._server.close()
+        await stop_accepting(self._server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -64,7 +66,12 @@ class EngineRelay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        engine_reader, engine_writer = await asyncio.open_unix_connection(ENGINE)
+        try:
+            engine_reader, engine_writer = await asyncio.open_unix_connection(ENGINE)
+        except BaseException:
+            writer.transport.abort()
+            self._tasks.discard(task)
+            raise
         back = asyncio.create_task(self._pass_on(engine_reader, writer))
         try:
             while data := await reader.read(65536):
