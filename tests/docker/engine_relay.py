@@ -56,11 +56,15 @@ class EngineRelay:
 
     async def close(self) -> None:
         """Breaks every connection; nobody answers any more."""
+        self._cancel()
         await stop_accepting(self._server)
-        for task in self._tasks:
-            task.cancel()
+        self._cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._path.unlink(missing_ok=True)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
