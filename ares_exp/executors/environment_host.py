@@ -133,7 +133,7 @@ class _Hosted:
         is_streamed: Whether that is a directory of this host, to be fetched.
         is_fetched: Whether that has been done.
         told: The report that the run was told last.
-        replied: The report that the last reply was about.
+        replied: The report that the last reply was about, and how many others replies were about before.
         calls: Number of its calls under way.
     """
 
@@ -143,7 +143,7 @@ class _Hosted:
     is_streamed: bool = False
     is_fetched: bool = False
     told: EpisodeReport | None = None
-    replied: EpisodeReport | None = None
+    replied: tuple[EpisodeReport | None, int] = (None, 0)
     calls: int = 0
 
 
@@ -281,6 +281,7 @@ class EnvironmentHost(ModelsElsewhere):
         method: str,
         arguments: Mapping[str, Any],
         bases: Bases,
+        known_report: int = 0,
         order: EnvironmentOrder | None = None,
     ) -> Reply:
         """Calls an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
@@ -290,6 +291,7 @@ class EnvironmentHost(ModelsElsewhere):
             method: What is called.
             arguments: Its arguments.
             bases: The requests that the run has.
+            known_report: Number of the report that the run has.
             order: What the environment is made from, when the run does not know of it yet.
         """
         if name not in self._hosted and method == "close":
@@ -324,20 +326,23 @@ class EnvironmentHost(ModelsElsewhere):
             value = value.snapshot_dir
         elif value is not None:
             value = coded_step(value, lambda observation: hosted.encoder.encode(observation, bases))
-        facts = await self._facts(hosted, bases, begins=method == "reset")
+        facts = await self._facts(hosted, bases, known_report, begins=method == "reset")
         if method == "close" and not facts.has_files:
             await self.drop(name)
         return Reply(value, failure, facts)
 
-    async def _facts(self, hosted: _Hosted, bases: Bases, *, begins: bool = False) -> Facts:
+    async def _facts(self, hosted: _Hosted, bases: Bases, known_report: int = 0, *, begins: bool = False) -> Facts:
         environment, encoder = hosted.environment, hosted.encoder
-        before, report = hosted.replied, environment.report()
-        hosted.told = hosted.replied = report
+        (before, number), report = hosted.replied, environment.report()
+        if report != before:
+            number += 1
+        hosted.told, hosted.replied = report, (report, number)
         past = environment.past_steps if begins else ()
         step_type = environment.time_step.step_type if environment.time_step is not None else None
         may_have_files = step_type in (None, "LAST") and hosted.is_streamed and not hosted.is_fetched
         return Facts(
-            report=report if report != before else None,
+            report=report if number != known_report else None,
+            report_number=number,
             step_count=environment.step_count,
             has_begun=True,
             step_type=step_type,

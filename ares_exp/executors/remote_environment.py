@@ -97,6 +97,7 @@ class RemoteEnvironment(
         self._host: RemoteHost | None = None
         self._facts = Facts()
         self._report = EpisodeReport()
+        self._news: EpisodeReport | None = None
         self._facts_at = time.monotonic()
         self._granted_sec = 0.0
         self._decoder = RequestDecoder()
@@ -225,7 +226,8 @@ class RemoteEnvironment(
         """Calls the environment, and takes over its facts and its files."""
         bases = dict(self._decoder.bases)
         order = None if self._is_made or method == "close" else self._order
-        reply: Reply = await self._asked_of_host("act", method, arguments, bases, order)
+        known = self._facts.report_number if self._is_made else 0
+        reply: Reply = await self._asked_of_host("act", method, arguments, bases, known, order)
         self._is_made = True
         self._decoder.forget(bases)
         self._take(reply.facts)
@@ -237,7 +239,7 @@ class RemoteEnvironment(
 
     def _take(self, facts: Facts) -> None:
         self._facts, self._facts_at, self._granted_sec = facts, time.monotonic(), 0.0
-        self._report = facts.report or self._report
+        self._report, self._news = facts.report or self._report, None
         self._pending = self._decoded(facts.pending)
         self._answered_at = time.perf_counter()
 
@@ -266,15 +268,16 @@ class RemoteEnvironment(
 
     def report(self) -> EpisodeReport:
         """What the host said last; what models were paid by the run is counted here."""
-        report = self._report
+        report = self._news or self._report
         told, counted = report.environment_usage, self._asked
         if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
             return replace(report, environment_usage=counted)
         return report
 
     def reported(self, report: EpisodeReport) -> None:
-        """Takes a report that came while the environment is busy."""
-        self._report = report
+        """Takes a report that came while the environment is busy; one that a reply has overtaken is of the past."""
+        if self._calls.under_way:
+            self._news = report
 
     def asked(self, asked: Asked) -> None:
         """Counts what a question of the environment's own has cost."""

@@ -235,7 +235,8 @@ class Facts(NamedTuple):
     """What can be asked of an environment without a call, as of the end of a call.
 
     Attributes:
-        report: Its report; `None`: as it was told with the reply before.
+        report: Its report; `None`: the one that the run has said to have.
+        report_number: Tells reports of replies from each other.
         step_count: Number of time steps since FIRST.
         has_begun: Whether it was reset; without that there is nothing to tell.
         step_type: Of its time step; `None` when it has none.
@@ -248,6 +249,7 @@ class Facts(NamedTuple):
     """
 
     report: EpisodeReport | None = None
+    report_number: int = 0
     step_count: int = 0
     has_begun: bool = False
     step_type: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.environment import TimeStep, restart, termination, transition
+from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
 from ares_exp.errors import EpisodeStateError, HostLostError, PolicyError
@@ -58,6 +58,27 @@ def call(number: int, *messages: tuple[str, tuple[Any, ...]], wait_sec: float | 
 ANSWER = LLMResponse.from_text("Hm.")
 
 
+class Reporting:
+    """Counts the format errors of its episode: one more in each of the first `changes` steps."""
+
+    def __init__(self, changes: int) -> None:
+        self._changes = changes
+        self._steps = 0
+
+    async def reset(self) -> TimeStep[Any]:
+        return restart(LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def step(self, action: Any) -> TimeStep[Any]:
+        self._steps += 1
+        return transition(0.0, LLMRequest([{"role": "user", "content": "?"}]))
+
+    async def close(self) -> None:
+        pass
+
+    def report(self) -> EpisodeReport:
+        return EpisodeReport(format_errors=min(self._steps, self._changes))
+
+
 async def test_a_killed_host_ends_the_call_under_way() -> None:
     inside = Slow()
     environment = HostedEnvironment(lambda: inside)
@@ -68,6 +89,27 @@ async def test_a_killed_host_ends_the_call_under_way() -> None:
     with pytest.raises(HostLostError, match="killed"):
         await step
     assert environment.time_step is None
+    await environment.close()
+
+
+async def test_a_report_whose_reply_was_lost_comes_with_the_next() -> None:
+    environment = HostedEnvironment(lambda: Reporting(changes=1))
+    await environment.reset()
+    await environment.inside_now.act(environment.name_inside, "step", {"action": ANSWER}, {})
+    assert environment.report().format_errors == 0
+    await environment.step(ANSWER)
+    assert environment.report().format_errors == 1
+    await environment.close()
+
+
+async def test_a_report_that_a_reply_has_overtaken_is_ignored() -> None:
+    environment = HostedEnvironment(lambda: Reporting(changes=1))
+    await environment.reset()
+    before = environment.report()
+    await environment.step(ANSWER)
+    environment.reported(before)
+    await environment.step(ANSWER)
+    assert environment.report().format_errors == 1
     await environment.close()
 
 
