@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -83,20 +85,38 @@ def test_the_main_job_from_the_wheel(tmp_path: Path, wheel: Path, target: Path) 
     assert found.stdout.startswith(str(target))
 
 
-def test_a_type_checker_sees_the_types_of_the_wheel(tmp_path: Path, target: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_see_the_types_of_the_wheel(tmp_path: Path, target: Path, checker: str) -> None:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed: it is in the extra `dev`")
     (tmp_path / "right.py").write_text(SAMPLE)
     (tmp_path / "wrong.py").write_text(SAMPLE.replace("-> float | None", "-> str"))
-    options = ("--strict", "--follow-imports=silent", "--no-site-packages", "--cache-dir=/dev/null")  # ours alone
-    command = ["mypy", *options, "right.py", "wrong.py"]
+    if checker == "mypy":  # ours alone
+        options = ["--strict", "--follow-imports=silent", "--no-site-packages", "--cache-dir=/dev/null"]
+        done = checked(tmp_path, ["mypy", *options, "right.py", "wrong.py"], MYPYPATH=str(target))
+        errors = [line for line in done.splitlines() if " error: " in line]
+        message = "Incompatible return value type"
+    else:
+        config = {"typeCheckingMode": "strict", "extraPaths": [str(target)], "include": ["right.py", "wrong.py"]}
+        (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+        found = json.loads(checked(tmp_path, ["pyright", "--outputjson", "--pythonpath", sys.executable]))
+        errors = [f"{Path(one['file']).name}: {one['message']}" for one in found["generalDiagnostics"]]
+        message = 'Type "float | None" is not assignable to return type "str"'
+    assert [line.partition(":")[0] for line in errors] == ["wrong.py"], errors
+    assert message in errors[0]
+
+
+def checked(folder: Path, command: list[str], **variables: str) -> str:
+    """Returns what a type checker says."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(target)},
+        cwd=folder,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
-    *errors, _ = done.stdout.splitlines()
-    assert [line.partition(":")[0] for line in errors] == ["wrong.py"], done.stdout + done.stderr
-    assert "Incompatible return value type" in errors[0]
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
