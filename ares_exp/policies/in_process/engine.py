@@ -125,7 +125,7 @@ class ModelThread:
         """
         loop = asyncio.get_running_loop()
         job = _Job(row, Future(), lambda waited: _tell(loop, on_wait, waited))
-        self._put(self._jobs, job)
+        self._put(job)
         try:
             async with asyncio.timeout(timeout_sec):
                 return await asyncio.wrap_future(job.future)
@@ -144,7 +144,7 @@ class ModelThread:
             AresExpError: As `apply`.
         """
         update = _Update(version, apply, Future())
-        self._put(self._updates, update)
+        self._put(update)
         await asyncio.wrap_future(update.future)
 
     async def close(self) -> None:
@@ -157,11 +157,14 @@ class ModelThread:
         if self._thread.is_alive():
             await in_thread(lambda: self._thread.join(JOIN_SEC))
 
-    def _put(self, queue: list[Any], item: Any) -> None:
+    def _put(self, item: _Job | _Update) -> None:
         with self._changed:
             if self._is_closing:
                 raise PolicyError("The policy is closed.")
-            queue.append(item)
+            if isinstance(item, _Job):
+                self._jobs.append(item)
+            else:
+                self._updates.append(item)
             self._changed.notify_all()
 
     def _run(self) -> None:

@@ -16,7 +16,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.cgroup import groups_of, oom_kills
 from ares_exp.containers.local.cgroup_path import Controller, usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
-from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
+from ares_exp.errors import ContainerDiedError, ContainerError
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
@@ -118,8 +118,9 @@ async def test_a_box_that_dies_of_its_memory_says_so() -> None:
 
 @limited_by("memory")
 async def test_too_little_memory_to_start() -> None:
-    with pytest.raises(ContainerStartError, match="memory"):
-        await small(memory_mb=1).start()
+    with pytest.raises(ContainerError, match="memory"):
+        async with small(memory_mb=1) as container:  # what the first process has before it is limited, it keeps
+            await run(container, "tail -c 8M /dev/zero")
 
 
 @limited_by("cpu")
