@@ -75,7 +75,7 @@ async def test_without_gnu_programs(objects: CountingStore) -> None:
         roots, failed = await make_awkward(box, leave_out=lost)
         assert failed == []
         await run(
-            box, "cd /n; touch 'line\nbreak' 'two  spaces' -- -rf; for i in $(seq 2000); do echo $i >file-$i; done"
+            box, "cd /n; touch 'line\nbreak' 'two  spaces' -- -rf; for i in $(seq 300); do echo $i >file-$i; done"
         )
         delta = await box.capture_changes(objects)
         assert [note[:20] for note in delta.notes] == [

@@ -43,6 +43,7 @@ async def test_commands_and_files(client: AsyncDaytona) -> None:
     assert await said(sandbox, "grep -l 61.5 /proc/[0-9]*/cmdline 2>/dev/null") == ""
 
 
+@pytest.mark.nightly  # as on local boxes
 async def test_forks_and_snapshots_have_the_files(client: AsyncDaytona) -> None:
     sandbox = await make(client)
     await said(sandbox, "echo kept >/srv/file; rm -r /etc/apt")

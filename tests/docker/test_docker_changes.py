@@ -112,6 +112,9 @@ class TestArchive(DockerChanges):
             "test_a_damaged_store",
             "test_a_secret_is_not_captured",
             "test_a_box_that_is_gone",
+            "test_a_stop_during_a_capture",
+            "test_a_capture_while_somebody_writes",
+            "test_a_shared_start_stays_as_it_was",
         }
     )
     """What has no part in how files are read: `TestUpper` plays it."""

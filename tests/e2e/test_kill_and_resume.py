@@ -112,6 +112,7 @@ def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: Counting
 RANDOM = "od -An -N8 -tu8 /dev/urandom > /work/state; cat /work/state"
 
 
+@pytest.mark.nightly  # by day, `test_resumable_policy` says it of one episode
 def test_an_environment_that_is_another_one(tmp_path: Path) -> None:
     with CountingEndpoint(turns=(5, 5), command=RANDOM) as server:
         run = make(tmp_path, server)
@@ -173,12 +174,10 @@ def test_a_run_that_was_killed_is_gone_on_with_as_it_was(killed: KilledRun, whol
     check(killed, whole)
 
 
+@pytest.mark.nightly  # by day, `test_resumable_policy` and `test_answer_log` say it
 @pytest.mark.parametrize(
     ("first_takes_sec", "command"),
-    [
-        pytest.param(60, APPEND, id="no answer", marks=pytest.mark.nightly),
-        pytest.param(2.5, "sleep 1", id="a command in the middle"),
-    ],
+    [pytest.param(60, APPEND, id="no answer"), pytest.param(2.5, "sleep 1", id="a command in the middle")],
 )
 def test_a_stage_whose_time_was_up_ends_there_again(tmp_path: Path, first_takes_sec: float, command: str) -> None:
     check_time_is_up_again(tmp_path, first_takes_sec=first_takes_sec, command=command, snapshot="none")

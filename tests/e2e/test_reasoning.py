@@ -97,7 +97,7 @@ def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any
     return [json.loads(line) for line in (here / out).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("snapshots", ["every_step", "none"])
+@pytest.mark.parametrize("snapshots", ["every_step", pytest.param("none", marks=pytest.mark.nightly)])
 def test_a_branch_sends_back_what_was_thought_before_it(
     tmp_path: Path, endpoint: LoopbackEndpoint, snapshots: str
 ) -> None:
@@ -110,7 +110,9 @@ def test_a_branch_sends_back_what_was_thought_before_it(
     assert sent(endpoint) == [list(THOUGHTS[:2])]
 
 
-@pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["played again", "restored"])
+@pytest.mark.parametrize(
+    "more", [pytest.param((), marks=pytest.mark.nightly), ("snapshot=every_step",)], ids=["played again", "restored"]
+)
 def test_a_killed_run_sends_back_what_was_thought_before(
     tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
 ) -> None:

@@ -14,7 +14,7 @@ from ares_exp.policies.in_process.sampling import Row, Sampling
 
 pytestmark = pytest.mark.train
 
-ROWS = 20_000
+ROWS = 4_000
 AT_ONCE = 4
 
 

@@ -38,6 +38,7 @@ def play(run_dir: Path, run_id: str = "run-1", **more: object) -> None:
         assert tracker.failures == 0
 
 
+@pytest.mark.nightly  # `test_a_resumed_session_is_uploaded_after_the_earlier_ones` says the most of it
 def test_a_moved_run_directory_is_uploaded_whole_and_its_sessions_are_one_run(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_resumed_session_is_uploaded_after_the_earlier_ones(service: WandbServ
     assert recorded.summary["run/tries"] == 5
 
 
+@pytest.mark.nightly  # `test_a_branch_uses_the_very_version_that_its_parent_made` says it of a service that is there
 def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
     service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
