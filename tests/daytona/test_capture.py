@@ -52,6 +52,7 @@ def objects(tmp_path: Path) -> CountingStore:
     return CountingStore(tmp_path / "store")
 
 
+@pytest.mark.nightly
 async def test_every_kind_of_change_comes_back(box: FilesBox, objects: CountingStore) -> None:
     await run(box, "mkdir -p /al/one; cd /al/one; echo x >file; ln -s file link; cp -al /al/one /al/copy")
     roots, failed = await make_awkward(box)
@@ -65,6 +66,7 @@ async def test_every_kind_of_change_comes_back(box: FilesBox, objects: CountingS
         assert objects.put_bytes == 0  # what was given to it need not be read from it
 
 
+@pytest.mark.nightly
 async def test_without_gnu_programs(objects: CountingStore) -> None:
     def in_seconds(delta: Delta) -> Delta:
         entries = {path: replace(one, mtime_ns=one.mtime_ns // 10**9) for path, one in delta.entries.items()}
@@ -95,6 +97,7 @@ async def test_without_gnu_programs(objects: CountingStore) -> None:
             await new_box(StoredChanges(replace(delta, entries=entries), objects), prepare=_PLAIN_PROGRAMS).start()
 
 
+@pytest.mark.nightly
 async def test_names_of_one_file_are_read_once(box: FilesBox, objects: CountingStore) -> None:
     await run(box, "mkdir /w; head -c 300000 /dev/urandom >/w/a; ln /w/a /w/b; sleep 2.1")
     first = await box.capture_changes(objects)
@@ -150,6 +153,7 @@ async def test_what_a_hostile_sandbox_says_of_its_files(box: FilesBox, objects: 
         assert (await box.capture_changes(objects)).entries == {}
 
 
+@pytest.mark.nightly
 async def test_half_of_an_archive(box: FilesBox, objects: CountingStore) -> None:
     await run(box, "head -c 300000 /dev/urandom >/large")
     box.garble = lambda path, data: data if path == CHANGES else data[: len(data) // 2]
@@ -185,6 +189,7 @@ async def test_before_the_start(objects: CountingStore) -> None:
         await new_box().files.capture(objects)
 
 
+@pytest.mark.nightly
 async def test_another_base(objects: ObjectStore) -> None:
     for base in ("daytona:image=other", "daytona:dockerfile=12", "sha256:12", "host:x"):
         with pytest.raises(SnapshotMismatchError, match=base):

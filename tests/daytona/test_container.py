@@ -130,6 +130,7 @@ async def test_an_image_that_cannot_be_built(emulator: Emulator) -> None:
     await nothing_is_left(emulator, factory)
 
 
+@pytest.mark.nightly
 async def test_too_late(emulator: Emulator) -> None:
     factory = DaytonaContainerFactory()
     for path in (CREATION, "/process/execute"):
@@ -228,6 +229,7 @@ async def test_stop_of_what_is_gone_or_cannot_be_asked(emulator: Emulator, caplo
     await nothing_is_left(emulator, factory)
 
 
+@pytest.mark.nightly
 def test_one_factory_in_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
     factory = DaytonaContainerFactory()

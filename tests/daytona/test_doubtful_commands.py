@@ -18,7 +18,7 @@ from ares_exp.errors import (
 )
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = [pytest.mark.local, pytest.mark.once]
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, `test_nothing_is_lost_or_run_twice`
 
 EXECUTE = "/process/execute$"
 

@@ -19,7 +19,7 @@ from daytona import (
 from tests.daytona.emulator import Emulator
 from tests.daytona.real_client import client_of, make, said
 
-pytestmark = [pytest.mark.docker, pytest.mark.once]
+pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.nightly]  # by day, on local boxes
 IMAGE = "debian:bookworm-slim"
 
 
@@ -43,7 +43,6 @@ async def test_commands_and_files(client: AsyncDaytona) -> None:
     assert await said(sandbox, "grep -l 61.5 /proc/[0-9]*/cmdline 2>/dev/null") == ""
 
 
-@pytest.mark.nightly  # as on local boxes
 async def test_forks_and_snapshots_have_the_files(client: AsyncDaytona) -> None:
     sandbox = await make(client)
     await said(sandbox, "echo kept >/srv/file; rm -r /etc/apt")

@@ -41,6 +41,7 @@ def stored(objects: ObjectStore, **entries: Entry) -> StoredChanges:
 
 @pytest.mark.docker
 @pytest.mark.once
+@pytest.mark.nightly  # by day, the contract
 class TestInABox:
     async def test_what_hides_the_base(self, objects: ObjectStore) -> None:
         content = Entry("file", 0o644, mtime_ns=10**18, size=1, chunks=(objects.put(b"x"),))

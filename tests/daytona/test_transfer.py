@@ -13,7 +13,7 @@ from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.errors import ContainerDiedError, TransferError
 from tests.daytona.emulator import Emulator, Fault
 
-pytestmark = [pytest.mark.local, pytest.mark.once]
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the contract
 
 UPLOAD, DOWNLOAD = "/files/bulk-upload$", "/files/download$"
 SPOOLED = 9 * 1024 * 1024

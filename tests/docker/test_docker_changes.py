@@ -93,6 +93,9 @@ class DockerChanges(ChangesContract):
 
 
 class TestUpper(DockerChanges):
+    by_night = frozenset({"test_it_disturbs_no_command", "test_a_capture_is_whole_in_whatever_store_it_goes_to"})
+    """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""
+
     @pytest.fixture
     def factory(self) -> ContainerFactory:
         return DockerContainerFactory(capture="upper")
@@ -115,6 +118,9 @@ class TestArchive(DockerChanges):
             "test_a_stop_during_a_capture",
             "test_a_capture_while_somebody_writes",
             "test_a_shared_start_stays_as_it_was",
+            "test_cancelled_captures",
+            "test_changes_on_top_of_changes",
+            "test_a_new_box_has_no_changes",
         }
     )
     """What has no part in how files are read: `TestUpper` plays it."""

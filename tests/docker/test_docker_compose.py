@@ -160,6 +160,7 @@ async def test_images_are_built(tmp_path: Path, engine: docker.DockerClient) -> 
     assert not [one for one in engine.api.images(filters={"label": f"test={mark}"}) if one["RepoTags"]]
 
 
+@pytest.mark.nightly
 async def test_a_service_of_several_containers(tmp_path: Path, engine: docker.DockerClient) -> None:
     services = f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    scale: ${{MANY}}\n    mem_limit: ${{MUCH}}\n"
     box = make(compose_spec(tmp_path, services, env={"MANY": "2", "MUCH": "64m"}), compose_max_containers=3)

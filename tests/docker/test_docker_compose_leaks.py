@@ -85,12 +85,14 @@ def test_kill_9(runner: Runner, engine: docker.DockerClient) -> None:
     assert wait_until(lambda: not things(engine, runner.project)), things(engine, runner.project)
 
 
+@pytest.mark.nightly
 def test_kill_9_in_the_middle_of_the_start(runner: Runner, engine: docker.DockerClient) -> None:
     assert wait_until(lambda: bool(things(engine, runner.project)))
     runner.process.kill()
     assert wait_until(lambda: not things(engine, runner.project)), things(engine, runner.project)
 
 
+@pytest.mark.nightly
 async def test_the_next_run_removes_what_nobody_did(runner: Runner, engine: docker.DockerClient) -> None:
     def found() -> list[tuple[str, bool]]:
         return [(one.kind, one.is_stale) for one in find(ours.api) if one.name.startswith(runner.project)]

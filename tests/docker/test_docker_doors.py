@@ -54,6 +54,10 @@ class TestRelayedDockerDoors(RelayedDoorContract):
             "test_a_connection_that_cannot_be_served",
             "test_a_time_limit_of_a_command_spares_it",
             "test_a_port_that_is_taken",
+            "test_one_that_does_not_read_stops_no_other",
+            "test_a_stop_while_one_is_being_opened",
+            "test_one_whose_opening_is_cancelled",
+            "test_megabytes_each_way",
         }
     )
     """What a relay does in the same way wherever it is: the doors of local containers have it in perl, too."""

@@ -117,6 +117,7 @@ async def test_before_the_engine_has_the_request(relay: EngineRelay, engine: doc
 
 
 @needs_compose
+@pytest.mark.nightly
 async def test_a_compose_project(relay: EngineRelay, engine: docker.DockerClient, tmp_path: Path) -> None:
     relay.holds = b"/start"
     services = f"  web: {{image: '{IMAGE}', command: sleep 1000, volumes: ['kept:/kept']}}\nvolumes: {{kept: }}\n"

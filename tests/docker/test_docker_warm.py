@@ -85,6 +85,7 @@ async def test_the_next_of_a_kind_is_there_already(pool: WarmPool, make: Maker) 
             assert len(make.made) == 3
 
 
+@pytest.mark.nightly
 async def test_another_kind_is_not_handed_out(pool: WarmPool) -> None:
     async with pool.container(SPEC):
         await filled(pool, 1)
@@ -93,6 +94,7 @@ async def test_another_kind_is_not_handed_out(pool: WarmPool) -> None:
             await filled(pool, 2)
 
 
+@pytest.mark.nightly
 async def test_a_dead_one_is_dropped_and_replaced(pool: WarmPool, make: Maker, engine: docker.DockerClient) -> None:
     async with pool.container(SPEC):
         await filled(pool, 1)
@@ -137,6 +139,7 @@ def test_what_waits_ends_with_the_event_loop(make: Maker, engine: docker.DockerC
     assert make.exists(engine) == [False] * 6
 
 
+@pytest.mark.nightly
 async def test_kinds_asked_for_long_ago_make_room(
     monkeypatch: pytest.MonkeyPatch, pool: WarmPool, make: Maker, engine: docker.DockerClient
 ) -> None:

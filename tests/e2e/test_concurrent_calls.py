@@ -88,7 +88,11 @@ def ahead(directory: Path) -> list[dict[str, object]]:
     return [one for one in map(json.loads, lines) if "ahead" in one]
 
 
-@pytest.mark.parametrize("more", [[], ["snapshot=every_step", "collector=none"]], ids=["", "snapshots"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param([], marks=pytest.mark.nightly), ["snapshot=every_step", "collector=none"]],
+    ids=["", "snapshots"],
+)
 def test_answers_that_wait_for_their_turn_survive_kill_9(
     tmp_path: Path, endpoint: FirstIsSlow, more: list[str]
 ) -> None:

@@ -88,6 +88,7 @@ def clean(*words: str) -> str:
 # Runs that end well
 
 
+@pytest.mark.nightly
 def test_the_terminal_agent_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["agent=terminal", "container=daytona", "policy=oracle", "tracker=none", "env.tasks=write-greeting"]

@@ -207,7 +207,9 @@ def test_in_a_thread(tasks, sleepers):
     assert rewards == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("context", [fork, "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "context", [fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in ("spawn", "forkserver"))]
+)
 def test_in_worker_processes(tasks, sleepers, context, tmp_path):
     factory = functools.partial(HarborGym, path=tasks, trajectory_dir=tmp_path / "kept")
     envs = AsyncVectorEnv([factory] * 2, shared_memory=False, context=context, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -92,6 +92,7 @@ def test_killed_at_any_moment_on_docker(tmp_path: Path, whole: KilledRun) -> Non
     kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
 
 
+@pytest.mark.nightly
 def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
     run = make(tmp_path, endpoint)
     endpoint.down_at = 2

@@ -73,7 +73,7 @@ def play(run_dir: str, *overrides: str, replies: list[Any] | None = None) -> Epi
 @pytest.mark.parametrize(
     ("agent", "container"),
     [
-        ("tools", "local"),
+        pytest.param("tools", "local", marks=pytest.mark.nightly),  # by day, `tests/e2e/test_kill_and_continue.py`
         pytest.param("terminal", "local", marks=pytest.mark.nightly),
         pytest.param("terminal", "docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
     ],

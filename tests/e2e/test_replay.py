@@ -80,6 +80,7 @@ def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path
     assert report_of(tmp_path / "second") == report, "a session that plays nothing leaves the report as it is"
 
 
+@pytest.mark.nightly
 def test_one_episode_of_a_sweep_with_options_of_its_own(cli: Any, tmp_path: Path) -> None:
     options = tmp_path / "options" / "policy"
     options.mkdir(parents=True)

@@ -91,6 +91,7 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
     assert (len(grader.requests), replayed["environment_usage"]["prompt_tokens"]) == (1, 0), "paid for once"
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_while_it_is_scored(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"env.scorers.second.policy.base_url={grader.url}"
     second = (

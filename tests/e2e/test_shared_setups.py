@@ -35,7 +35,9 @@ def play(here: Path, run_dir: str, container: str, *, share: bool) -> list[Episo
     return sorted(load(here / run_dir).trajectories(), key=lambda episode: episode.metadata["attempt"])
 
 
-@pytest.mark.parametrize("container", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize(
+    "container", [pytest.param("local", marks=pytest.mark.nightly), pytest.param("docker", marks=pytest.mark.docker)]
+)
 def test_runs_with_and_without_a_shared_setup_are_equal(tmp_path: Path, container: str) -> None:
     for name, text in FILES.items():
         (tmp_path / "task" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -205,6 +205,7 @@ def is_alive(family: set[int]) -> bool:
 
 
 @pytest.mark.once
+@pytest.mark.nightly
 def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     words = [
         *("-m", "tracker=none", "env.limit=1", "seed=1,2", "step_limit=8,9"),

@@ -47,7 +47,7 @@ ANSWERS = [
 @pytest.fixture(
     params=[
         pytest.param("local", marks=pytest.mark.local),
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.once]),
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.once, pytest.mark.nightly]),
     ]
 )
 def factory(request: pytest.FixtureRequest) -> ContainerFactory:

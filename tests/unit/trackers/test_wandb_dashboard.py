@@ -47,6 +47,7 @@ def test_every_panel_shows_something_that_is_logged(service: WandbService, tmp_p
 
 
 @pytest.mark.once
+@pytest.mark.nightly
 def test_a_view_of_a_group_is_saved(service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = dashboard("--entity", "me", "--group", "a/sweep")

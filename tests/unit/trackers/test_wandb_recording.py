@@ -260,10 +260,15 @@ def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_fr
 @pytest.mark.parametrize(
     ("env", "name"),
     [
-        ({"_target_": "x.TwentyQuestions", "objects": None}, "task-set-TwentyQuestions"),
-        ({"_target_": "x.SweBench", "dataset": "verified"}, "task-set-verified"),
         ({"_target_": "x.Harbor", "dataset": None, "repo": "org/name@v1"}, "task-set-org-name-v1"),
-        ({}, "task-set-tasks"),
+        *(
+            pytest.param(*other, marks=pytest.mark.nightly)
+            for other in (
+                ({"_target_": "x.TwentyQuestions", "objects": None}, "task-set-TwentyQuestions"),
+                ({"_target_": "x.SweBench", "dataset": "verified"}, "task-set-verified"),
+                ({}, "task-set-tasks"),
+            )
+        ),
     ],
 )
 def test_what_a_task_set_without_a_folder_is_called(
@@ -347,6 +352,7 @@ def test_a_resumed_run_that_was_not_tracked_before_is_tracked_now(service: Wandb
     assert len(ServedRun(service).table) == 4
 
 
+@pytest.mark.nightly
 def test_a_run_of_a_wandb_sweep_is_the_one_that_its_agent_waits_for(
     service: WandbService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

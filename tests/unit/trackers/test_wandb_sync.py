@@ -116,6 +116,7 @@ def test_a_branch_uses_the_trajectories_of_its_parent_if_they_are_as_they_were(
     assert used.used_by == ["branch"]
 
 
+@pytest.mark.nightly
 def test_links_in_a_run_directory_are_not_followed(service: WandbService, tmp_path: Path) -> None:
     play(tmp_path / "run")
     key = tmp_path / "id_rsa"
@@ -137,7 +138,7 @@ def test_a_service_that_is_gone_is_exit_code_1(
     assert "not uploaded" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense"])
+@pytest.mark.parametrize("content", [b"", pytest.param(b"nonsense", marks=pytest.mark.nightly)])
 def test_a_broken_session_is_told(
     content: bytes, service: WandbService, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ def vector(kind, factories, mode):
     return AsyncVectorEnv(factories, shared_memory=False, context=kind, autoreset_mode=mode)
 
 
-@pytest.fixture(params=["sync", fork, pytest.param("spawn", marks=pytest.mark.nightly), "forkserver"])
+@pytest.fixture(params=["sync", fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in KINDS[2:])])
 def start(request):
     """Makes vector environments of one kind; whatever happens they are closed, and their processes have ended."""
     made = []
