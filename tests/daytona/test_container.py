@@ -65,6 +65,7 @@ def posted(emulator: Emulator, what: str) -> list[Any]:
     return [one.body for one in emulator.requests if one.method == "POST" and one.path.endswith(what)]
 
 
+@pytest.mark.nightly
 async def test_directories_of_this_machine_are_copied_and_no_part_of_the_changes(
     emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.once
 
 
 @as_root
+@pytest.mark.nightly
 async def test_the_door_of_a_killed_process_is_closed(emulator: Emulator) -> None:
     async with killed_door("daytona", {}) as door:
         assert len(door.relays) == 1

@@ -93,7 +93,14 @@ class DockerChanges(ChangesContract):
 
 
 class TestUpper(DockerChanges):
-    by_night = frozenset({"test_it_disturbs_no_command", "test_a_capture_is_whole_in_whatever_store_it_goes_to"})
+    by_night = frozenset(
+        {
+            "test_it_disturbs_no_command",
+            "test_a_capture_is_whole_in_whatever_store_it_goes_to",
+            "test_eight_from_one",
+            "test_a_stop_during_a_capture",
+        }
+    )
     """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""
 
     @pytest.fixture

@@ -153,6 +153,7 @@ async def test_kinds_asked_for_long_ago_make_room(
             assert await asyncio.to_thread(make.exists, engine) == [True, False, True, True]
 
 
+@pytest.mark.nightly
 async def test_a_failure_to_start_ahead_is_told_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
     factory, asked = DockerContainerFactory(), 0
 
