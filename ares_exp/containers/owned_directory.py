@@ -18,7 +18,7 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.leftover import Leftover
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory lacks its lock
-ShortLived = Literal["build", "fork", "transfer", "verifier", "wandb"]
+ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
 """Purposes of such directories; part of their names."""
 SHARED = "setup"
 """Purpose of those that several processes use together (`shared_directory`)."""

@@ -18,6 +18,7 @@ import socket
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from ares_exp.agents.solver import playing_agent
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.instantiate import instantiate_group
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
+from ares_exp.containers.owned_directory import OwnedDirectory, short_lived_directory
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, MinimalEnvironment, PendingRequest
 from ares_exp.environments.limited_environment import LimitedEnvironment
 from ares_exp.environments.own_model import ModelsElsewhere
@@ -171,7 +173,8 @@ class EnvironmentHost(ModelsElsewhere):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._clients = count()
         self._waits: dict[int, tuple[str | None, Callable[[float], None]]] = {}
-        self._folder: Path | None = None
+        self._folder: OwnedDirectory | None = None
+        self._making_folder = threading.Lock()
         self._has_ended = False
         self._ending: asyncio.Task[None] | None = None
         methods: Sequence[Method] = (
@@ -456,7 +459,7 @@ class EnvironmentHost(ModelsElsewhere):
                         with suppress(Exception):
                             await part.close()
         if (folder := self._folder) is not None:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(folder.remove)
 
     # What the host asks and tells
 
@@ -530,9 +533,10 @@ class EnvironmentHost(ModelsElsewhere):
         return EpisodeParts(container_factory=self._containers, code_agent_factory=self._agents, **sent)
 
     def _new_folder(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="ares-exp-host-"))
-        return Path(tempfile.mkdtemp(dir=self._folder)) / "files"
+        with self._making_folder:
+            if self._folder is None:
+                self._folder = short_lived_directory("host")
+        return Path(tempfile.mkdtemp(dir=self._folder.path)) / "files"
 
 
 def _move_to(recipe: Recipe) -> None:

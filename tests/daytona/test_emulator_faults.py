@@ -30,7 +30,7 @@ from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.boxes import Boxes, Demand, Source
 from tests.daytona.real_client import client_of, make, said
 
-pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, what the emulator is for
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the tests that use the emulator
 
 
 @pytest_asyncio.fixture

@@ -98,7 +98,6 @@ class TestUpper(DockerChanges):
             "test_it_disturbs_no_command",
             "test_a_capture_is_whole_in_whatever_store_it_goes_to",
             "test_eight_from_one",
-            "test_a_stop_during_a_capture",
         }
     )
     """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""
@@ -130,7 +129,7 @@ class TestArchive(DockerChanges):
             "test_a_new_box_has_no_changes",
         }
     )
-    """What has no part in how files are read: `TestUpper` plays it."""
+    """What has no part in how files are read: `TestUpper`, or local containers, play it by day."""
 
     lost = frozenset({"names that are no UTF-8", "name of a base file"})
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ares_exp.containers.owned_directory import find_short_lived
 from ares_exp.environment import EpisodeReport, TimeStep, restart, termination, transition
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.environments.twenty_questions.source import TwentyQuestionsEnvironments
@@ -291,3 +293,13 @@ async def test_files_of_an_episode_are_sent_when_it_has_ended(tmp_path: Path) ->
     await environment.close()
     assert not (environment.output_dir / "verifier" / "log.txt").exists(), "they are sent once"
     assert not kept.parent.exists()
+
+
+async def test_its_folder_is_found_when_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = EnvironmentHost(lease_sec=60)
+    folders = await asyncio.gather(*(asyncio.to_thread(host._new_folder) for _ in range(20)))
+    [parent] = {folder.parent.parent for folder in folders}
+    assert [(one.name, one.is_stale) for one in find_short_lived()] == [(str(parent), False)]
+    await host.end()
+    assert list(tmp_path.iterdir()) == []
