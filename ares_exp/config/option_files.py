@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NO_VALUE = "???"
-AGENT = "agent"
 """OmegaConf's mark of a required value."""
+AGENT = "agent"
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 _HEADER_CHARS = 512

@@ -163,6 +163,7 @@ async def test_half_of_an_archive(box: FilesBox, objects: CountingStore) -> None
     assert set((await box.capture_changes(objects)).entries) == {"/large"}
 
 
+@pytest.mark.nightly
 async def test_too_much_is_not_packed(box: FilesBox, objects: CountingStore) -> None:
     await run(box, "truncate -s 1G /large")
     box.files._limits = DeltaLimits(max_bytes=2**29)

@@ -121,6 +121,7 @@ async def test_the_command(emulator: Emulator, dead: dict[str, str], tmp_path: P
     assert emulator.api_key not in said[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.once
 async def test_the_command_with_snapshots(emulator: Emulator, service: DaytonaService, tmp_path: Path) -> None:
     """Those that runs of this machine had the service keep; not those that a user made."""

@@ -98,6 +98,11 @@ class TestUpper(DockerChanges):
             "test_it_disturbs_no_command",
             "test_a_capture_is_whole_in_whatever_store_it_goes_to",
             "test_eight_from_one",
+            "test_a_capture_while_somebody_writes",
+            "test_a_stop_during_a_capture",
+            "test_a_shared_start_stays_as_it_was",
+            "test_cancelled_captures",
+            "test_cancelled_restores",
         }
     )
     """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""
@@ -196,6 +201,7 @@ async def test_a_container_without_tar_is_archived_by_the_engine(objects: Object
         assert in_whole_seconds(await listing(again, roots)) == in_whole_seconds(want)
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_takes_no_image_without_its_base(
     objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ async def test_a_start_that_fails(tmp_path: Path, engine: docker.DockerClient, s
     assert things(engine, box.project_name) == []
 
 
+@pytest.mark.nightly
 async def test_services_that_are_never_ready(tmp_path: Path, engine: docker.DockerClient) -> None:
     check = "healthcheck: {test: 'false', interval: 60s}"
     services = f"  web:\n    image: {IMAGE}\n    command: sleep 1000\n    {check}\n"

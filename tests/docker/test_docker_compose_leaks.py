@@ -109,6 +109,7 @@ async def test_the_next_run_removes_what_nobody_did(runner: Runner, engine: dock
     assert await asyncio.to_thread(wait_until, lambda: not things(engine, runner.project))
 
 
+@pytest.mark.nightly  # by day, `test_kill_9`
 async def test_a_start_that_is_cancelled(tmp_path: Path, engine: docker.DockerClient) -> None:
     box = DockerContainerFactory()(compose_spec(tmp_path, SERVICES))
     assert isinstance(box, ComposeContainer)

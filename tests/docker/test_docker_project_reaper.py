@@ -110,6 +110,7 @@ def name(engine: docker.DockerClient) -> Iterator[str]:
             remove()
 
 
+@pytest.mark.nightly
 def test_clean(engine: docker.DockerClient, name: str) -> None:
     stays = {f"image ares-exp/{name}:stays"}
     goes = {f"image ares-exp/{name}:goes", *(f"{kind} {name}" for kind in ("container", "network", "volume"))}

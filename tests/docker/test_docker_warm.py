@@ -125,6 +125,7 @@ async def test_closing_while_one_is_being_started(pool: WarmPool, make: Maker, e
         assert await asyncio.to_thread(make.exists, engine) == [True, False]
 
 
+@pytest.mark.nightly
 def test_what_waits_ends_with_the_event_loop(make: Maker, engine: docker.DockerClient) -> None:
     pool = WarmPool(make, ahead=2, kind_of=kind_of)
 

@@ -20,6 +20,7 @@ LIMIT_SEC = 3.0
 BOUND_SEC = 60.0
 
 
+@pytest.mark.nightly
 async def test_the_time_limit_kills_all_that_was_started() -> None:
     async with FACTORY(SPEC) as box:
         filled = await box.exec("while :; do sleep 600 & done", timeout_sec=LIMIT_SEC)

@@ -20,12 +20,9 @@ pytestmark = pytest.mark.once
 WITHOUT_REWARD = "set -e\nread -r sum < /app/sum.txt\necho 1 > /logs/verifier/reward.txt\n"
 
 
+@pytest.mark.nightly  # by day, the page about tasks
 @pytest.mark.parametrize(
-    "container",
-    [
-        pytest.param("local", marks=pytest.mark.local),
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
-    ],
+    "container", [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 )
 def test_a_new_task_is_good(cli: Cli, tmp_path: Path, container: str) -> None:
     made = cli("new-task", "tasks/my-task")

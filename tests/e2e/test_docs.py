@@ -111,10 +111,14 @@ COMPOSED = [
 
 
 def blocks(chosen: Iterable[Block], *, always_local: bool = False) -> list[Any]:
-    def mark(block: Block) -> pytest.MarkDecorator:
-        return pytest.mark.docker if "container=docker" in block.text and not always_local else pytest.mark.local
+    """Returns the parameters of a test; what kills a run is for the night: by day there are tests for that."""
 
-    return [pytest.param(block, marks=mark(block), id=block.id) for block in chosen]
+    def marks(block: Block) -> list[pytest.MarkDecorator]:
+        on_docker = "container=docker" in block.text and not always_local
+        backend = pytest.mark.docker if on_docker else pytest.mark.local
+        return [backend, pytest.mark.nightly] if "kill -9" in block.text else [backend]
+
+    return [pytest.param(block, marks=marks(block), id=block.id) for block in chosen]
 
 
 @pytest.fixture

@@ -314,6 +314,7 @@ def test_a_killed_run_is_resumed(
     assert (totals["planned"], totals["finished"], totals["tries"]) == (3, 3, 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.local
 def test_no_recorded_answer_is_asked_for_again(tmp_path: Path, player: Player) -> None:
     """The script has other replies for what was answered before: they would be seen."""
@@ -349,6 +350,7 @@ def test_an_episode_is_resumed_in_its_second_step(tmp_path: Path, player: Player
     assert replies(trajectories(place)[again["episode_id"]]) == IN_STEPS["two-steps"]
 
 
+@pytest.mark.nightly
 @pytest.mark.local
 def test_a_finished_run_gets_more_attempts_and_tries(tmp_path: Path, player: Player) -> None:
     place = unpack("finished", tmp_path)
@@ -367,6 +369,7 @@ def test_a_finished_run_gets_more_attempts_and_tries(tmp_path: Path, player: Pla
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.local
 def test_the_job_of_a_sweep_that_is_not_complete_is_played(tmp_path: Path, player: Player) -> None:
     place = unpack("sweep", tmp_path)

@@ -52,6 +52,7 @@ def test_an_image_without_python_is_refused_by_name() -> None:
     assert row["num_steps"] == 0
 
 
+@pytest.mark.nightly
 @LOCAL
 @pytest.mark.npm("codex")
 def test_codex_outlasts_a_slow_policy_by_keepalives_alone() -> None:

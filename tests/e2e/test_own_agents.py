@@ -104,7 +104,7 @@ def test_every_step_is_branched_and_played_again(agent: str, container: str) -> 
     [
         pytest.param(["tools"], id="tools"),
         pytest.param(["terminal"], id="terminal", marks=pytest.mark.nightly),
-        pytest.param(["terminal", "agent.reply_form=xml"], id="terminal in XML"),
+        pytest.param(["terminal", "agent.reply_form=xml"], id="terminal in XML", marks=pytest.mark.nightly),
     ],
 )
 def test_the_bundled_tasks_are_solved_by_their_solutions(words: list[str]) -> None:

@@ -66,6 +66,7 @@ def test_what_is_random_is_found_and_what_only_tells_the_time_is_not(cli: Any, t
     assert then == now
 
 
+@pytest.mark.nightly
 def test_the_solutions_of_the_samples_are_deterministic(cli: Any, tmp_path: Path) -> None:
     assert cli(QUIET, "env.limit=3", "hydra.run.dir=first").returncode == 0
     done = cli("replay=first", "policy.normalise=[]", "hydra.run.dir=second")

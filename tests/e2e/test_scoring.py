@@ -144,6 +144,7 @@ def test_a_recorded_run_names_no_function_by_itself(cli: Cli, tmp_path: Path) ->
     assert [row["reward"] for row in rows(tmp_path / "run")] == [1.5, 1.5]
 
 
+@pytest.mark.nightly
 def test_a_branch_and_a_game_without_a_container(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
     url = f"env.scorers.judge.policy.base_url={grader.url}"
     done = cli("env=twenty_questions", "env.tasks=[cat,oak]", *AT, *JUDGE, url, "wrapper=sync")

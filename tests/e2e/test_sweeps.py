@@ -108,6 +108,7 @@ def test_typed_secrets_stay_out_of_the_sweeps_folder(cli: Any, tmp_path: Path, e
         assert path.is_dir() or b"typed-secret-value" not in path.read_bytes(), path
 
 
+@pytest.mark.nightly
 @pytest.mark.once
 def test_optuna_goes_on_after_a_job_that_failed(cli: Any, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
@@ -205,7 +206,6 @@ def is_alive(family: set[int]) -> bool:
 
 
 @pytest.mark.once
-@pytest.mark.nightly
 def test_a_killed_sweep_goes_on_job_by_job(cli: Any, tmp_path: Path) -> None:
     words = [
         *("-m", "tracker=none", "env.limit=1", "seed=1,2", "step_limit=8,9"),

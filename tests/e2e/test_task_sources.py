@@ -75,6 +75,7 @@ def test_the_oracle_plays_a_registry_and_a_repository(cli: Cli, repository: Path
     assert _played(tmp_path / "two") == [(TASK, 1.0)] * 2
 
 
+@pytest.mark.nightly
 @pytest.mark.local
 @pytest.mark.once
 def test_a_data_set_without_more_is_one_of_harbors_own_registry(cli: Cli, repository: Path, tmp_path: Path) -> None:

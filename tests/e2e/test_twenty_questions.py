@@ -89,6 +89,7 @@ def models() -> Iterator[LoopbackEndpoint]:
         yield server
 
 
+@pytest.mark.nightly
 def test_two_models_and_a_run_that_is_killed(cli: Cli, tmp_path: Path, models: LoopbackEndpoint) -> None:
     at = [f"policy.base_url={models.url}", "policy.api_key_env=null", "policy.model=asks"]
     oracle = [f"env.oracle.base_url={models.url}", "env.oracle.api_key_env=null", "env.oracle.model=knows"]

@@ -187,6 +187,7 @@ def test_the_report_is_a_page_and_an_artifact(service: WandbService, tmp_path: P
     assert recorded.summary["report"]["_type"] == "html-file"
 
 
+@pytest.mark.nightly
 def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbService, tmp_path: Path) -> None:
     results = [episode(index, 1.0) for index in range(300)]
     results[299] = replace(results[299], rewards={"reward": 0.5, "style": 0.75})
@@ -199,6 +200,7 @@ def test_a_long_table_is_logged_a_few_times_and_has_no_row_twice(service: WandbS
     assert recorded.table[0]["rewards/style"] is None
 
 
+@pytest.mark.nightly
 def test_histograms_are_over_the_attempts(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path))
     summary = ServedRun(service).summary
@@ -227,6 +229,7 @@ def test_the_task_set_is_an_input(service: WandbService, tmp_path: Path) -> None
     assert recorded.config["inputs"] == [{"name": "task-set-samples", "digest": artifact.digest}]
 
 
+@pytest.mark.nightly
 def test_of_a_large_task_set_there_are_digests(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path, task_set=SAMPLES, tasks=("write-greeting",)), task_set_limit_mb=0)
     (artifact,) = ServedRun(service).artifacts("task-set")
@@ -234,6 +237,7 @@ def test_of_a_large_task_set_there_are_digests(service: WandbService, tmp_path: 
     assert json.loads(artifact.files["tasks.json"])["write-greeting"].startswith("sha256:")
 
 
+@pytest.mark.nightly
 def test_of_tasks_without_a_folder_there_are_names_digests_and_where_they_are_from(
     service: WandbService, tmp_path: Path
 ) -> None:
@@ -308,6 +312,7 @@ def test_the_snapshot_store_is_an_artifact_up_to_a_size(
     assert listing["bytes_by_file"] == {"e1@1/snapshot.json": 7, "objects/ab/cd": 7}
 
 
+@pytest.mark.nightly
 def test_the_code_is_an_artifact_if_asked_for(service: WandbService, tmp_path: Path) -> None:
     record(run_info(tmp_path), log_code=True)
     (artifact,) = ServedRun(service).artifacts("code")

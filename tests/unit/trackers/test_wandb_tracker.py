@@ -89,6 +89,7 @@ def test_nothing_is_printed_and_no_hook_is_left(
     assert log == []
 
 
+@pytest.mark.nightly
 def test_several_runs_in_one_process_do_not_mix(service: WandbService, tmp_path: Path) -> None:
     for name in ("a", "b"):
         _play(patient_tracker(), tmp_path / name, run_id=name)
@@ -121,6 +122,7 @@ def test_nothing_of_wandb_stays_behind_after_finish(tmp_path: Path) -> None:
     assert [words for words in commands if "wandb-core" in words] == []
 
 
+@pytest.mark.nightly
 def test_a_tracker_can_be_used_for_a_second_run(service: WandbService, tmp_path: Path) -> None:
     tracker = patient_tracker()
     _play(tracker, tmp_path / "a", run_id="a")
