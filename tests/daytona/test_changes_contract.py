@@ -21,6 +21,8 @@ from tests.daytona.emulator import Emulator
 @pytest.mark.docker
 @pytest.mark.once
 class TestSandboxChanges(ChangesContract):
+    by_night = frozenset({"test_another_base"})
+
     @pytest.fixture
     async def emulator(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
         async with emulated(monkeypatch, box="docker") as emulator:

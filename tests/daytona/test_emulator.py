@@ -30,7 +30,7 @@ from daytona_api_client_async.exceptions import BadRequestException
 from tests.daytona.emulator import Emulator
 from tests.daytona.real_client import client_of, make, said
 
-pytestmark = [pytest.mark.local, pytest.mark.once]
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the tests that use the emulator
 
 
 @pytest_asyncio.fixture

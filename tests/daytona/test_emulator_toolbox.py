@@ -24,7 +24,7 @@ from daytona import (
 from tests.daytona.emulator import Emulator
 from tests.daytona.real_client import client_of, make, said
 
-pytestmark = [pytest.mark.local, pytest.mark.once]
+pytestmark = [pytest.mark.local, pytest.mark.once, pytest.mark.nightly]  # by day, the tests that use the emulator
 
 
 @pytest_asyncio.fixture

@@ -103,6 +103,7 @@ class TestUpper(DockerChanges):
             "test_a_shared_start_stays_as_it_was",
             "test_cancelled_captures",
             "test_cancelled_restores",
+            "test_changes_on_top_of_changes",
         }
     )
     """What `test_captures_at_the_same_time_as_commands`, and local containers, say by day."""

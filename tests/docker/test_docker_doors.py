@@ -33,6 +33,19 @@ needs_root = pytest.mark.skipif(obstacle() is not None, reason=f"cannot be tried
 
 @needs_root
 class TestDockerDoors(DoorContract):
+    by_night = frozenset(
+        {
+            "test_one_more_connection_waits_or_is_refused",
+            "test_one_that_does_not_read_stops_no_other",
+            "test_each_half_ends_by_itself",
+            "test_a_reset_by_either_side_ends_the_other",
+            "test_a_time_limit_of_a_command_spares_it",
+            "test_megabytes_each_way",
+            "test_one_whose_opening_is_cancelled",
+        }
+    )
+    """What happens outside the container: the doors of local ones say it by day."""
+
     @pytest.fixture
     def factory(self) -> ContainerFactory:
         return DockerContainerFactory()

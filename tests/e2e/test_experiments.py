@@ -40,6 +40,7 @@ def test_pass_at_k(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None
     assert len({request.body["seed"] for request in endpoint.requests}) == 2
 
 
+@pytest.mark.nightly  # by day, the first page plays one
 def test_temperature_sweep(cli: Any, tmp_path: Path, endpoint: LoopbackEndpoint) -> None:
     done = cli(*command("temperature_sweep"), *model(endpoint), "env.limit=1", "attempts=1", "hydra.sweep.dir=s")
     assert done.returncode == 0, done.stderr

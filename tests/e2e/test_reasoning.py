@@ -110,9 +110,8 @@ def test_a_branch_sends_back_what_was_thought_before_it(
     assert sent(endpoint) == [list(THOUGHTS[:2])]
 
 
-@pytest.mark.parametrize(
-    "more", [pytest.param((), marks=pytest.mark.nightly), ("snapshot=every_step",)], ids=["played again", "restored"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("more", [(), ("snapshot=every_step",)], ids=["played again", "restored"])
 def test_a_killed_run_sends_back_what_was_thought_before(
     tmp_path: Path, endpoint: LoopbackEndpoint, more: Sequence[str]
 ) -> None:

@@ -59,7 +59,10 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("phase", "number"), CASES)
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [pytest.param(*case, marks=pytest.mark.nightly) if case[0] == "create" else case for case in CASES],
+)
 def test_a_run_that_is_ended_leaves_nothing(run: Run, phase: Phase, number: signal.Signals) -> None:
     run.reach(phase)
     assert mounts(run) == []
