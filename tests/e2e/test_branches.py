@@ -16,7 +16,7 @@ from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
-DRAW = "```bash\necho $RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"
+DRAW = "```bash\necho x$RANDOM$RANDOM > /tmp/drawn; cat /tmp/drawn\n```"  # digits alone may be taken for a time
 GREET = "```bash\necho 'Hello, harbor!' > /app/greeting.txt\n```"
 SHOW = "```bash\ncat /tmp/drawn\n```"
 SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"

@@ -110,7 +110,7 @@ def test_an_endpoint_that_was_down_comes_back(tmp_path: Path, endpoint: Counting
     assert not (run.path / "answers").exists()
 
 
-RANDOM = "od -An -N8 -tu8 /dev/urandom > /work/state; cat /work/state"
+RANDOM = "od -An -N8 -tx8 /dev/urandom > /work/state; cat /work/state"
 
 
 @pytest.mark.nightly  # by day, `test_resumable_policy` says it of one episode
